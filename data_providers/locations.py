@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from data_providers.protocol import DatasetSpec
 from state.config.data_location import (
     S3,
+    SERVER_SCHEMES,
     Azure,
     DataLocation,
     DummyData,
@@ -32,7 +33,7 @@ MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2
 """For locations that cannot specify a token size, such as `Local = "path"`."""
 
-BUILT_IN_SCHEMES = frozenset({"dummy", "tcp", "http", "https", "s3", "gs", "az"})
+BUILT_IN_SCHEMES = frozenset({"dummy", *SERVER_SCHEMES, "http", "https", "s3", "gs", "az"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ def parse_location(text: str) -> Override:
             account, _, path = rest.partition("/")
             container, _, folder = path.partition("/")
             return Azure(account_name=account, container_name=container, filter_directory=folder)
-        if scheme == "tcp" and separator:
-            return Server(rest)
+        if scheme in SERVER_SCHEMES and separator:
+            return Server(rest if scheme == "tcp" else text)
         return Registered(scheme, rest) if separator else Local(text)
     except ValidationError as error:
         raise InvalidInput(f"data location {text!r}: {error.errors()[0]['msg']}", location=text) from error

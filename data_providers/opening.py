@@ -5,7 +5,7 @@ asynchronous callable `(location: str, spec: DatasetSpec)` that returns the prov
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -30,7 +30,7 @@ from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import ByteSource, read
 from data_providers.splits import DEFAULT_SPLIT
 from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.client_connection import DataServerAddress
+from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
 from state.config.data_file import DataConfig, parse_data_config
 from state.config.data_location import (
@@ -65,21 +65,25 @@ class OpenOptions:
 
     Attributes:
         run_id: names the run to a data server.
-        ticket: returns the client's current ticket for data servers; None for who is no member of the run.
+        ticket: returns the client's current ticket for data servers, or says in full how they are asked; None for who
+            is no member of the run.
         cache: keeps the blocks from HTTP servers and buckets; None keeps nothing.
         packs: whether samples are packed; then they are JSON records, or rows of parquet files of any length.
         split: the split to use of a folder of JSON lines or parquet files.
     """
 
     run_id: str
-    ticket: Callable[[], str] | None
+    ticket: Callable[[], str] | DataServerAccess | None
     cache: BlockCache | None = None
     packs: bool = False
     split: str = DEFAULT_SPLIT
 
 
 async def open_provider(
-    state: StateFile, ticket: Callable[[], str], override: str | None = None, cache: BlockCache | None = None
+    state: StateFile,
+    ticket: Callable[[], str] | DataServerAccess,
+    override: str | None = None,
+    cache: BlockCache | None = None,
 ) -> DataProvider:
     """Open the provider of a run's data for one client. The caller closes it.
 
@@ -124,7 +128,8 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
     if isinstance(location, Server):
         if options.ticket is None:
             raise InvalidInput(ONLY_FOR_MEMBERS)
-        return await _open_tcp(DataServerAddress(location.host, location.port, options.run_id), options.ticket, spec)
+        addresses = [DataServerAddress(*place, options.run_id, location.tls) for place in location.addresses]
+        return await _open_tcp(addresses, options.ticket, spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles):
         urls = (location.url,) if isinstance(location, SingleUrl) else location.urls
         return await _open_ranged(await open_checked(urls), spec, options)
@@ -248,13 +253,14 @@ def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
     return config
 
 
-async def _open_tcp(address: DataServerAddress, ticket: Callable[[], str], spec: DatasetSpec) -> DataProvider:
-    provider = await TcpDataProvider.open(address, ticket)
+async def _open_tcp(
+    addresses: Sequence[DataServerAddress], access: Callable[[], str] | DataServerAccess, spec: DatasetSpec
+) -> DataProvider:
+    provider = await TcpDataProvider.open(addresses, access)
     if provider.sequence_length != spec.sequence_length:
         await provider.aclose()
-        raise CorruptData(
-            f"{address} serves sequences of {provider.sequence_length} tokens, the run's have {spec.sequence_length}"
-        )
+        served, asked = provider.sequence_length, spec.sequence_length
+        raise CorruptData(f"{addresses[0]} serves sequences of {served} tokens, the run's have {asked}")
     return provider
 
 

@@ -44,11 +44,13 @@ class RunAccess:
         state: the run's state file; `model.LLM.data_location` says where the data are.
         spec: the run's model, complete; the state file may leave a part of it to the run's model document.
         ticket: returns the client's present ticket for data servers.
+        document_version: returns the version of the run document that the client follows.
     """
 
     state: StateFile
     spec: ModelSpec
     ticket: Callable[[], str]
+    document_version: Callable[[], int] = lambda: 0
 
 
 def no_mirrors(_: StateFile) -> Sequence[CheckpointSource]:

@@ -120,7 +120,7 @@ class RunManager:
         """
         session, dependencies = self._session, self._dependencies
         state, spec = await read_run(session, document)
-        access = RunAccess(state, spec, session.data_ticket)
+        access = RunAccess(state, spec, session.data_ticket, self._followed_version)
         async with AsyncExitStack() as opened:
             worker = dependencies.new_worker("epochal-codec")
             opened.push_async_callback(worker.aclose)
@@ -269,6 +269,9 @@ class RunManager:
         vocabulary = None if dependencies.trainer_opens_in_s is None else known_vocabulary(access.spec)
         await running.replace(opening.run(open_trainer, packing_for, vocabulary))
         return opening
+
+    def _followed_version(self) -> int:
+        return 0 if self._latest is None else self._latest.version
 
     async def _open_provider(self, access: RunAccess) -> DataProvider:
         """Open the run's data; wait for a source that does not answer yet."""

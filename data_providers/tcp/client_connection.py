@@ -8,7 +8,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from data_providers.protocol import OutOfRange, Rejected, SourceUnavailable
@@ -161,7 +161,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._socket = transport.get_extra_info("socket").dup()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.drop(SourceUnavailable(f"{self._address} closed the connection{f': {exc}' if exc else ''}"))
+        self._end(f": {exc}" if exc else "")
 
     def drop(self, error: DataError) -> None:
         """End the connection, and every call under way with `error`."""
@@ -214,14 +214,23 @@ class ClientConnection(asyncio.BufferedProtocol):
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                self.drop(SourceUnavailable(f"{self._address} closed the connection: {error}"))
+                self._end(f": {error}")
                 return
             if not nbytes:
-                self.drop(SourceUnavailable(f"{self._address} closed the connection"))
+                self._end("")
                 return
             self._take(nbytes)
             turn_bytes += nbytes
         self._wake_at(len(self._target) - self._filled)
+
+    def _end(self, reason: str) -> None:
+        """Drop a connection that the server has closed."""
+        over_tls = replace(self._address, tls=True)
+        if self._frame is None and self._filled and self._header[0] == _TLS_ALERT:
+            self.drop(Rejected(f"{self._address} speaks TLS: its address is {over_tls}"))
+        if not self.received_bytes and not self._address.tls:
+            reason += f" before it said anything; if it speaks TLS, its address is {over_tls}"
+        self.drop(SourceUnavailable(f"{self._address} closed the connection{reason}"))
 
     def _take(self, nbytes: int) -> None:
         self._filled += nbytes
@@ -236,8 +245,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         except AnotherVersion as error:
             self.drop(Rejected(f"{self._address} speaks {error.message}; update the older of the two"))
         except InvalidDocument as error:
-            if self._header[0] == _TLS_ALERT:
-                self.drop(Rejected(f"{self._address} speaks TLS: its address is tls://{self._address.host}:…"))
             self.drop(SourceUnavailable(f"{self._address} breaks the protocol: {error.message}"))
 
     def _wake_at(self, wanted_bytes: int) -> None:

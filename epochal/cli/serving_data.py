@@ -37,11 +37,16 @@ class DataServerOptions:
 
     Attributes:
         host, port: address to listen on; None for the run's `data_location`.
+        tls_cert, tls_key: certificate chain and its key (PEM), for TLS.
+        insecure: serve other machines without TLS, so that the network can read tickets and samples.
     """
 
     config_path: Path
     host: str | None = None
     port: int | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
 
 
 def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
@@ -64,7 +69,47 @@ def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str
         return options.host or "127.0.0.1", options.port
     if not isinstance(location, Server):
         raise InvalidInput("the run's data_location names no data server; give --port to serve anyway")
-    return options.host or (location.host if is_loopback(location.host) else ANY_HOST), location.port
+    hosts, ports = {host for host, _ in location.addresses}, {port for _, port in location.addresses}
+    if len(ports) > 1:
+        raise InvalidInput(
+            f"the run's data_location names several data servers ({location.root}); give this one's --port"
+        )
+    (port,) = ports
+    return options.host or (min(hosts) if all(map(is_loopback, hosts)) else ANY_HOST), port
+
+
+def tls_of(state: StateFile, options: DataServerOptions, host: str) -> ssl.SSLContext | None:
+    """Return what a data server that listens on `host` speaks TLS with; None if it does not.
+
+    Raises:
+        InvalidInput: the certificate is none, or clients could not connect, or only unencrypted; the user's fault.
+    """
+    location = state.model.LLM.data_location
+    wants_tls = isinstance(location, Server) and location.tls
+    place = location.root if isinstance(location, Server) else ""
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise InvalidInput("--tls-cert and --tls-key must be given together")
+    if options.tls_cert is not None:
+        if place and not wants_tls and options.port is None:
+            raise InvalidInput(
+                f"clients would not speak TLS to this data server: the run's data_location is {place}; "
+                f"allowed with --tls-cert: tls://{place.removeprefix('tcp://')}"
+            )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(options.tls_cert, options.tls_key)
+        except OSError as error:  # ssl.SSLError is one
+            files = f"{options.tls_cert} and {options.tls_key}"
+            raise InvalidInput(f"{files} are not a certificate and its key: {error.strerror or error}") from error
+        return context
+    if not is_loopback(host) and (wants_tls or not options.insecure):
+        asked = f"clients ask it over TLS ({place})" if wants_tls else "tickets and samples would be unencrypted"
+        raise InvalidInput(
+            f"the data server would listen on {host}, for other machines, and {asked}; give --tls-cert and --tls-key"
+            + ("" if wants_tls else ', with data_location = { Server = "tls://…" }, or accept it with --insecure')
+        )
+    return None
 
 
 @contextlib.asynccontextmanager
@@ -90,6 +135,7 @@ async def serving_data(
         check_together(state, source, config, str(options.config_path))
     check_sequence_length(state, source, config, str(options.config_path))
     host, port = listening_address(state, options)
+    tls = tls_of(state, options, host)
     provider = await asyncio.to_thread(open_described, config, options.config_path.parent)
     try:
         await _check_data(provider, state, options.config_path)
@@ -97,7 +143,7 @@ async def serving_data(
         await provider.aclose()
         raise
     gate = CoordinatorGate(coordinator)
-    server = DataServer(provider, provider.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()))
+    server = DataServer(provider, provider.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
     DataServerMetrics(registry).watch(server, gate)
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -19,6 +19,7 @@ from data_providers.locations import parse_location
 from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
+from data_providers.tcp.client_connection import DataServerAccess
 from epochal.cli.client_observer import observing
 from epochal.cli.client_trainer import ClientTrainer
 from epochal.cli.data_place import check_place
@@ -81,11 +82,17 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class DataChoice:
-    """Where the run's data are for this client (None: where the state file says), and where to cache them."""
+    """Where the run's data are for this client (None: where the state file says), and where to cache them.
+
+    Attributes:
+        trust, insecure: how data servers are asked, as `DataServerAccess` takes it.
+    """
 
     location: str | None
     cache_dir: Path | None
     cache_bytes: int
+    trust: bool | str
+    insecure: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,15 @@ InvitationOption = Annotated[str | None, typer.Option(help="Invitation code, if 
 TlsCaOption = Annotated[
     Path | None,
     typer.Option(
-        help="Trust this certificate, or these authorities (PEM), for the coordinator and the training service."
+        help="Trust this certificate, or these authorities (PEM), for the coordinator, the training service and "
+        "data servers."
+    ),
+]
+InsecureDataOption = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Ask data servers on other machines also without TLS, so that the network can read the ticket.",
     ),
 ]
 ReconnectOption = Annotated[
@@ -196,6 +211,7 @@ def client(
     share: ShareOption = 1,
     invitation: InvitationOption = None,
     tls_ca: TlsCaOption = None,
+    insecure: InsecureDataOption = False,
     reconnect_s: ReconnectOption = DEFAULT_BOUND_S,
     leave_bound_s: LeaveOption = LEAVE_BOUND_S,
     cache: CacheOption = None,
@@ -211,7 +227,7 @@ def client(
     start_logging(log_format, verbose=verbose)
     check_trainer_name(trainer)
     verify = trusted(tls_ca)
-    data_choice = DataChoice(data, cache, cache_bytes)
+    data_choice = DataChoice(data, cache, cache_bytes, verify, insecure)
     remote = _remote_options(trainer, trainer_url, chunk_policy, verify)
     torch = torch_options(device, precision, attention, micro_batch, compiles=compiles)
     check_goes_with_torch(torch, trainer)
@@ -272,6 +288,8 @@ def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: Dat
         data=data.location,
         cache_dir=None if data.cache_dir is None else str(data.cache_dir),
         cache_bytes=data.cache_bytes,
+        data_trust=data.trust if isinstance(data.trust, str) else None,
+        data_insecure=data.insecure,
         trainer=trainer,
         torch=torch,
     )
@@ -283,7 +301,8 @@ def _provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataPr
     cache = None if data.cache_dir is None else BlockCache(data.cache_dir, data.cache_bytes)
 
     async def open_data(access: RunAccess) -> DataProvider:
-        return await open_provider(access.state, access.ticket, data.location, cache)
+        servers = DataServerAccess(access.ticket, access.document_version, data.trust, data.insecure)
+        return await open_provider(access.state, servers, data.location, cache)
 
     return open_data
 

@@ -35,6 +35,7 @@ from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import SharedThreads
 from state.config.data_file import check_together
+from state.config.data_location import Server
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.errors import InvalidDocument, InvalidInput, Unsupported
@@ -143,6 +144,14 @@ def _known_layout(spec: ModelSpec) -> TensorLayout | None:
         raise InvalidDocument(f"a first checkpoint of no model: {error.message}", rule="model") from error
 
 
+def _data_options(state: StateFile, options: ServeOptions, data_config: Path) -> DataServerOptions:
+    """Return the options of the run's own data server: the coordinator's certificate, where clients ask over TLS."""
+    location, endpoint = state.model.LLM.data_location, options.endpoint
+    if isinstance(location, Server) and location.tls:
+        return DataServerOptions(data_config, tls_cert=endpoint.tls_cert, tls_key=endpoint.tls_key)
+    return DataServerOptions(data_config, insecure=endpoint.insecure)
+
+
 async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:
     async with contextlib.AsyncExitStack() as stack:
         served = await stack.enter_async_context(serving(state, options))
@@ -153,7 +162,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             verify = True if certificate is None else trusting_holder_of(certificate)
             itself = await stack.enter_async_context(await CoordinatorClient.connect(served.url, RetryPolicy(), verify))
             itself.use_token(served.handlers.data_server_token().token)
-            serving_them = serving_data(state, DataServerOptions(data_config), itself, served.registry)
+            serving_them = serving_data(state, _data_options(state, options, data_config), itself, served.registry)
             host, port = await stack.enter_async_context(serving_them)
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
         collect_rarely()

@@ -15,6 +15,7 @@ from epochal.cli.options import (
     CoordinatorCaOption,
     LogFormatOption,
     MetricsHostOption,
+    TlsKeyOption,
     VerboseOption,
     trusted,
 )
@@ -62,6 +63,12 @@ def data_server(
         ),
     ] = None,
     tls_ca: CoordinatorCaOption = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain in PEM, to serve TLS.")] = None,
+    tls_key: TlsKeyOption = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Serve other machines without TLS: the network can read tickets and data."),
+    ] = False,
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on which Prometheus reads /metrics; 0 picks a free one.")
     ] = 0,
@@ -76,7 +83,7 @@ def data_server(
     if data_path.is_dir():
         data_path = data_path / DATA_FILE
     read_data_config(data_path)
-    options = DataServerOptions(data_path, host, port)
+    options = DataServerOptions(data_path, host, port, tls_cert, tls_key, insecure)
     asked = _Asked(coordinator_url, trusted(tls_ca), token)
     run_to_end(_serve_data(options, asked, (metrics_port, metrics_host)))
 

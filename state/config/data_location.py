@@ -21,6 +21,10 @@ MAX_PORT = 65_535
 MAX_PAD_ZEROS = 255
 MAX_FILES = 100_000
 """Maximum number of files of one location."""
+MAX_SERVERS = 64
+"""Maximum number of TCP data servers of one location."""
+TLS_SCHEME = "tls"
+SERVER_SCHEMES = ("tcp", TLS_SCHEME)
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -31,9 +35,17 @@ def _split_address(address: str) -> tuple[str, int]:
     return match["v6"] or match["name"], int(match["port"])
 
 
-def _check_address(address: str) -> str:
-    _split_address(address)
-    return address
+def _split_servers(text: str) -> tuple[bool, tuple[tuple[str, int], ...]]:
+    """Return whether the servers speak TLS, and their hosts and ports."""
+    scheme, separator, rest = text.rpartition("://")
+    if (separator and scheme not in SERVER_SCHEMES) or not 1 <= rest.count(",") + 1 <= MAX_SERVERS:
+        raise ValueError("not host:port")
+    return scheme == TLS_SCHEME, tuple(_split_address(address) for address in rest.split(","))
+
+
+def _check_servers(text: str) -> str:
+    _split_servers(text)
+    return text
 
 
 def _check_url_or_path(place: str) -> str:
@@ -49,10 +61,13 @@ def _check_template(template: str) -> str:
     return template
 
 
-Address = Annotated[
+ServerAddresses = Annotated[
     str,
-    AfterValidator(_check_address),
-    Field(description='"host:port" with a port from 1 to 65535; an IPv6 host in brackets'),
+    AfterValidator(_check_servers),
+    Field(
+        description='"host:port" with a port from 1 to 65535, an IPv6 host in brackets; "host:port,host:port" for '
+        'up to 64 servers with the same data; before them "tls://" where the servers have certificates'
+    ),
 ]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+\S*$", description="a URL that starts with http:// or https://")]
 UrlList = Annotated[
@@ -174,16 +189,18 @@ class DummyData(Section, variant="Dummy"):
     """Made-up tokens, for tests of everything else."""
 
 
-class Server(SingleValue[Address]):
-    """A TCP data server."""
+class Server(SingleValue[ServerAddresses]):
+    """A TCP data server, or several with the same data."""
 
     @property
-    def host(self) -> str:
-        return _split_address(self.root)[0]
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """The servers' hosts and ports."""
+        return _split_servers(self.root)[1]
 
     @property
-    def port(self) -> int:
-        return _split_address(self.root)[1]
+    def tls(self) -> bool:
+        """Whether they are asked over TLS."""
+        return _split_servers(self.root)[0]
 
 
 class Local(SingleValue[LocalPath]):

@@ -10,8 +10,8 @@ from coordinator_client.http import CoordinatorClient
 from coordinator_client.wrong_address import mistake_in
 from runtime.retry import RetryPolicy
 from state.errors import CoordinatorUnreachable
-from tests.integration.test_access import self_signed
 from tests.support.bounds import BOUND_S
+from tests.support.certificates import self_signed
 from tests.support.ports import free_port
 from tests.support.processes import prepared_run, real_run, run_command
 from tests.support.token_files import write_served_tokens

@@ -13,7 +13,9 @@ from data_providers.tcp.limits import ServerLimits
 from state.intervals import BatchId
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
-from tests.support.processes import in_phase, in_training, real_run
+from tests.support.certificates import self_signed
+from tests.support.ports import free_port
+from tests.support.processes import in_phase, in_training, prepared_run, real_run
 from tests.support.token_files import SEQ_LEN, SEQUENCES, write_served_tokens, write_tokens
 
 POLL_S = 30.0
@@ -39,6 +41,64 @@ async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Pa
         assert report.quarantined == 0, "unavailable data are not bad data"
         server.process.send_signal(signal.SIGINT)
         assert await server.wait(BOUND_S) == 0
+
+
+async def test_run_over_tls_goes_on_when_one_of_two_data_servers_ends(tmp_path: Path) -> None:
+    config, port = write_served_tokens(tmp_path)
+    certificate, key = self_signed(tmp_path)
+    ports = (port, free_port())
+    location = {"Server": "tls://" + ",".join(f"127.0.0.1:{port}" for port in ports)}
+    async with prepared_run(tmp_path / "run", config__total_steps=40, model__LLM__data_location=location) as run:
+        await run.start_coordinator()
+        serve = ("data-server", str(config), "--coordinator", run.url)
+        tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+        (await run.command(*serve, *tls)).expect(2, "names several data servers", "--port")
+        servers = [
+            (await run.start_server(f"data-{port}", *serve, *tls, "--port", str(port), "--host", "127.0.0.1"))[0]
+            for port in ports
+        ]
+        for _ in range(2):
+            await run.start_client("--tls-ca", str(certificate))
+        await run.until(in_training(3))
+        servers[0].process.send_signal(signal.SIGTERM)
+        assert await servers[0].wait(BOUND_S) == 0
+        report = await run.finish()
+        assert (report.rounds, report.quarantined) == (40, 0)
+
+
+async def test_data_server_beyond_this_machine_needs_tls_or_consent(tmp_path: Path) -> None:
+    config, port = write_served_tokens(tmp_path)
+    certificate, key = self_signed(tmp_path)
+    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    async with real_run(tmp_path / "run", model__LLM__data_location={"Server": f"127.0.0.1:{port}"}) as run:
+        serve = ("data-server", str(config), "--coordinator", run.url)
+        everywhere = (*serve, "--host", "0.0.0.0", "--port", "0")
+        (await run.command(*everywhere)).expect(2, "listen on 0.0.0.0, for other machines", "--insecure")
+        (await run.command(*serve, "--tls-cert", str(certificate))).expect(2, "must be given together")
+        (await run.command(*everywhere, "--tls-cert", str(key), "--tls-key", str(key))).expect(2, "not a certificate")
+        (await run.command(*serve, *tls)).expect(2, f"allowed with --tls-cert: tls://127.0.0.1:{port}")
+        for name, options in (("insecure", ("--insecure",)), ("tls", tls)):
+            server, _ = await run.start_server(name, *everywhere, *options)
+            server.process.send_signal(signal.SIGTERM)
+            assert await server.wait(BOUND_S) == 0
+
+
+async def test_own_data_server_of_a_coordinator_follows_its_options(tmp_path: Path) -> None:
+    config, port = write_served_tokens(tmp_path)
+    certificate, key = self_signed(tmp_path)
+    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    start = ("--port", "0", "--data-config", str(config))
+    for number, (place, options, said) in enumerate(
+        [
+            (f"data.example:{port}", (), "would be unencrypted"),
+            (f"data.example:{port}", tls, "would be unencrypted"),
+            (f"tls://data.example:{port}", ("--insecure",), "clients ask it over TLS"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        async with prepared_run(folder, model__LLM__data_location={"Server": place}) as run:
+            command = ("coordinator", str(run.state_path), "--store", str(run.run_dir), *start, *options)
+            (await run.command(*command)).expect(2, said)
 
 
 async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_path: Path) -> None:

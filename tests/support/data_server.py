@@ -1,6 +1,7 @@
 """A TCP data server on a real socket, its clients, and a gate that lets half of everything through."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -41,12 +42,13 @@ async def serving(
     limits: ServerLimits | None = None,
     spec: DatasetSpec = SPEC,
     port: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[DataServer, DataServerAddress]]:
-    server = DataServer(source, spec, gate or OpenGate(), limits or ServerLimits(shutdown_timeout_s=0.2))
+    server = DataServer(source, spec, gate or OpenGate(), limits or ServerLimits(shutdown_timeout_s=0.2), tls)
     async with asyncio.TaskGroup() as tasks:
         port = await server.start(tasks, HOST, port)
         try:
-            yield server, DataServerAddress(HOST, port, "a-run")
+            yield server, DataServerAddress(HOST, port, "a-run", tls is not None)
         finally:
             await server.aclose()
 

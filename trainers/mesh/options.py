@@ -31,6 +31,7 @@ class MeshOptions:
         batch_size: rows of one shard in each step of all processes together.
         data: the client's `--data`.
         cache_dir, cache_bytes: as `BlockCache` takes them.
+        data_trust, data_insecure: how data servers are asked, as `DataServerAccess` takes it; None for True.
         trainer: one of `MESH_TRAINERS`.
         torch: how the `torch` trainer computes. Its processes share the machine's CUDA devices out, one each.
 
@@ -44,6 +45,8 @@ class MeshOptions:
     data: str | None = None
     cache_dir: str | None = None
     cache_bytes: int = 0
+    data_trust: str | None = None
+    data_insecure: bool = False
     trainer: str = NUMPY
     torch: TorchOptions = DEFAULT_TORCH_OPTIONS
 

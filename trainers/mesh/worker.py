@@ -19,6 +19,7 @@ from data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, fa
 from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import BlockCache
+from data_providers.tcp.client_connection import DataServerAccess
 from runtime.retry import system_jitter
 from runtime.task_errors import first_error
 from runtime.worker_thread import WorkerThread
@@ -123,7 +124,9 @@ class MeshWorker:
         if self._provider is None:
             options = self._start.options
             cache = None if options.cache_dir is None else BlockCache(Path(options.cache_dir), options.cache_bytes)
-            self._provider = await open_provider(self._state, lambda: self._ticket, options.data, cache)
+            trust = True if options.data_trust is None else options.data_trust
+            servers = DataServerAccess(lambda: self._ticket, trust=trust, insecure=options.data_insecure)
+            self._provider = await open_provider(self._state, servers, options.data, cache)
         fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, self._model.vocabulary)
         # Processes share batches; for this fetcher each data index is a batch.
         indices = loaded_indices(plan, self._layout, self._start.process)

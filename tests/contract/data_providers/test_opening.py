@@ -53,6 +53,7 @@ async def first_tokens(provider: DataProvider) -> list[int]:
         ("dummy", DummyData()),
         ("tcp://data.example:7000", Server("data.example:7000")),
         ("tcp://[::1]:7000", Server("[::1]:7000")),
+        ("tls://a.example:7000,b.example:7001", Server("tls://a.example:7000,b.example:7001")),
         ("https://x.example/a.bin?k=v", SingleUrl("https://x.example/a.bin?k=v")),
         ("/data/tokens", Local("/data/tokens")),
         ("tokens/data.toml", Local("tokens/data.toml")),

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import tomli
 from hypothesis import given
+from pydantic import ValidationError
 
 from state.config.data_file import DataConfig, check_together, parse_data_config
 from state.config.data_location import (
+    MAX_SERVERS,
     DontShuffle,
     DummyData,
     Gcp,
@@ -191,12 +193,33 @@ def test_variant_whose_fields_have_defaults_may_be_a_bare_string() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "host", "port"),
-    [("127.0.0.1:1", "127.0.0.1", 1), ("[::1]:65535", "::1", 65535), ("data.example.org:80", "data.example.org", 80)],
+    ("address", "tls", "places"),
+    [
+        ("127.0.0.1:1", False, [("127.0.0.1", 1)]),
+        ("[::1]:65535", False, [("::1", 65535)]),
+        ("tcp://data.example.org:80", False, [("data.example.org", 80)]),
+        ("tls://a:1,[::1]:2,b:3", True, [("a", 1), ("::1", 2), ("b", 3)]),
+    ],
 )
-def test_server_address_is_split_into_host_and_port(address: str, host: str, port: int) -> None:
+def test_server_addresses_are_split_into_hosts_and_ports(
+    address: str, tls: bool, places: list[tuple[str, int]]
+) -> None:
     server = Server(address)
-    assert (server.host, server.port) == (host, port)
+    assert (server.tls, list(server.addresses)) == (tls, places)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "a", "a:0", "a:1,", ",a:1", "a:1, b:2", "ssl://a:1", "tls://", "a:1,tls://b:1"]
+)
+def test_server_addresses_of_another_form_are_refused(address: str) -> None:
+    with pytest.raises(ValidationError):
+        Server(address)
+
+
+def test_server_addresses_have_a_bound() -> None:
+    assert len(Server(",".join(["a:1"] * MAX_SERVERS)).addresses) == MAX_SERVERS
+    with pytest.raises(ValidationError):
+        Server(",".join(["a:1"] * (MAX_SERVERS + 1)))
 
 
 def test_parse_data_config_token_size_as_name_or_number_means_the_same() -> None:
