@@ -11,6 +11,17 @@ TOKEN_FILES = f"{', '.join(TOKEN_SUFFIXES)}, or an MDS {MDS_INDEX_NAME}"
 
 JSON_LINES_SUFFIX = ".jsonl"
 PARQUET_SUFFIX = ".parquet"
+ARROW_SUFFIXES = (".arrow", ".feather")
+ROW_SUFFIXES = (PARQUET_SUFFIX, *ARROW_SUFFIXES)
+TAR_SUFFIX = ".tar"
+COMPRESSION_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
+LINES_SUFFIXES = (JSON_LINES_SUFFIX, *(JSON_LINES_SUFFIX + packed for packed in COMPRESSION_SUFFIXES))
+TAR_SUFFIXES = (TAR_SUFFIX, *(TAR_SUFFIX + packed for packed in COMPRESSION_SUFFIXES))
+RECORD_FILES = (
+    f"{JSON_LINES_SUFFIX} or {TAR_SUFFIX} files, plain or as {', '.join(COMPRESSION_SUFFIXES)}; "
+    f"{', '.join(ROW_SUFFIXES)} files; or an MDS {MDS_INDEX_NAME}"
+)
+"""The names of files of samples to pack, for messages."""
 
 
 def is_hidden(name: str) -> bool:

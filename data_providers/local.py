@@ -22,13 +22,14 @@ import numpy as np
 from data_providers.description import describe_tokens
 from data_providers.file_names import TOKEN_FILES
 from data_providers.formats.discovery import Part, discovery
+from data_providers.formats.mds_table import RecordsFile
 from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
 from data_providers.identity import Contents
 from data_providers.local_manifest import contents_in, listed_beside, listed_in_folder
 from data_providers.local_places import cannot_open, files_below
 from data_providers.order import DataOrder
-from data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.sources.manifest import MANIFEST_NAME
 from data_providers.sources.protocol import SourceFile
 from state.errors import InternalError
@@ -100,6 +101,8 @@ class LocalDataProvider:
             files = _discovered(paths, spec)
         except OSError as error:
             raise cannot_open(path, error) from error
+        if any(isinstance(file, RecordsFile) for file in files):
+            raise Rejected(f"{path} holds samples that differ in length; `open_tokens` opens them", path=str(path))
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
         return cls(paths, files, spec, contents_in(manifest))

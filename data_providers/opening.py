@@ -7,18 +7,19 @@ asynchronous callable `(location: str, spec: DatasetSpec)` that returns the prov
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeAlias
 
 from data_providers.dummy import DummyDataProvider
-from data_providers.file_names import JSON_LINES_SUFFIX, PARQUET_SUFFIX, TOKEN_SUFFIXES
-from data_providers.json_lines import JsonLinesDataProvider
+from data_providers.file_names import LINES_SUFFIXES, PARQUET_SUFFIX, TAR_SUFFIXES
 from data_providers.local import LocalDataProvider
 from data_providers.local_places import cannot_open
+from data_providers.local_source import LocalSource
 from data_providers.locations import BUILT_IN_SCHEMES, AnyLocation, Registered, parse_location, spec_for
 from data_providers.mix_file import parse_mix
+from data_providers.open_files import open_local_tokens, open_samples, open_tokens
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
@@ -28,6 +29,7 @@ from data_providers.sources.http.source import HttpSource, without_secrets
 from data_providers.sources.manifest import VerifiedSource
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import ByteSource, read
+from data_providers.sources.spool import DataSpool
 from data_providers.splits import DEFAULT_SPLIT
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
@@ -54,6 +56,8 @@ from state.errors import DataError, EpochalError, InvalidInput
 ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"
 ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data's files or URL with --data"
+UNPACKED_FOLDER = "unpacked"
+"""The folder in a cache's for unpacked files and the places of records."""
 MAX_MIX_BYTES = 1024**2
 
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
@@ -77,6 +81,12 @@ class OpenOptions:
     cache: BlockCache | None = None
     packs: bool = False
     split: str = DEFAULT_SPLIT
+
+    def spool(self) -> DataSpool:
+        """Return a place for unpacked files: in the cache's folder, with as much room again, or a temporary one."""
+        return (
+            DataSpool() if self.cache is None else DataSpool(self.cache.folder / UNPACKED_FOLDER, self.cache.max_bytes)
+        )
 
 
 async def open_provider(
@@ -132,13 +142,13 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
         return await _open_tcp(addresses, options.ticket, spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles):
         urls = (location.url,) if isinstance(location, SingleUrl) else location.urls
-        return await _open_ranged(await open_checked(urls), spec, options)
+        return await _open_remote(await open_checked(urls), spec, options, listed=False)
     if isinstance(location, Gcp | S3 | Azure):
         source = await VerifiedSource.where_listed(await ObjectStoreSource.open(location))
-        return await _open_ranged(source, spec, options)
+        return await _open_remote(source, spec, options, listed=True)
     if isinstance(location, Local):
         opened = _open_samples if options.packs else _open_local
-        return await asyncio.to_thread(opened, Path(location.path), spec, options)
+        return await opened(Path(location.path), spec, options)
     if isinstance(location, Preprocessed):
         return await asyncio.to_thread(_open_preprocessed, Path(location.path), spec, options)
     if isinstance(location, WeightedHttp):
@@ -146,14 +156,17 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
     return await _open_registered(location, spec)
 
 
-async def _open_ranged(source: ByteSource, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    return await RangedDataProvider.open(source if options.cache is None else CachedSource(source, options.cache), spec)
+async def _open_remote(source: ByteSource, spec: DatasetSpec, options: OpenOptions, *, listed: bool) -> DataProvider:
+    cached = source if options.cache is None else CachedSource(source, options.cache)
+    if options.packs:
+        return await open_samples(cached, spec, options.spool, options.split, listed=listed)
+    return await open_tokens(cached, spec, options.spool)
 
 
-def open_described(config: DataConfig, folder: Path) -> LocalDataProvider:
-    """Open the files that a `data.toml` in `folder` describes, as `LocalDataProvider.open`. Blocks."""
+async def open_described(config: DataConfig, folder: Path) -> LocalDataProvider | RangedDataProvider:
+    """Open the files that a `data.toml` in `folder` describes, as `open_local_tokens`."""
     spec = DatasetSpec(config.token_size.size_bytes, config.seq_len, _seed_of(config))
-    return LocalDataProvider.open(folder / config.dir, spec)
+    return await open_local_tokens(folder / config.dir, spec)
 
 
 def _seed_of(config: DataConfig) -> bytes | None:
@@ -206,38 +219,34 @@ def mix_file(path: Path) -> bytes:
     return text
 
 
-def _open_local(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+async def _open_local(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
     if path.suffix == PARQUET_SUFFIX:
-        return _open_preprocessed(path, spec, options)
-    if path.suffix == JSON_LINES_SUFFIX:
+        return await asyncio.to_thread(_open_preprocessed, path, spec, options)
+    if path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)):
         raise InvalidInput(
             f'{path} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning"', path=str(path)
         )
     if path.suffix != DATA_CONFIG_SUFFIX:
-        return LocalDataProvider.open(path, spec)
-    return open_described(_data_config(path, spec), path.parent)
+        return await open_local_tokens(path, spec, options.spool)
+    return await open_described(await asyncio.to_thread(_data_config, path, spec), path.parent)
 
 
 def _open_preprocessed(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
     return PreprocessedDataProvider.open(path, None if options.packs else spec.sequence_length, options.split)
 
 
-def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    """Open samples to pack: JSON lines (which a `data.toml` may shuffle) or parquet files."""
-    seed = spec.shuffle_seed
+async def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    """Open samples to pack; records and MDS samples may be shuffled by a `data.toml`."""
     if path.suffix == DATA_CONFIG_SUFFIX:
-        config = _data_config(path, spec)
-        seed, path = _seed_of(config), path.parent / config.dir
-    if path.suffix == PARQUET_SUFFIX:
-        return _open_preprocessed(path, spec, options)
-    allowed = f"{JSON_LINES_SUFFIX} or {PARQUET_SUFFIX} files"
-    if path.suffix in TOKEN_SUFFIXES and path.is_file():
-        raise InvalidInput(f"{path} holds tokens, which are not packed; allowed: {allowed}", path=str(path))
-    if path.is_dir() and not any(path.rglob("*" + JSON_LINES_SUFFIX)):
-        if not any(path.rglob("*" + PARQUET_SUFFIX)):
-            raise CorruptData(f"{path} holds no samples to pack ({allowed})", path=str(path))
-        return _open_preprocessed(path, spec, options)
-    return JsonLinesDataProvider.open(path, seed, options.split)
+        config = await asyncio.to_thread(_data_config, path, spec)
+        spec = replace(spec, token_size_bytes=config.token_size.size_bytes, shuffle_seed=_seed_of(config))
+        path = path.parent / config.dir
+    source = await asyncio.to_thread(LocalSource.open, path)
+    names = [file.name for file in source.files]
+    holds_records = any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names)
+    if not holds_records and any(name.endswith(PARQUET_SUFFIX) for name in names):
+        return await asyncio.to_thread(_open_preprocessed, path, spec, options)
+    return await open_samples(source, spec, options.spool, options.split, listed=path.is_dir())
 
 
 def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:

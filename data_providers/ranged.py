@@ -1,21 +1,23 @@
 """The provider over a `ByteSource`: samples from token files, by few range requests of bounded size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
 from data_providers.description import describe_tokens
 from data_providers.file_names import TOKEN_FILES
 from data_providers.formats.discovery import discover
+from data_providers.formats.mds_table import RecordsFile, RecordTables
 from data_providers.formats.token_file import TokenFile
 from data_providers.identity import contents_of
-from data_providers.order import DataOrder, Extent
+from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch, Tokens
 from data_providers.read_ahead import ReadAhead
 from data_providers.sources.protocol import ByteSource, Wanted, read_many
+from data_providers.sources.unpacked import UnpackedSource
 from state.errors import InternalError
 from state.intervals import DataIds
 
@@ -54,6 +56,9 @@ class RangedDataProvider:
         self.description = describe_tokens("token files", self.order)
         self._source = source
         self._ahead = ReadAhead(self._fill, spec)
+        self._tables = RecordTables(source, spec)
+        self.is_plain = not isinstance(source, UnpackedSource) and not any(isinstance(f, RecordsFile) for f in files)
+        """Whether every sample's place follows from its number, in a file that is not compressed."""
         self._closed = False
 
     @classmethod
@@ -93,20 +98,25 @@ class RangedDataProvider:
     async def _fill(self, data_ids: DataIds, tokens: Tokens) -> None:
         """Fill an array with the samples of these data indices."""
         view = tokens.view(np.uint8).data
-        wanted: list[Wanted] = []
-        scattered: list[tuple[ByteRange, memoryview]] = []
-        for one in plan_ranges(self.order.locate(data_ids), self.order.files, self.order.spec):
-            (piece, *more) = one.pieces
-            if more:
-                into = np.empty(one.stop - one.start, np.uint8).data
-                scattered.append((one, into))
+        extents = self.order.locate(data_ids)
+        ranges = plan_ranges(extents, await self._laid_out(extents), self.order.spec)
+        await read_ranges(self._source, self.order.files, ranges, view)
+
+    async def _laid_out(self, extents: Sequence[Extent]) -> "Mapping[int, Layout]":
+        """Return the extents' files, by number; of files with tables, what these extents need of them."""
+        layouts: dict[int, Layout] = {}
+        by_file: dict[int, list[Extent]] = {}
+        for extent in extents:
+            by_file.setdefault(extent.file, []).append(extent)
+        for number, own in by_file.items():
+            file = self.order.files[number]
+            if isinstance(file, RecordsFile):
+                table = await self._tables.of(file)
+                places = {(one.sequence, one.length) for one in own}
+                layouts[number] = _Looked({place: table.stretches(*place, self.order.spec) for place in places})
             else:
-                into = view[piece.target : piece.target + piece.length]
-            wanted.append(Wanted(self.order.files[one.file].name, one.start, into))
-        await read_many(self._source, wanted)
-        for one, found in scattered:
-            for source, target, length in one.pieces:
-                view[target : target + length] = found[source : source + length]
+                layouts[number] = file
+        return layouts
 
     async def aclose(self) -> None:
         self._closed = True
@@ -114,18 +124,68 @@ class RangedDataProvider:
         await self._source.aclose()
 
 
-def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: DatasetSpec) -> list[ByteRange]:
+class Layout(Protocol):
+    """Says where a file's samples are."""
+
+    def stretches(self, sequence: int, length: int, spec: DatasetSpec) -> list[tuple[int, int]]:
+        """Return neighbouring samples as (offset, length) in bytes, one for each stretch without a gap."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """Places of samples that were looked up in a table, which need not be kept for them."""
+
+    found: Mapping[tuple[int, int], list[tuple[int, int]]]
+
+    def stretches(self, sequence: int, length: int, _: DatasetSpec) -> list[tuple[int, int]]:
+        return self.found[sequence, length]
+
+
+async def read_ranges(
+    source: ByteSource, files: Sequence[DataFile], ranges: Sequence[ByteRange], view: memoryview
+) -> None:
+    """Fill `view` with the pieces of these ranges. Raises what `ByteSource.read_into` raises."""
+    wanted: list[Wanted] = []
+    scattered: list[tuple[ByteRange, memoryview]] = []
+    for one in ranges:
+        (piece, *more) = one.pieces
+        if more:
+            into = np.empty(one.stop - one.start, np.uint8).data
+            scattered.append((one, into))
+        else:
+            into = view[piece.target : piece.target + piece.length]
+        wanted.append(Wanted(files[one.file].name, one.start, into))
+    await read_many(source, wanted)
+    for one, found in scattered:
+        for begin, target, length in one.pieces:
+            view[target : target + length] = found[begin : begin + length]
+
+
+def plan_ranges(
+    extents: Sequence[Extent], files: "Sequence[Layout] | Mapping[int, Layout]", spec: DatasetSpec
+) -> list[ByteRange]:
     """Return the byte ranges that hold the extents, by file and offset; ranges with small gaps are joined.
 
     Args:
         extents: the places of a request, in the order of the answer.
         files: the dataset's files, in its order.
     """
-    wanted = sorted(_cut_long(extents, files, spec))
+    parts: list[tuple[int, int, int, int]] = []
+    target = 0
+    for extent in extents:
+        for offset, length in files[extent.file].stretches(extent.sequence, extent.length, spec):
+            parts.append((extent.file, offset, target, length))
+            target += length
+    return ranges_of(parts)
+
+
+def ranges_of(parts: Iterable[tuple[int, int, int, int]]) -> list[ByteRange]:
+    """Return the ranges that hold these parts: (file, offset in it, offset in the answer, length in bytes)."""
     ranges: list[ByteRange] = []
     pieces: list[Piece] = []
     file, start, stop = -1, 0, 0
-    for next_file, offset, target, length in wanted:
+    for next_file, offset, target, length in sorted(_cut_long(parts)):
         joins = next_file == file and offset <= stop + MAX_GAP_BYTES and offset + length - start <= MAX_RANGE_BYTES
         if not joins:
             if pieces:
@@ -138,14 +198,10 @@ def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: Dat
     return ranges
 
 
-def _cut_long(
-    extents: Sequence[Extent], files: Sequence[TokenFile], spec: DatasetSpec
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (file, offset in the file, offset in the answer, length) of parts of at most `MAX_RANGE_BYTES`."""
-    target = 0
-    for extent in extents:
-        for offset, left in files[extent.file].stretches(extent.sequence, extent.length, spec):
-            while left:
-                length = min(left, MAX_RANGE_BYTES)
-                yield extent.file, offset, target, length
-                offset, target, left = offset + length, target + length, left - length
+def _cut_long(parts: Iterable[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the parts, those of more than `MAX_RANGE_BYTES` in several."""
+    for file, offset, target, left in parts:
+        while left:
+            length = min(left, MAX_RANGE_BYTES)
+            yield file, offset, target, length
+            offset, target, left = offset + length, target + length, left - length

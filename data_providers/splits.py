@@ -6,6 +6,7 @@ of several configurations the user must name one (huggingface.co, "File names an
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from data_providers.file_names import is_hidden
@@ -24,6 +25,10 @@ _SPLIT_WORDS = {
 _WORDS = re.compile(r"[-._ 0-9]+")
 
 
+MAX_DEPTH = 2
+"""Maximum number of folders above a file, within the dataset's."""
+
+
 def files_of_split(folder: Path, suffix: str, split: str = DEFAULT_SPLIT) -> list[str]:
     """Return the names, relative to the folder, of its files of one split, up to two folders deep.
 
@@ -32,26 +37,40 @@ def files_of_split(folder: Path, suffix: str, split: str = DEFAULT_SPLIT) -> lis
         InvalidInput: there is no such split, or it is in several configurations; the user's fault.
         OSError: the folder cannot be read.
     """
-    found = [
-        path
-        for pattern in ("*", "*/*", "*/*/*")
-        for path in folder.glob(pattern + suffix)
-        if path.is_file() and not is_hidden(path.relative_to(folder).as_posix())
-    ]
-    if not found:
-        raise CorruptData(f"{folder} holds no {suffix.removeprefix('.')} files", path=str(folder))
+    patterns = ["/".join(["*"] * (depth + 1)) + suffix for depth in range(MAX_DEPTH + 1)]
+    found = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
+    return names_of_split([path.relative_to(folder).as_posix() for path in found], [suffix], str(folder), split)
+
+
+def names_of_split(names: Iterable[str], suffixes: Sequence[str], place: str, split: str = DEFAULT_SPLIT) -> list[str]:
+    """Return those of these files, named relative to their folder, that have a suffix and are of one split.
+
+    Raises:
+        CorruptData: no file has a suffix, or the same data are in two files; the fault of the data's owner.
+        InvalidInput: there is no such split, or it is in several configurations; the user's fault.
+    """
     splits: dict[str, dict[str, list[str]]] = {}
-    for path in found:
-        name = str(path.relative_to(folder))
+    stems: dict[str, str] = {}
+    for name in names:
+        suffix = next((known for known in suffixes if name.endswith(known)), None)
+        if suffix is None or is_hidden(name) or name.count("/") > MAX_DEPTH:
+            continue
+        stem = name.removesuffix(suffix)
+        other = stems.setdefault(stem, name)
+        if other != name:
+            raise CorruptData(f"{place} holds {other} and {name}, which would be read as different data", place=place)
         of, configuration = _split_of(name, suffix)
         splits.setdefault(of, {}).setdefault(configuration, []).append(name)
+    if not splits:
+        allowed = " or ".join(suffix.removeprefix(".") for suffix in suffixes)
+        raise CorruptData(f"{place} holds no {allowed} files", path=place)
     if split not in splits and (len(splits) > 1 or split != DEFAULT_SPLIT):
         named = ", ".join(sorted(of or "(files of no split)" for of in splits))
-        raise InvalidInput(f"{folder} holds {named} and no split {split!r}; name a file or a folder of one split")
+        raise InvalidInput(f"{place} holds {named} and no split {split!r}; name a file or a folder of one split")
     chosen = splits.get(split) or next(iter(splits.values()))
     if len(chosen) > 1:
         named = ", ".join(sorted(configuration or "(the folder itself)" for configuration in chosen))
-        raise InvalidInput(f"{folder} holds the same split in {named}; name the folder of one of them")
+        raise InvalidInput(f"{place} holds the same split in {named}; name the folder of one of them")
     return next(iter(chosen.values()))
 
 

@@ -9,14 +9,20 @@ parts of files that it needs, is sent their bytes, and returns the token files; 
 * `index.json` and the shards that it names: MosaicML's MDS (`formats/mds.py`).
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 from data_providers.file_names import MDS_INDEX_NAME, NPY_SUFFIX, RAW_SUFFIXES
 from data_providers.formats import mds, megatron, npy
+from data_providers.formats.mds_table import records_of, shape_of
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, read, run_bounded
+from data_providers.sources.spool import DataSpool
+from data_providers.sources.unpacked import PackedFile, UnpackedSource
+
+MDS_TABLES_AT_A_TIME = 64
+"""Number of shards whose offset tables are in memory together while a dataset is opened."""
 
 
 class Part(NamedTuple):
@@ -38,7 +44,7 @@ def discovery(files: Sequence[SourceFile], spec: DatasetSpec) -> Discovery:
         CorruptData: a file is not in its format, or contradicts the description; the fault of the data's owner.
     """
     by_name = {file.name: file for file in files}
-    indexes = mds.outermost(name for name in by_name if name.rpartition("/")[2] == MDS_INDEX_NAME)
+    indexes = mds_indexes(files)
     if indexes:
         return (yield from _mds_files(indexes, by_name, spec))
     found: list[TokenFile] = []
@@ -62,26 +68,67 @@ def raw_file(file: SourceFile, spec: DatasetSpec) -> TokenFile:
     return TokenFile(file.name, file.size_bytes, count, 0)
 
 
-def _mds_files(indexes: Sequence[str], by_name: dict[str, SourceFile], spec: DatasetSpec) -> Discovery:
-    for name in indexes:
-        if by_name[name].size_bytes > mds.MAX_INDEX_BYTES:
-            raise CorruptData(f"{name} has {by_name[name].size_bytes} bytes; at most {mds.MAX_INDEX_BYTES}", name=name)
-    texts = yield [Part(name, 0, by_name[name].size_bytes) for name in indexes]
+def _mds_files(
+    indexes: Sequence[str], by_name: dict[str, SourceFile], spec: DatasetSpec, keep_records: bool = False
+) -> Discovery:
+    texts = yield [_index_part(by_name[name]) for name in indexes]
     shards = [
         shard for name, text in zip(indexes, texts, strict=True) for shard in mds.shards_of(name, text, by_name, spec)
     ]
-    headers = yield [Part(shard.file.name, 0, shard.header_bytes) for shard in shards]
-    found = [mds.mds_file(shard, header, spec) for shard, header in zip(shards, headers, strict=True)]
-    shaped = {
-        file.name: (file.data_offset_bytes, mds.shape_before(file, spec))
-        for shard, file in zip(shards, found, strict=True)
-        if shard.has_shape and file.token_count
-    }
-    shapes = yield [Part(name, begin - len(shape), begin) for name, (begin, shape) in shaped.items()]
-    for (name, (_, shape)), held in zip(shaped.items(), shapes, strict=True):
-        if held != shape:
-            raise CorruptData(f"{name} has samples that are not arrays of one dimension; not supported", name=name)
+    found: list[TokenFile] = []
+    for begin in range(0, len(shards), MDS_TABLES_AT_A_TIME):
+        some = shards[begin : begin + MDS_TABLES_AT_A_TIME]
+        headers = yield [Part(shard.file.name, 0, shard.header_bytes) for shard in some]
+        files: list[TokenFile] = []
+        shaped: list[tuple[Part, bytes]] = []
+        for shard, header in zip(some, headers, strict=True):
+            files.append(mds.mds_file(shard, header, spec, keep_records=keep_records))
+            if shard.has_shape and shard.sample_count:
+                records = records_of(shard.layout, header, spec)
+                shape, tokens_at = shape_of(int(records.counts[0])), int(records.starts[0])
+                shaped.append((Part(shard.file.name, tokens_at - len(shape), tokens_at), shape))
+        shapes = yield [part for part, _ in shaped]
+        for (part, shape), held in zip(shaped, shapes, strict=True):
+            if held != shape:
+                raise CorruptData(f"{part.name} has samples that are not arrays of one dimension", name=part.name)
+        found += files
     return found
+
+
+def _index_part(file: SourceFile) -> Part:
+    if file.size_bytes > mds.MAX_INDEX_BYTES:
+        raise CorruptData(f"{file.name} has {file.size_bytes} bytes; at most {mds.MAX_INDEX_BYTES}", name=file.name)
+    return Part(file.name, 0, file.size_bytes)
+
+
+def mds_indexes(files: Iterable[SourceFile]) -> list[str]:
+    """Return the names of the MDS indexes that count among these files."""
+    return mds.outermost(file.name for file in files if file.name.rpartition("/")[2] == MDS_INDEX_NAME)
+
+
+async def discover_records(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
+    """Return the source's MDS shards as files of records (`RecordsFile`). Raises what `discover` raises."""
+    by_name = {file.name: file for file in source.files}
+    return await _driven(source, _mds_files(mds_indexes(source.files), by_name, spec, keep_records=True))
+
+
+async def with_unpacked_shards(source: ByteSource, spool: Callable[[], DataSpool]) -> ByteSource:
+    """Return a source that shows compressed MDS shards as they are unpacked, or this one if it has none.
+
+    Raises:
+        CorruptData, Rejected: as `mds.packed_shards`. The source is closed then.
+        SourceUnavailable: as `ByteSource.read_into`.
+    """
+    try:
+        by_name = {file.name: file for file in source.files}
+        packed: list[PackedFile] = []
+        for name in mds_indexes(source.files):
+            part = _index_part(by_name[name])
+            packed += mds.packed_shards(name, await read(source, *part), by_name)
+        return UnpackedSource(source, packed, spool()) if packed else source
+    except BaseException:
+        await source.aclose()
+        raise
 
 
 def _megatron_pairs(by_name: dict[str, SourceFile]) -> Generator[list[Part], list[bytes], dict[str, bytes]]:
@@ -119,7 +166,10 @@ def _index_of(name: str, by_name: dict[str, SourceFile]) -> SourceFile:
 
 async def discover(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
     """Return the source's token files. Raises what `discovery` and `ByteSource.read_into` raise."""
-    asking = discovery(source.files, spec)
+    return await _driven(source, discovery(source.files, spec))
+
+
+async def _driven(source: ByteSource, asking: Discovery) -> list[TokenFile]:
     try:
         wanted = next(asking)
         while True:

@@ -5,8 +5,9 @@ description again, then the samples. A sample begins with a u32 size for each co
 bytes follow in their order. The tokens are the column `tokens` or `input_ids`, of encoding `ndarray:uint16:SHAPE`,
 `ndarray:uint32:SHAPE`, the same without a shape or signed, or `bytes` (tokens of the described size). Without a shape
 in its encoding, an array of one dimension begins with the byte `4 + k` and its length in `2^k` bytes, the fewest that
-hold it. All samples of a shard must have the same length, as tokenised text has, so that a sample's place is computed
-from its number. An index also covers the folders below it: a merged dataset names `00001/shard.00000.mds`.
+hold it. Where all samples of a shard have the same length, a sample's place is computed from its number; otherwise
+`formats/mds_table.py` reads it from the offset table. An index also covers the folders below it: a merged dataset names
+`00001/shard.00000.mds`. A shard may be compressed as a whole: `zip_data` names that file.
 """
 
 import json
@@ -15,16 +16,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from data_providers.file_names import MDS_INDEX_NAME
+from data_providers.formats.mds_table import RecordLayout, RecordsFile, records_of
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from data_providers.sources.compression import known_compression
 from data_providers.sources.protocol import SourceFile
+from data_providers.sources.unpacked import PackedFile
 
 SHARD_SUFFIX = ".mds"
+SHARD_SUFFIXES = (SHARD_SUFFIX, *(f"{SHARD_SUFFIX}.{kind}" for kind in ("zstd", "gz", "bz2", "br", "snappy")))
+"""Also of compressed shards, as MosaicML's writer names them."""
 MAX_INDEX_BYTES = 64 * 1024**2
 MAX_SHARD_SAMPLES = 2**24
+MAX_SHARD_BYTES = 2**32 - 1
+"""As the offsets of a shard have 32 bits."""
 VERSION = 2
 COLUMNS = ("tokens", "input_ids")
 MAX_SHAPE_CHARACTERS = 64
@@ -40,6 +46,7 @@ class Shard:
         fixed_other_bytes: of a sample, all but its tokens and their shape.
         sample_tokens: tokens of one sample; None if only the shard's offsets give them.
         has_shape: whether each sample has its own shape before its tokens.
+        is_fixed: whether the index says that all samples have the same length.
     """
 
     file: SourceFile
@@ -48,11 +55,18 @@ class Shard:
     fixed_other_bytes: int
     sample_tokens: int | None
     has_shape: bool
+    is_fixed: bool = True
+
+    @property
+    def layout(self) -> RecordLayout:
+        """Where the tokens stand in a sample."""
+        before, other = self.fixed_before_bytes, self.fixed_other_bytes
+        return RecordLayout(self.file.name, self.file.size_bytes, self.sample_count, before, other, self.has_shape)
 
     @property
     def header_bytes(self) -> int:
         """Number of first bytes of the file that `mds_file` needs."""
-        return min(self.file.size_bytes, _SIZE_BYTES * (self.sample_count + 2))
+        return self.layout.header_bytes
 
 
 def outermost(indexes: Iterable[str]) -> list[str]:
@@ -78,7 +92,7 @@ def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: Dat
 
     Raises:
         CorruptData: it is not an MDS index, or names a shard that is missing or has another size.
-        Rejected: the shards are compressed, or their columns are not supported.
+        Rejected: the shards' columns are not supported.
     """
     try:
         index = json.loads(text)
@@ -97,12 +111,11 @@ def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: Dat
 def _shard(name: str, folder: str, entry: Any, files: Mapping[str, SourceFile], spec: DatasetSpec) -> Shard:
     if entry["format"] != "mds":
         raise Rejected(f"{name}: shards of format {entry['format']!r} are not supported; allowed: mds", name=name)
-    if entry.get("compression") is not None or entry.get("zip_data") is not None:
-        raise Rejected(f"{name}: compressed shards are not supported; write them with compression=None", name=name)
     shard_name, size_bytes = folder + entry["raw_data"]["basename"], entry["raw_data"]["bytes"]
     file = files.get(shard_name)
     if file is None:
-        raise CorruptData(f"{name} names {shard_name}, which does not exist", name=name)
+        shown = shard_name if entry.get("zip_data") is None else f"{folder}{entry['zip_data']['basename']}"
+        raise CorruptData(f"{name} names {shown}, which does not exist", name=name)
     if file.size_bytes != size_bytes:
         raise CorruptData(f"{shard_name} has {file.size_bytes} bytes; {name} says {size_bytes}", name=shard_name)
     count = entry["samples"]
@@ -122,12 +135,12 @@ def _with_columns(
     position = next(number for number, (column, _, _) in enumerate(columns) if column in COLUMNS)
     encoding, size = columns[position][1:]
     others = [other for number, (_, _, other) in enumerate(columns) if number != position]
-    if not all(type(other) is int and other >= 0 for other in others):
+    if not all(type(other) is int and 0 <= other <= MAX_SHARD_BYTES for other in others):
         raise Rejected(f"{name}: a column beside {held[0]} varies in size; write the tokens alone", name=name)
     tokens, has_shape = _sample_tokens(name, held[0], encoding, size, spec)
     sizes_bytes = _SIZE_BYTES * sum(column_size is None for _, _, column_size in columns)
     before = sizes_bytes + sum(others[:position])
-    return Shard(file, count, before, sizes_bytes + sum(others), tokens, has_shape)
+    return Shard(file, count, before, sizes_bytes + sum(others), tokens, has_shape, size is not None)
 
 
 def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: DatasetSpec) -> tuple[int | None, bool]:
@@ -149,54 +162,71 @@ def _sample_tokens(name: str, column: str, encoding: str, size: Any, spec: Datas
     return tokens, False
 
 
-def mds_file(shard: Shard, header: bytes, spec: DatasetSpec) -> TokenFile:
-    """Return a shard as a token file, from its first `header_bytes`.
+def packed_shards(name: str, text: bytes, files: Mapping[str, SourceFile]) -> list[PackedFile]:
+    """Return the shards of an index of which the source holds only the compressed file. Arguments as of `shards_of`.
 
     Raises:
-        CorruptData: the offset table contradicts the index, or a sample is not a whole number of sequences.
+        CorruptData: it is not an MDS index, or a compressed file has another size than in it.
+        Rejected: a compression is not supported.
+    """
+    folder = name.removesuffix(MDS_INDEX_NAME)
+    found: list[PackedFile] = []
+    try:
+        for entry in json.loads(text)["shards"]:
+            raw, packed = entry["raw_data"], entry.get("zip_data")
+            file = None if packed is None else files.get(folder + packed["basename"])
+            if file is None or folder + raw["basename"] in files:
+                continue
+            if file.size_bytes != packed["bytes"]:
+                raise CorruptData(f"{file.name} has {file.size_bytes} bytes; {name} says {packed['bytes']}", name=name)
+            if type(raw["bytes"]) is not int or not 0 <= raw["bytes"] <= MAX_SHARD_BYTES:
+                allowed = f"0 to {MAX_SHARD_BYTES} bytes"
+                raise CorruptData(
+                    f"{name}: {raw['basename']} has {raw['bytes']!r} bytes; allowed: {allowed}", name=name
+                )
+            compression = known_compression(entry.get("compression"), name)
+            hashes = [_hashes(about.get("hashes") or {}) for about in (packed, raw)]
+            found.append(PackedFile(folder + raw["basename"], file, compression, raw["bytes"], *hashes))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(f"{name} is not an MDS index: {type(error).__name__} {error}", name=name) from error
+    return found
+
+
+def _hashes(named: Any) -> dict[str, str]:
+    if not isinstance(named, dict) or not all(isinstance(value, str) for value in named.values()):
+        raise ValueError("hashes are not an object of strings")
+    return named
+
+
+def mds_file(shard: Shard, header: bytes, spec: DatasetSpec, *, keep_records: bool = False) -> TokenFile:
+    """Return a shard as a token file, from its first `header_bytes`.
+
+    Args:
+        shard: from the index.
+        header: the shard's first `header_bytes`.
+        spec: of the samples.
+        keep_records: whether to return a `RecordsFile` even if a sample's place can be computed from its number.
+
+    Raises:
+        CorruptData: the offset table contradicts the index, or samples whose length the index says are not a whole
+            number of sequences.
     """
     name = shard.file.name
-    numbers = np.frombuffer(header[: len(header) // _SIZE_BYTES * _SIZE_BYTES], dtype="<u4").astype(np.int64)
-    if len(numbers) < shard.sample_count + 2 or numbers[0] != shard.sample_count:
-        raise CorruptData(f"{name} does not begin with the offsets of {shard.sample_count} samples", name=name)
     if not shard.sample_count:
+        if int.from_bytes(header[:_SIZE_BYTES], "little") or len(header) < _SIZE_BYTES:
+            raise CorruptData(f"{name} does not begin with the offsets of 0 samples", name=name)
         return TokenFile(name, shard.file.size_bytes, 0, 0, format="MDS")
-    offsets = numbers[1 : shard.sample_count + 2]
-    lengths = np.diff(offsets)
-    if offsets[0] < shard.header_bytes or offsets[-1] != shard.file.size_bytes or (lengths != lengths[0]).any():
-        raise CorruptData(f"{name} does not hold samples of one length up to its end; not supported", name=name)
-    stride = int(lengths[0])
-    column_bytes = stride - shard.fixed_other_bytes
-    shape = _shape_for(column_bytes, spec) if shard.has_shape else b""
-    tokens, rest = divmod(column_bytes - len(shape), spec.token_size_bytes)
-    unexplained = rest or tokens <= 0 or shard.sample_tokens not in (None, tokens)
-    if unexplained or (shard.has_shape and not shape):
-        raise CorruptData(f"{name} has samples of {stride} bytes, which its columns do not explain", name=name)
-    if tokens % spec.sequence_length:
+    records = records_of(shard.layout, header, spec)
+    tokens = int(records.counts[0])
+    is_regular = bool((records.counts == tokens).all()) and not tokens % spec.sequence_length and tokens > 0
+    if shard.is_fixed and not is_regular and not keep_records:
         allowed = f"a multiple of the sequence length {spec.sequence_length}"
         raise CorruptData(f"{name} has samples of {tokens} tokens; allowed: {allowed}", name=name)
-    begin = int(offsets[0]) + shard.fixed_before_bytes + len(shape)
-    count = shard.sample_count * tokens
+    if shard.sample_tokens not in (None, tokens):
+        raise CorruptData(f"{name} has samples of {tokens} tokens; its index says {shard.sample_tokens}", name=name)
+    count = int(records.firsts[-1])
+    begin = int(records.starts[0])
+    if not is_regular or keep_records:
+        return RecordsFile(name, shard.file.size_bytes, count, begin, format="MDS", layout=shard.layout)
+    stride = int(records.starts[1] - begin) if shard.sample_count > 1 else shard.file.size_bytes
     return TokenFile(name, shard.file.size_bytes, count, begin, stride, tokens // spec.sequence_length, "MDS")
-
-
-def shape_before(layout: TokenFile, spec: DatasetSpec) -> bytes:
-    """Return the bytes that must precede the first sample's tokens in a shard that `has_shape`.
-
-    The other samples need no check: no other array of one dimension is as long in bytes.
-    """
-    return _shape_of(layout.samples_per_record * spec.sequence_length)
-
-
-def _shape_for(column_bytes: int, spec: DatasetSpec) -> bytes:
-    """Return the shape of tokens that have this size together with it; empty if there is none."""
-    for width_bytes in (1, 2, 4):
-        tokens = (column_bytes - 1 - width_bytes) // spec.token_size_bytes
-        if tokens > 0 and len(_shape_of(tokens)) + tokens * spec.token_size_bytes == column_bytes:
-            return _shape_of(tokens)
-    return b""
-
-
-def _shape_of(tokens: int) -> bytes:
-    exponent = 0 if tokens < 2**8 else 1 if tokens < 2**16 else 2
-    return bytes([1 << 2 | exponent]) + tokens.to_bytes(2**exponent, "little")

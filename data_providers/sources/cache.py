@@ -43,8 +43,8 @@ class BlockCache:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         if max_bytes < MIN_CACHE_BYTES:
             raise InvalidInput(f"a data cache of {max_bytes} bytes; allowed: {MIN_CACHE_BYTES} or more")
-        self._folder = folder
-        self._max_bytes = max_bytes
+        self.folder = self._folder = folder
+        self.max_bytes = self._max_bytes = max_bytes
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._locked():

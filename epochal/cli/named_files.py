@@ -9,8 +9,8 @@ from pathlib import Path
 from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from data_providers.description import description_of
-from data_providers.file_names import JSON_LINES_SUFFIX, MDS_INDEX_NAME, PARQUET_SUFFIX, TOKEN_SUFFIXES
-from data_providers.formats.mds import SHARD_SUFFIX
+from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from data_providers.formats.mds import SHARD_SUFFIXES
 from data_providers.local_places import files_below
 from data_providers.locations import AnyLocation
 from data_providers.mix_file import parse_mix
@@ -28,8 +28,8 @@ from state.errors import EpochalError, InvalidInput, Unsupported
 from trainers.architectures import ARCHITECTURES, open_model
 from trainers.genesis import Note, check_config, look_at_source, make_first_model, step_of_own_checkpoint
 
-TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", SHARD_SUFFIX)
-DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, JSON_LINES_SUFFIX, PARQUET_SUFFIX)
+TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", *SHARD_SUFFIXES)
+DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
 DATA_PLACE = "model.LLM.data_location"
 _LLM = ("model", "LLM")
 _DATA_PARTS = frozenset((*_LLM, name) for name in ("data_location", "data_type", "max_seq_len"))
@@ -104,7 +104,7 @@ async def open_what_data_file_names(
     found = NamedFiles()
     place = f"{path}: dir"
     with found.collecting(place):
-        async with contextlib.aclosing(await asyncio.to_thread(open_described, config, path.parent)) as provider:
+        async with contextlib.aclosing(await open_described(config, path.parent)) as provider:
             vocabulary = None if state is None else vocabulary_of(state, wrong_parts)
             await _look(provider, place, DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S), found)
             if state is not None:

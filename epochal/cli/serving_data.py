@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from batching.data_check import DataNeeds, look_at_data
 from coordinator_client.api import RunRequests
-from data_providers.local import LocalDataProvider
 from data_providers.opening import open_described
+from data_providers.protocol import DataProvider
 from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.limits import DEFAULT_LIMITS
 from data_providers.tcp.metrics import DataServerMetrics
@@ -136,7 +136,7 @@ async def serving_data(
     check_sequence_length(state, source, config, str(options.config_path))
     host, port = listening_address(state, options)
     tls = tls_of(state, options, host)
-    provider = await asyncio.to_thread(open_described, config, options.config_path.parent)
+    provider = await open_described(config, options.config_path.parent)
     try:
         await _check_data(provider, state, options.config_path)
     except BaseException:
@@ -157,7 +157,7 @@ async def serving_data(
         await provider.aclose()
 
 
-async def _check_data(provider: LocalDataProvider, state: StateFile, path: Path) -> None:
+async def _check_data(provider: DataProvider, state: StateFile, path: Path) -> None:
     """Raise `InvalidInput` if the run's model cannot take the data, of which some are read."""
     findings = await look_at_data(provider, DataNeeds.of(state, vocabulary_of(state), None))
     findings.problems += fingerprint_problems(state, provider)

@@ -15,8 +15,7 @@ from rich.table import Table
 from batching.data_check import DataFindings, DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from data_providers.description import description_of
-from data_providers.file_names import JSON_LINES_SUFFIX, MDS_INDEX_NAME, PARQUET_SUFFIX, TOKEN_SUFFIXES
-from data_providers.json_lines import JsonLinesDataProvider
+from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, PARQUET_SUFFIX, TAR_SUFFIXES, TOKEN_SUFFIXES
 from data_providers.local import LocalDataProvider
 from data_providers.locations import AnyLocation, parse_location
 from data_providers.mixture import PERIOD
@@ -24,8 +23,10 @@ from data_providers.opening import DATA_CONFIG_SUFFIX, OpenOptions, open_locatio
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec
 from data_providers.ranged import RangedDataProvider
+from data_providers.records import RecordsDataProvider
 from data_providers.sources.http.source import without_secrets
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
+from data_providers.token_records import TokenRecordsDataProvider
 from data_providers.weighted import WeightedDataProvider
 from epochal.cli.named_files import LOOK_TIMEOUT_S, TOKEN_DATA_SUFFIXES, data_names, fingerprint_problems, vocabulary_of
 from epochal.cli.options import JsonOption
@@ -43,6 +44,7 @@ from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
 
 DEFAULT_SEQUENCE_LENGTH = 2048
+SAMPLE_SUFFIXES = (*LINES_SUFFIXES, *TAR_SUFFIXES, PARQUET_SUFFIX)
 MAX_FILES_SHOWN = 20
 SAMPLE_TOKENS = 32
 SAMPLE_CHARACTERS = 400
@@ -255,11 +257,11 @@ def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder
 def _holds_samples(path: Path) -> bool:
     """Return whether a path holds samples of different lengths (JSON lines or parquet files) and no token files."""
     if not path.is_dir():
-        return path.suffix == JSON_LINES_SUFFIX
+        return path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES))
     try:
         if any(entry.name.endswith(TOKEN_SUFFIXES) or entry.name == MDS_INDEX_NAME for entry in path.iterdir()):
             return False
-        return any(entry.suffix in (JSON_LINES_SUFFIX, PARQUET_SUFFIX) for entry in path.rglob("*"))
+        return any(entry.name.endswith(SAMPLE_SUFFIXES) for entry in path.rglob("*"))
     except OSError:  # opening the folder will raise the same error with its reason
         return False
 
@@ -298,9 +300,11 @@ async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings
 
 
 def _files(provider: DataProvider) -> tuple[FileReport, ...]:
-    if isinstance(provider, PreprocessedDataProvider | JsonLinesDataProvider):
-        kind = "parquet" if isinstance(provider, PreprocessedDataProvider) else "JSON lines"
-        return tuple(FileReport(file.name, kind, file.size_bytes, file.token_count, None, 0) for file in provider.files)
+    if isinstance(provider, PreprocessedDataProvider | RecordsDataProvider | TokenRecordsDataProvider):
+        kind = None if provider.description is None else provider.description.kind
+        return tuple(
+            FileReport(file.name, kind or "", file.size_bytes, file.token_count, None, 0) for file in provider.files
+        )
     if not isinstance(provider, LocalDataProvider | RangedDataProvider):
         return ()
     order, length = provider.order, provider.order.spec.sequence_length

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from state.config.data_location import MAX_FILES, DummyData, Http, Server
+from state.config.data_location import MAX_FILES, DummyData, Server
 from state.config.mistakes import show
 from state.config.model import HF_ARCHITECTURES, Architecture, DataType, Distro, DummyCheckpoint, Ephemeral
 from state.config.schema import tag_of
@@ -12,13 +12,16 @@ from state.config.state_file import StateFile
 from state.errors import Mistake, Unsupported
 
 _SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_UNPACKED = frozenset(kind.variant for kind in (Server, Http, DummyData))
+_UNPACKED = frozenset(kind.variant for kind in (Server, DummyData))
 _LLM = "model.LLM."
 _ARCHITECTURE = _LLM + "architecture"
 _HF = _LLM + "hf"
 _NUM_FILES = _LLM + "data_location.Http.location.NumberedFiles.num_files"
 _ADAMW = "`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }`"
-_PACKED = '`data_location = { Local = "folder of JSON lines" }` or `{ Preprocessed = "folder of parquet files" }`'
+_PACKED = (
+    '`data_location = { Local = "folder of JSON lines" }`, `{ Preprocessed = "folder of parquet files" }`, or '
+    "`Http` of such files"
+)
 
 
 def ensure_supported(state: StateFile, source: str, architectures: Collection[Architecture]) -> None:

@@ -5,7 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from data_providers.local import LocalDataProvider
+from data_providers.local_source import LocalSource
+from data_providers.open_files import open_samples
 from data_providers.protocol import DataProvider, DatasetSpec
+from data_providers.records import RecordsDataProvider
+from data_providers.sources.spool import DataSpool
 from state.intervals import DataIds
 
 SEED = bytes(range(32))
@@ -48,3 +52,14 @@ def expected_tokens(spec: DatasetSpec, samples: list[tuple[int, int]]) -> list[i
     begins = [sum(counts[:number]) for number in range(len(counts))]
     length = spec.sequence_length
     return [begins[file] + number * length + i for file, number in samples for i in range(length)]
+
+
+async def open_lines(path: Path, seed: bytes | None = None, split: str = "train") -> RecordsDataProvider:
+    """The records of a file or a folder on this machine."""
+    spec = DatasetSpec(2, 1, seed)
+    source = LocalSource.open(path)
+    provider = await open_samples(
+        source, spec, DataSpool, split, listed=[path.name] != [file.name for file in source.files]
+    )
+    assert isinstance(provider, RecordsDataProvider)
+    return provider

@@ -29,8 +29,8 @@ def write_megatron(folder: Path, name: str, documents: list[Tokens]) -> None:
     (folder / f"{name}.idx").write_bytes(head + lengths.tobytes() + offsets.tobytes() + boundaries.tobytes())
 
 
-def write_mds(folder: Path, shards: list[Tokens], encoding: str = "", extra_column: bool = False) -> dict[str, Any]:
-    """One MDS shard per `(samples, tokens)` array, and the `index.json`, which is returned.
+def write_mds(folder: Path, shards: list[Any], encoding: str = "", extra_column: bool = False) -> dict[str, Any]:
+    """One MDS shard per `(samples, tokens)` array, or list of samples, and the `index.json`, which is returned.
 
     `encoding`: of the tokens; `ndarray:uint16` and so on let each sample say its own shape.
     """
@@ -41,13 +41,13 @@ def write_mds(folder: Path, shards: list[Tokens], encoding: str = "", extra_colu
         told = encoding or f"ndarray:{rows.dtype.name}:{rows.shape[1]}"
         says_shape = told != "bytes" and told.count(":") == 1
         size = None if told == "bytes" or says_shape else rows.shape[1] * rows.dtype.itemsize
-        width = next(code for code in (1, 2, 4) if rows.shape[1] < 256**code)
-        shape = struct.pack("<B", 4 + width // 2) + rows.shape[1].to_bytes(width, "little") if says_shape else b""
         columns = [("tokens", told, size)]
         if extra_column:
             columns.insert(0, ("id", "uint32", 4))
         samples = []
         for position, row in enumerate(rows):
+            width = next(code for code in (1, 2, 4) if len(row) < 256**code)
+            shape = struct.pack("<B", 4 + width // 2) + len(row).to_bytes(width, "little") if says_shape else b""
             sizes = b"" if size is not None else struct.pack("<I", len(shape) + row.nbytes)
             identity = struct.pack("<I", position) if extra_column else b""
             samples.append(sizes + identity + shape + row.tobytes())

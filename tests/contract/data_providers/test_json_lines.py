@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 
 from batching.packing.samples import RawSample
 from batching.packing.task_encoder import EncoderContext, TaskEncoder
-from data_providers import json_lines
-from data_providers.json_lines import JsonLinesDataProvider
+from data_providers import records as records_module
+from data_providers.formats import lines as lines_module
 from data_providers.locations import parse_location
 from data_providers.opening import OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from data_providers.records import RecordsDataProvider
 from data_providers.weighted import Weighted, WeightedDataProvider
 from state.errors import InternalError, InvalidInput
 from state.intervals import DataIds
+from tests.support.data_files import open_lines
 from tests.support.heavy import need_module
 
 RECORDS = [json.dumps({"text": f"record {number}" * (number % 3)}) for number in range(25)]
@@ -32,23 +34,25 @@ def write(path: Path, records: list[str], end: str = "\n") -> Path:
     return path
 
 
-async def records(provider: JsonLinesDataProvider, start: int, end: int) -> list[str]:
+async def records(provider: RecordsDataProvider, start: int, end: int) -> list[str]:
     batch = await provider.get_samples(DataIds(start, end))
     assert batch.is_text
     text = batch.input_ids.astype(np.uint8).tobytes()
     return [text[a:b].decode() for a, b in zip(batch.offsets, batch.offsets[1:], strict=False)]
 
 
-def test_log_names_the_fingerprint_that_the_provider_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_names_the_fingerprint_that_the_provider_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
-        provider = JsonLinesDataProvider.open(write(tmp_path / "a.jsonl", RECORDS))
+        provider = await open_lines(write(tmp_path / "a.jsonl", RECORDS))
     assert [one.__dict__["fingerprint"] for one in caplog.records] == [provider.fingerprint]
 
 
 async def test_lines_are_samples_in_the_files_order_pass_after_pass(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", RECORDS[10:])
     write(tmp_path / "a.jsonl", RECORDS[:10])
-    provider = JsonLinesDataProvider.open(tmp_path)
+    provider = await open_lines(tmp_path)
     assert provider.sequence_count == 25
     assert [file.name for file in provider.files] == ["a.jsonl", "b.jsonl"]
     for start, end in [(0, 24), (3, 3), (9, 10), (20, 60)]:
@@ -70,48 +74,48 @@ async def test_every_line_that_is_not_blank_is_a_record_however_the_file_is_read
     path = tmp_path / "a.jsonl"
     path.write_bytes("\n".join([*lines, ""] if ends else lines).encode())
     wanted = [line for line in lines if len(line.encode()) > 4 or set(line) - set(" \t\r")]
-    kept, json_lines._SCANNED_BYTES = json_lines._SCANNED_BYTES, block
+    kept, lines_module.SCANNED_BYTES = lines_module.SCANNED_BYTES, block
     try:
         if not wanted:
             with pytest.raises(CorruptData, match="holds no JSON record"):
-                JsonLinesDataProvider.open(path)
+                await open_lines(path)
             return
-        provider = JsonLinesDataProvider.open(path)
+        provider = await open_lines(path)
     finally:
-        json_lines._SCANNED_BYTES = kept
+        lines_module.SCANNED_BYTES = kept
     assert await records(provider, 0, len(wanted) - 1) == wanted
 
 
 async def test_a_shuffle_permutes_each_pass_and_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [json.dumps([number]) for number in range(50)])
-    plain, shuffled = JsonLinesDataProvider.open(path), JsonLinesDataProvider.open(path, bytes(32))
+    plain, shuffled = await open_lines(path), await open_lines(path, bytes(32))
     first, second = await records(shuffled, 0, 49), await records(shuffled, 50, 99)
     assert first != second
     assert sorted(first) == sorted(second) == sorted(await records(plain, 0, 49))
-    other = JsonLinesDataProvider.open(write(tmp_path / "b" / "a.jsonl", ["[0]"]))
+    other = await open_lines(write(tmp_path / "b" / "a.jsonl", ["[0]"]))
     assert len({plain.fingerprint, shuffled.fingerprint, other.fingerprint}) == 3
 
 
 async def test_splits_are_files_of_one_folder(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", RECORDS[:20])
     write(tmp_path / "validation.jsonl", RECORDS[20:])
-    assert JsonLinesDataProvider.open(tmp_path).sequence_count == 20
-    assert JsonLinesDataProvider.open(tmp_path, split="validation").sequence_count == 5
+    assert (await open_lines(tmp_path)).sequence_count == 20
+    assert (await open_lines(tmp_path, split="validation")).sequence_count == 5
     with pytest.raises(InvalidInput, match=r"holds train, validation and no split 'test'"):
-        JsonLinesDataProvider.open(tmp_path, split="test")
+        await open_lines(tmp_path, split="test")
 
 
 async def test_errors_of_a_file_name_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Rejected, match=r"none\.jsonl cannot be read: No such file or directory; check the path"):
-        JsonLinesDataProvider.open(tmp_path / "none.jsonl")
-    with pytest.raises(CorruptData, match="holds no jsonl files"):
-        JsonLinesDataProvider.open(tmp_path)
-    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 30)
+        await open_lines(tmp_path / "none.jsonl")
+    with pytest.raises(CorruptData, match="holds no samples to pack"):
+        await open_lines(tmp_path)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 30)
     with pytest.raises(CorruptData, match=r"long\.jsonl, line 2, has 40 bytes; at most 30"):
-        JsonLinesDataProvider.open(write(tmp_path / "long.jsonl", ["[1]", "x" * 40]))
+        await open_lines(write(tmp_path / "long.jsonl", ["[1]", "x" * 40]))
     path = write(tmp_path / "a.jsonl", RECORDS[:4])
-    provider = JsonLinesDataProvider.open(path)
-    monkeypatch.setattr(json_lines, "MAX_REQUEST_BYTES", 40)
+    provider = await open_lines(path)
+    monkeypatch.setattr(records_module, "MAX_REQUEST_BYTES", 40)
     with pytest.raises(Rejected, match="more than 40 bytes"):
         await records(provider, 0, 3)
     path.write_text("{}\n")
@@ -143,8 +147,8 @@ async def test_location_to_be_packed_is_json_lines_or_parquet(tmp_path: Path) ->
     (tmp_path / "data.toml").write_text(
         f'dir = "lines"\ntoken_size = 2\nseq_len = 16\nshuffle_seed = {list(range(32))}\n'
     )
-    assert isinstance(await open_as(tmp_path / "lines"), JsonLinesDataProvider)
-    assert isinstance(await open_as(tmp_path / "lines" / "train.jsonl"), JsonLinesDataProvider)
+    assert isinstance(await open_as(tmp_path / "lines"), RecordsDataProvider)
+    assert isinstance(await open_as(tmp_path / "lines" / "train.jsonl"), RecordsDataProvider)
     shuffled = await open_as(tmp_path / "data.toml")
     assert shuffled.fingerprint != (await open_as(tmp_path / "lines")).fingerprint
     rows = await open_as(tmp_path / "rows")
@@ -169,7 +173,7 @@ async def test_mix_of_records_and_tokens_does_not_go_together(tmp_path: Path) ->
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"inputs": [[1, 2]]}), tmp_path / "a.parquet")
-    lines = JsonLinesDataProvider.open(write(tmp_path / "a.jsonl", RECORDS))
+    lines = await open_lines(write(tmp_path / "a.jsonl", RECORDS))
     rows = PreprocessedDataProvider.open(tmp_path / "a.parquet")
     with pytest.raises(CorruptData, match="only some sources of the mix hold JSON records"):
         await WeightedDataProvider([Weighted("a", lines, 1), Weighted("b", rows, 1)]).get_samples(DataIds(0, 9))

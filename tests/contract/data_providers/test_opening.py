@@ -108,7 +108,7 @@ async def test_factory_opens_one_url_with_its_token_size_and_shuffle(tmp_path: P
 async def test_factory_opens_a_data_server_and_its_data_toml_alike(tmp_path: Path) -> None:
     write_dataset(tmp_path / "tokens")
     (tmp_path / "data.toml").write_text(DATA_TOML)
-    source = open_described(parse_data_config(DATA_TOML, "data.toml"), tmp_path)
+    source = await open_described(parse_data_config(DATA_TOML, "data.toml"), tmp_path)
     async with serving(source, spec=source.order.spec) as (_, address):
         provider = await opened({"Server": f"127.0.0.1:{address.port}"})
         assert isinstance(provider, TcpDataProvider)

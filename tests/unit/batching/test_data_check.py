@@ -11,12 +11,12 @@ import pytest
 from batching.data_check import LOOK_BYTES, MAX_PLACES, SYSTEMATIC_PLACES, DataFindings, DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from data_providers.dummy import DummyDataProvider
-from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.weighted import Weighted, WeightedDataProvider
 from runtime.worker_thread import InlineWorker
 from state.intervals import DataIds
+from tests.support.data_files import open_lines
 from tests.support.states import state_file
 
 SEQ_LEN = 16
@@ -165,17 +165,17 @@ def packing(**overrides: Any) -> Packing:
 )
 async def test_records_are_encoded_as_in_a_round(tmp_path: Path, record: str, said: str) -> None:
     (tmp_path / "train.jsonl").write_text(f"{record}\n" * COUNT)
-    (problem,) = (await looked_at(JsonLinesDataProvider.open(tmp_path), needs(packing=packing()))).problems
+    (problem,) = (await looked_at(await open_lines(tmp_path), needs(packing=packing()))).problems
     assert said in problem
 
 
 async def test_records_that_the_run_tolerates_are_no_problem(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n{"x": 1}\n' * COUNT)
     tolerant = packing(packing__max_failed_samples=16)
-    assert (await looked_at(JsonLinesDataProvider.open(tmp_path), needs(packing=tolerant))).problems == []
+    assert (await looked_at(await open_lines(tmp_path), needs(packing=tolerant))).problems == []
 
 
 async def test_records_for_a_run_that_does_not_pack_are_a_problem(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * COUNT)
-    (problem,) = (await looked_at(JsonLinesDataProvider.open(tmp_path))).problems
+    (problem,) = (await looked_at(await open_lines(tmp_path))).problems
     assert 'allowed: with model.LLM.data_type = "Finetuning"' in problem

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from data_providers.description import description_of, shuffle_name
 from data_providers.dummy import DummyDataProvider
-from data_providers.json_lines import JsonLinesDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec
 from data_providers.weighted import Weighted, WeightedDataProvider
 from state.datasets import MAX_DESCRIBED_FILES, MAX_DESCRIBED_NAME_CHARS, DescribedFile
+from tests.support.data_files import open_lines
 
 SPEC = DatasetSpec(2, 4, bytes(32))
 
@@ -25,9 +25,9 @@ def test_token_files_are_described_by_their_first_files(tmp_path: Path) -> None:
     assert "00" * 32 not in repr(found), "the key itself is not told"
 
 
-def test_records_mixes_and_made_up_samples_are_described(tmp_path: Path) -> None:
+async def test_records_mixes_and_made_up_samples_are_described(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    records = JsonLinesDataProvider.open(tmp_path).description
+    records = (await open_lines(tmp_path)).description
     assert records.files == (DescribedFile("a.jsonl", 35),)
     assert (records.kind, records.shuffle) == ("JSON lines", "")
     dummy = DummyDataProvider(SPEC)

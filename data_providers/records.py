@@ -1,0 +1,254 @@
+"""Records from the files of a source: JSON lines and WebDataset's tars, on a disk, over HTTP and in a bucket alike.
+
+Records are not parsed here; the task encoder interprets them (`batching/packing/task_encoder.py`). A file is read once
+when it is opened, to find its records' places: sixteen bytes of memory for each line, 32 for each sample of a tar. With
+a cache the places are kept in its folder. A compressed file is unpacked there first. The order is that of
+`data_providers/order.py`, a record being a sample.
+"""
+
+import asyncio
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, BinaryIO, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_providers.description import describe_order
+from data_providers.file_names import TAR_SUFFIX
+from data_providers.formats.lines import lines_of
+from data_providers.formats.tar import record_of, samples_of_tar
+from data_providers.identity import contents_of
+from data_providers.order import DataFile, DataOrder, Extent
+from data_providers.protocol import (
+    MAX_REQUEST_BYTES,
+    MAX_REQUEST_SAMPLES,
+    CorruptData,
+    DatasetSpec,
+    Rejected,
+    TokenBatch,
+    dataset_fingerprint,
+)
+from data_providers.sources.compression import compression_of, stem_of
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, run_bounded
+from data_providers.sources.range_file import RangeFile, SourceThreads
+from data_providers.sources.spool import DataSpool, SpooledReader, SpoolSink
+from data_providers.sources.unpacked import PackedFile, Unpacker, spool_key
+from state.errors import InternalError
+from state.intervals import DataIds
+
+MAX_GAP_BYTES = 16 * 1024
+"""Maximum number of unwanted bytes between two records that are requested as one range."""
+MAX_RANGE_BYTES = 16 * 1024**2
+"""Maximum size of a range of several records."""
+_LINES, _TAR = "JSON lines", "WebDataset"
+_NAMES = {_LINES: "json-lines", _TAR: "webdataset"}
+"""The kinds of files, and their names in fingerprints."""
+_ROWS_OF_PLACES = {_LINES: 2, _TAR: 4}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordFile(DataFile):
+    """One file; column *i* of `places` says where its record *i* is, as `Places` of its format."""
+
+    source: SourceFile
+    format: str
+    places: NDArray[np.int64]
+    packed: PackedFile | None
+
+
+class RecordsDataProvider:
+    """A `DataProvider` of JSON records. Make one with `open`."""
+
+    def __init__(
+        self, source: ByteSource, unpacker: Unpacker, files: Sequence[RecordFile], shuffle_seed: bytes | None
+    ) -> None:
+        # For the order a record is a sample of one token.
+        spec = DatasetSpec(token_size_bytes=2, sequence_length=1, shuffle_seed=shuffle_seed)
+        kind = files[0].format
+        self._order = DataOrder(
+            files,
+            spec,
+            lambda ordered: dataset_fingerprint(
+                _NAMES[kind],
+                files=[[file.name, file.size_bytes, file.token_count] for file in ordered],
+                shuffle_seed=None if shuffle_seed is None else shuffle_seed.hex(),
+            ),
+            contents_of([file.source for file in files]),
+        )
+        self._source = source
+        self._unpacker = unpacker
+        self._closed = False
+        self.files: tuple[RecordFile, ...] = self._order.files
+        """The files in their order; a token of theirs is a record."""
+        self.sequence_count = self._order.sequence_count
+        self.fingerprint = self._order.fingerprint
+        self.description = describe_order(kind, self._order)
+
+    @classmethod
+    async def open(cls, source: ByteSource, names: Sequence[str], shuffle_seed: bytes | None, spool: DataSpool) -> Self:
+        """Return a provider over these files of a source: of JSON lines, or tars. It closes the source and the spool.
+
+        Raises:
+            SourceUnavailable: the files cannot be read now; retry.
+            CorruptData: there are no records, one is too long, or a file is cut off; the fault of the data's owner.
+            Rejected: the source refuses, or a compressed file is larger than the spool may be.
+            InvalidInput: a package that a compression needs is not installed.
+        """
+        unpacker, reader = Unpacker(source, spool), SourceThreads()
+        try:
+            listed = {file.name: file for file in source.files}
+            files = [await _indexed(source, listed[name], unpacker, reader) for name in sorted(names)]
+            if not any(file.token_count for file in files):
+                raise CorruptData(f"{source.location} holds no JSON record", path=source.location)
+            return cls(source, unpacker, files, shuffle_seed)
+        except BaseException:
+            unpacker.close()
+            await source.aclose()
+            raise
+        finally:
+            reader.close()
+
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        """Return the records of these data indices, as `DataProvider.get_samples`: `is_text`, their bytes as uint16."""
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        if data_ids.count > MAX_REQUEST_SAMPLES:
+            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+        extents = self._order.locate(data_ids)
+        wanted = [self._places_of(extent) for extent in extents]
+        if 2 * sum(int((places[1::2] - places[::2]).sum()) for places in wanted) > MAX_REQUEST_BYTES:
+            raise Rejected(f"the records asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+        read = _Parts(self._source, self._unpacker)
+        for extent, places in zip(extents, wanted, strict=True):
+            read.want(self.files[extent.file], places)
+        await read.all()
+        records: list[bytes] = []
+        for extent, places in zip(extents, wanted, strict=True):
+            file = self.files[extent.file]
+            for number, column in enumerate(places.T.tolist(), start=extent.sequence):
+                parts = [read.bytes_at(file, column[at], column[at + 1]) for at in range(0, len(column), 2)]
+                is_line = len(parts) == 1
+                place = f"{file.source.place}, sample {number + 1}"
+                records.append(parts[0] or b"" if is_line else record_of(parts[0], parts[1], place))
+        offsets = np.concatenate(([0], np.cumsum([len(record) for record in records], dtype=np.int64)))
+        return TokenBatch(np.frombuffer(b"".join(records), np.uint8).astype("<u2"), offsets, is_text=True)
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._unpacker.close()
+            await self._source.aclose()
+
+    def _places_of(self, extent: Extent) -> NDArray[np.int64]:
+        return self.files[extent.file].places[:, extent.sequence : extent.sequence + extent.length]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes `[start, stop)` of a file's content."""
+
+    file: RecordFile
+    start: int
+    stop: int
+
+
+class _Parts:
+    """The parts of files that hold one request's records: neighbours are read together."""
+
+    def __init__(self, source: ByteSource, unpacker: Unpacker) -> None:
+        self._source = source
+        self._unpacker = unpacker
+        self._spans: dict[str, tuple[RecordFile, list[tuple[int, int]]]] = {}
+        self._held: dict[str, tuple[NDArray[np.int64], list[bytes]]] = {}
+
+    def want(self, file: RecordFile, places: NDArray[np.int64]) -> None:
+        spans = self._spans.setdefault(file.name, (file, []))[1]
+        for row in range(0, len(places), 2):
+            spans += [span for span in zip(places[row].tolist(), places[row + 1].tolist(), strict=True) if span[0] >= 0]
+
+    async def all(self) -> None:
+        """Read what is wanted. Raises what `ByteSource.read_into` and `Unpacker.whole` raise."""
+        parts = [part for file, spans in self._spans.values() for part in _joined(file, spans)]
+        found: dict[_Part, bytes] = {}
+
+        async def read(part: _Part) -> None:
+            body = bytearray(part.stop - part.start)
+            if part.file.packed is None:
+                await self._source.read_into(part.file.name, part.start, memoryview(body))
+            else:
+                content = await self._unpacker.whole(part.file.packed)
+                await asyncio.to_thread(content.read_into, part.start, memoryview(body))
+            found[part] = bytes(body)
+
+        await run_bounded(read, parts, MAX_CONCURRENT_READS)
+        for name in self._spans:
+            own = sorted((part for part in parts if part.file.name == name), key=lambda part: part.start)
+            self._held[name] = np.array([part.start for part in own], np.int64), [found[part] for part in own]
+
+    def bytes_at(self, file: RecordFile, start: int, stop: int) -> bytes | None:
+        """Return the wanted bytes `[start, stop)`; None for a place that says that there are none."""
+        if start < 0:
+            return None
+        begins, bodies = self._held[file.name]
+        number = int(np.searchsorted(begins, start, side="right")) - 1
+        begin = int(begins[number])
+        return bodies[number][start - begin : stop - begin]
+
+
+def _joined(file: RecordFile, spans: list[tuple[int, int]]) -> list[_Part]:
+    parts: list[_Part] = []
+    for start, stop in sorted(spans):
+        last = parts[-1] if parts else None
+        if last and start <= last.stop + MAX_GAP_BYTES and max(stop, last.stop) - last.start <= MAX_RANGE_BYTES:
+            parts[-1] = replace(last, stop=max(stop, last.stop))
+        else:
+            parts.append(_Part(file, start, stop))
+    return parts
+
+
+async def _indexed(source: ByteSource, file: SourceFile, unpacker: Unpacker, reader: SourceThreads) -> RecordFile:
+    """Return the file with the places of its records: those that the spool keeps, or else by reading it once."""
+    kind = _TAR if stem_of(file.name).endswith(TAR_SUFFIX) else _LINES
+    compression = compression_of(file.name)
+    packed = None if compression is None else PackedFile(stem_of(file.name), file, compression)
+    spool, key = unpacker.spool, spool_key(file, f"places/v1/{_NAMES[kind]}")
+    held = await reader.run(partial(_kept, spool, key, kind)) if spool.is_kept else None
+    if held is not None:
+        return RecordFile(file.name, file.size_bytes, held.shape[1], file, kind, held, packed)
+    if packed is None:
+        opened: io.RawIOBase = RangeFile(source, file, in_order=True)
+        size_bytes = file.size_bytes
+    else:
+        content = await unpacker.whole(packed)
+        opened, size_bytes = SpooledReader(content), content.size_bytes
+    places = await reader.run(partial(_found, kind, opened, size_bytes, file.place))
+    if spool.is_kept:
+
+        def keep(sink: SpoolSink) -> None:
+            sink.write(places.tobytes())
+
+        await reader.run(lambda: spool.put(key, file.place, keep))
+    return RecordFile(file.name, file.size_bytes, places.shape[1], file, kind, places, packed)
+
+
+def _found(kind: str, opened: io.RawIOBase, size_bytes: int, place: str) -> NDArray[np.int64]:
+    with io.BufferedReader(opened, 64 * 1024) as file:
+        if kind == _TAR:
+            return samples_of_tar(cast("BinaryIO", file), size_bytes, place)
+        places, read_bytes = lines_of(file.read, place)
+        if read_bytes != size_bytes:
+            raise CorruptData(f"{place} ends at byte {read_bytes}; it was longer", path=place)
+        return places
+
+
+def _kept(spool: DataSpool, key: str, kind: str) -> NDArray[Any] | None:
+    held = spool.get(key)
+    rows = _ROWS_OF_PLACES[kind]
+    if held is None or held.size_bytes % (8 * rows):
+        return None
+    body = bytearray(held.size_bytes)
+    held.read_into(0, memoryview(body))
+    return np.frombuffer(body, np.int64).reshape(rows, -1)

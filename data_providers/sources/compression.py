@@ -1,0 +1,235 @@
+"""Compressed files: which compression a name or an index means, and a reader of the bytes within.
+
+`gz`, `bz2` and `xz` are Python's own; `zstd` needs zstandard (`pip install 'epochal[compression]'`), and
+`br` and `snappy` need pyarrow (`pip install 'epochal[parquet]'`). Every reader gives at most as many bytes as it is
+asked for, so that a file that unpacks to a thousand times its size costs its reader nothing but the refusal.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO, TypeAlias, cast
+
+from data_providers.protocol import CorruptData, Rejected
+from state.errors import InvalidInput
+
+SUFFIXES = {".zst": "zstd", ".gz": "gz", ".bz2": "bz2", ".xz": "xz"}
+"""The compression that a file's name says."""
+MAX_WINDOW_BYTES = 128 * 1024**2
+"""Maximum memory that a zstd file may ask for (its window: `zstd --long=27`)."""
+MAX_XZ_MEMORY_BYTES = 256 * 1024**2
+_PART_BYTES = 1024**2
+_ZSTD_PART_BYTES = 2048
+"""Packed bytes that are unpacked at a time: 64 MiB at most, as a block of 128 KiB may take four bytes."""
+MAX_SNAPPY_BYTES = 256 * 1024**2
+"""Maximum size of a snappy file, which is unpacked as a whole, packed and unpacked."""
+ZSTD_EXTRA = "pip install 'epochal[compression]'"
+ARROW_EXTRA = "pip install 'epochal[parquet]'"
+_LEVEL = ":"
+
+Opened: TypeAlias = tuple[tuple[type[BaseException], ...], Callable[[int], bytes]]
+"""The errors of a decompressor, and its `read`."""
+
+
+def compression_of(name: str) -> str | None:
+    """Return the compression that a file's name says, None for a plain file."""
+    return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def stem_of(name: str) -> str:
+    """Return a file's name without its compression's suffix."""
+    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
+
+
+def known_compression(named: object, place: str) -> str:
+    """Return the compression that an index names, such as `zstd:7`.
+
+    Raises:
+        Rejected: it is not one of those that can be unpacked; the message has them.
+    """
+    kind = named.partition(_LEVEL)[0] if isinstance(named, str) else ""
+    if kind not in _READERS:
+        allowed = ", ".join(sorted(_READERS))
+        raise Rejected(f"{place}: compression {str(named)[:40]!r} is not supported; allowed: {allowed}", place=place)
+    return kind
+
+
+def unpacked(file: BinaryIO, kind: str, place: str, size_bytes: int | None = None) -> "Unpacked":
+    """Return a reader of what a compressed file holds.
+
+    Args:
+        file: the compressed bytes, read from its beginning; closed with the reader.
+        kind: from `compression_of` or `known_compression`.
+        place: of the file, for messages.
+        size_bytes: of the content, if it is known; snappy needs it.
+
+    Raises:
+        InvalidInput: at the first read; a package that it needs is not installed.
+    """
+    return Unpacked(file, kind, place, size_bytes)
+
+
+class Unpacked:
+    """The content of a compressed file, in order. Errors of the decompressor are raised as `CorruptData`."""
+
+    def __init__(self, file: BinaryIO, kind: str, place: str, size_bytes: int | None) -> None:
+        self._file = file
+        self._kind = kind
+        self._place = place
+        self._size_bytes = size_bytes
+        self._opened: Opened | None = None
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return up to `size_bytes` further bytes; b"" at the end.
+
+        Raises:
+            CorruptData: the file is damaged or cut off; the fault of the data's owner.
+            DataError: what reading the compressed file raises.
+        """
+        failures: tuple[type[BaseException], ...] = (EOFError,)
+        try:
+            if self._opened is None:
+                self._opened = _READERS[self._kind](self._file, self._size_bytes)
+            failures, read = self._opened
+            return read(size_bytes)
+        except failures as error:
+            reason = str(error).partition("\n")[0]
+            raise CorruptData(
+                f"{self._place} cannot be unpacked as {self._kind}: {reason}", place=self._place
+            ) from error
+        except MemoryError as error:
+            raise CorruptData(f"{self._place} needs too much memory to be unpacked", place=self._place) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _buffered(file: BinaryIO) -> io.BufferedReader:
+    return io.BufferedReader(cast("io.RawIOBase", file), _PART_BYTES)
+
+
+def _gz(file: BinaryIO, _: int | None) -> Opened:
+    packed = _not_empty(_buffered(file))
+    return (EOFError, zlib.error, gzip.BadGzipFile), gzip.GzipFile(fileobj=packed, mode="rb").read
+
+
+def _bz2(file: BinaryIO, _: int | None) -> Opened:
+    return (EOFError, OSError, ValueError), _streams(bz2.BZ2Decompressor, _buffered(file))
+
+
+def _xz(file: BinaryIO, _: int | None) -> Opened:
+    make = partial(lzma.LZMADecompressor, memlimit=MAX_XZ_MEMORY_BYTES)
+    return (EOFError, lzma.LZMAError), _streams(make, _buffered(file))
+
+
+def _streams(make: Callable[[], Any], packed: io.BufferedReader) -> Callable[[int], bytes]:
+    """Return a reader of streams one after the other. (Python's own takes damage after the first for the end.)"""
+    decompressor, is_at_rest = make(), False
+
+    def read(size_bytes: int) -> bytes:
+        nonlocal decompressor, is_at_rest
+        found = b""
+        while not found:
+            more = b""
+            if decompressor.eof:
+                more = (b"" if is_at_rest else decompressor.unused_data) or packed.read(_PART_BYTES)
+                is_at_rest = True
+                if not more.strip(b"\0"):  # xz pads with zeros
+                    if not more:
+                        return b""
+                    continue
+                decompressor, is_at_rest = make(), False
+            elif decompressor.needs_input:
+                more = packed.read(_PART_BYTES)
+                if not more:
+                    raise EOFError("the file ends within a stream")
+            found = decompressor.decompress(more, size_bytes)
+        return bytes(found)
+
+    return read
+
+
+def _not_empty(packed: io.BufferedReader) -> io.BufferedReader:
+    if not packed.peek(1):
+        raise EOFError("the file is empty")
+    return packed
+
+
+def _zstd(file: BinaryIO, _: int | None) -> Opened:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise InvalidInput(f"zstd files need zstandard: {ZSTD_EXTRA}") from error
+    packed, context = _buffered(file), zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+    frame, held = context.decompressobj(), memoryview(b"")
+
+    def read(size_bytes: int) -> bytes:
+        nonlocal frame, held
+        while not held:
+            # zstandard's own file reader takes a file that is cut off for a whole one.
+            rest = frame.unused_data if frame.eof else b""
+            more = rest or packed.read(_ZSTD_PART_BYTES)
+            if not more:
+                if not frame.eof:
+                    raise EOFError("the file ends within a frame")
+                return b""
+            if frame.eof:
+                frame = context.decompressobj()
+            held = memoryview(frame.decompress(more))
+        found, held = bytes(held[:size_bytes]), held[size_bytes:]
+        return found
+
+    return (zstandard.ZstdError, EOFError), read
+
+
+def _arrow(kind: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise InvalidInput(f"{kind} files need pyarrow: {ARROW_EXTRA}") from error
+    return pyarrow
+
+
+def _br(file: BinaryIO, _: int | None) -> Opened:
+    arrow = _arrow("br")
+    stream = arrow.CompressedInputStream(arrow.PythonFile(_buffered(file), mode="r"), "brotli")
+    return (arrow.ArrowException, EOFError, OSError), stream.read
+
+
+def _snappy(file: BinaryIO, size_bytes: int | None) -> Opened:
+    arrow = _arrow("snappy")
+    packed = file.read(MAX_SNAPPY_BYTES + 1)
+    place = getattr(file, "name", "a snappy file")
+    if size_bytes is None or max(size_bytes, len(packed)) > MAX_SNAPPY_BYTES:
+        raise CorruptData(f"{place} is larger than {MAX_SNAPPY_BYTES} bytes, the most for snappy")
+    held: io.BytesIO | None = None
+
+    def read(wanted: int) -> bytes:
+        nonlocal held
+        if held is None:
+            said, shift = 0, 0
+            for byte in packed[:5]:  # snappy's own length comes first, and pyarrow does not compare it
+                said |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    break
+            if said != size_bytes:
+                raise EOFError(f"it holds {said} bytes, not {size_bytes}")
+            held = io.BytesIO(arrow.Codec("snappy").decompress(packed, size_bytes).to_pybytes())
+        return held.read(wanted)
+
+    return (arrow.ArrowException, EOFError, OSError), read
+
+
+_READERS: dict[str, Callable[[BinaryIO, int | None], Opened]] = {
+    "gz": _gz,
+    "bz2": _bz2,
+    "xz": _xz,
+    "zstd": _zstd,
+    "br": _br,
+    "snappy": _snappy,
+}

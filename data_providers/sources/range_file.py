@@ -1,0 +1,153 @@
+"""A file of a `ByteSource` as Python's blocking file object, for libraries that read files: in a thread of its own.
+
+The event loop does the reading; the thread waits for it. Such a thread must not be one of the event loop's own pool
+(`asyncio.to_thread`), whose threads the source itself may need: `SourceThreads` are for that.
+"""
+
+import asyncio
+import concurrent.futures
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from data_providers.protocol import SourceUnavailable
+from data_providers.sources.protocol import ByteSource, SourceFile
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+WINDOW_BYTES = 4 * 1024**2
+"""Number of bytes that are read at a time from a file that is read in order; the next ones are on their way."""
+MAX_WAIT_S = 600.0
+"""Maximum time for one range. Sources have shorter limits of their own for each of their attempts."""
+
+T = TypeVar("T")
+
+
+class Hash(Protocol):
+    """A hash of `hashlib`."""
+
+    def update(self, data: Any, /) -> None:
+        """Hash further bytes."""
+
+
+class SourceThreads:
+    """Threads for blocking calls that read a source's files. Close it before the source."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="epochal-data")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Return the call's result, or raise its exception. A call that runs is not stopped by a cancellation."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def close(self) -> None:
+        """Let no further call begin. Does not wait."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class RangeFile(io.RawIOBase):
+    """A readable, seekable file over ranges of a source. Make it in the event loop's thread; use it in another one.
+
+    Args:
+        source: is read; not closed.
+        file: one of the source's files.
+        in_order: whether to read whole windows of `WINDOW_BYTES` and ahead of them; otherwise only what is asked for.
+        hashes: updated with what is read.
+    """
+
+    def __init__(
+        self, source: ByteSource, file: SourceFile, *, in_order: bool = False, hashes: Sequence[Hash] = ()
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._in_order = in_order
+        self._hashes = hashes
+        self._at = 0
+        self._window = (0, b"")
+        self._ahead: tuple[int, concurrent.futures.Future[bytes]] | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]
+        if base + offset < 0:
+            raise ValueError(f"seek to {base + offset}")
+        self._at = base + offset
+        return self._at
+
+    def size(self) -> int:
+        """Return the file's size in bytes."""
+        return self._file.size_bytes
+
+    def readinto(self, into: "WriteableBuffer", /) -> int:
+        """Fill as much of `into` as the file, or the window, holds. Raises what `ByteSource.read_into` raises."""
+        view = memoryview(into).cast("B")
+        wanted = min(len(view), self._file.size_bytes - self._at)
+        if wanted <= 0:
+            return 0
+        found = self._from_window(wanted) if self._in_order else self._wait(self._ask(self._at, self._at + wanted))
+        view[: len(found)] = found
+        self._at += len(found)
+        for one in self._hashes:
+            one.update(found)
+        return len(found)
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+        self._ahead = None
+        super().close()
+
+    def _from_window(self, wanted: int) -> bytes:
+        begin, held = self._window
+        if not begin <= self._at < begin + len(held):
+            begin, held = self._next_window()
+        first = self._at - begin
+        return held[first : first + wanted]
+
+    def _next_window(self) -> tuple[int, bytes]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] != self._at:
+            ahead[1].cancel()
+            ahead = None
+        stop = min(self._at + WINDOW_BYTES, self._file.size_bytes)
+        asked = self._ask(self._at, stop) if ahead is None else ahead[1]
+        is_in_order = self._at == self._window[0] + len(self._window[1])
+        if is_in_order and stop < self._file.size_bytes:
+            self._ahead = stop, self._ask(stop, min(stop + WINDOW_BYTES, self._file.size_bytes))
+        self._window = (0, b"")
+        self._window = self._at, self._wait(asked)
+        return self._window
+
+    def _ask(self, start: int, stop: int) -> "concurrent.futures.Future[bytes]":
+        async def read() -> bytes:
+            found = bytearray(stop - start)
+            await self._source.read_into(self._file.name, start, memoryview(found))
+            return bytes(found)
+
+        reading = read()
+        try:
+            return asyncio.run_coroutine_threadsafe(reading, self._loop)
+        except RuntimeError as error:  # the event loop is closed
+            reading.close()
+            raise SourceUnavailable(f"{self._file.place} is not read any more", place=self._file.place) from error
+
+    def _wait(self, asked: "concurrent.futures.Future[bytes]") -> bytes:
+        try:
+            return asked.result(MAX_WAIT_S)
+        except concurrent.futures.CancelledError as error:
+            raise SourceUnavailable(f"{self._file.place} is not read any more", place=self._file.place) from error
+        except TimeoutError as error:
+            asked.cancel()
+            raise SourceUnavailable(f"{self._file.place} does not answer", place=self._file.place) from error

@@ -1,0 +1,101 @@
+"""Samples to pack that are tokens already: the samples of MDS shards, of any length, one after the other."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from data_providers.description import describe_order
+from data_providers.formats.discovery import discover_records
+from data_providers.formats.mds_table import Records, RecordsFile, RecordTables
+from data_providers.identity import contents_of
+from data_providers.order import DataFile, DataOrder
+from data_providers.protocol import (
+    MAX_REQUEST_BYTES,
+    MAX_REQUEST_SAMPLES,
+    CorruptData,
+    DatasetSpec,
+    Rejected,
+    TokenBatch,
+    dataset_fingerprint,
+)
+from data_providers.ranged import ByteRange, ranges_of, read_ranges
+from data_providers.sources.protocol import ByteSource
+from state.errors import InternalError
+from state.intervals import DataIds
+
+
+class TokenRecordsDataProvider:
+    """A `DataProvider` of samples that differ in length. Make one with `open`."""
+
+    def __init__(self, source: ByteSource, files: Sequence[RecordsFile], spec: DatasetSpec) -> None:
+        # For the order a sample of the shards is a sample of one token.
+        counted = [DataFile(file.name, file.size_bytes, file.layout.sample_count) for file in files]
+        seed = spec.shuffle_seed
+        self._order = DataOrder(
+            counted,
+            DatasetSpec(spec.token_size_bytes, 1, seed),
+            lambda ordered: dataset_fingerprint(
+                "token-records",
+                files=[[file.name, file.size_bytes, file.token_count] for file in ordered],
+                token_size_bytes=spec.token_size_bytes,
+                shuffle_seed=None if seed is None else seed.hex(),
+            ),
+            contents_of(source.files),
+        )
+        by_name = {file.name: file for file in files}
+        self._layouts = [by_name[file.name] for file in self._order.files]
+        self._spec = self._order.spec
+        self._source = source
+        self._tables = RecordTables(source, self._spec)
+        self._closed = False
+        self.files: tuple[DataFile, ...] = self._order.files
+        """The files in their order; a token of theirs is a sample."""
+        self.sequence_count = self._order.sequence_count
+        self.fingerprint = self._order.fingerprint
+        self.description = describe_order("MDS samples", self._order)
+
+    @classmethod
+    async def open(cls, source: ByteSource, spec: DatasetSpec) -> Self:
+        """Open the MDS shards of a source; `spec` gives the size of tokens and the shuffle. Closes the source.
+
+        Raises:
+            CorruptData, SourceUnavailable, Rejected: as `RangedDataProvider.open`.
+        """
+        try:
+            found = await discover_records(source, DatasetSpec(spec.token_size_bytes, 1))
+            files = [file for file in found if isinstance(file, RecordsFile)]
+            if not files:
+                raise CorruptData(f"{source.location} holds no samples", location=source.location)
+            return cls(source, files, spec)
+        except BaseException:
+            await source.aclose()
+            raise
+
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        """Return the samples of these data indices, as `DataProvider.get_samples`; they may differ in length."""
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        if data_ids.count > MAX_REQUEST_SAMPLES:
+            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+        parts: list[tuple[int, int, int, int]] = []
+        counts: list[int] = []
+        size, total = self._spec.token_size_bytes, 0
+        for extent in self._order.locate(data_ids):
+            records: Records = await self._tables.of(self._layouts[extent.file])
+            part = slice(extent.sequence, extent.sequence + extent.length)
+            for start, count in zip(records.starts[part].tolist(), records.counts[part].tolist(), strict=True):
+                if count:
+                    parts.append((extent.file, start, total * size, count * size))
+                counts.append(count)
+                total += count
+                if total * size > MAX_REQUEST_BYTES:
+                    raise Rejected(f"the samples asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+        tokens = np.empty(total, self._spec.dtype)
+        ranges: list[ByteRange] = ranges_of(parts)
+        await read_ranges(self._source, self.files, ranges, tokens.view(np.uint8).data)
+        return TokenBatch(tokens, np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._source.aclose()

@@ -1,0 +1,380 @@
+"""Records wherever their files are: compressed, in tars, over HTTP and in buckets; and files that are damaged."""
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_providers.formats import lines as lines_module
+from data_providers.formats import tar as tar_module
+from data_providers.formats.tar import samples_of_tar
+from data_providers.local_source import LocalSource
+from data_providers.locations import parse_location
+from data_providers.open_files import open_samples
+from data_providers.opening import OpenOptions, open_location
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from data_providers.records import RecordsDataProvider
+from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from data_providers.sources.object_store import ObjectStoreSource
+from data_providers.sources.spool import DataSpool
+from state.config.data_location import Urls
+from state.errors import DataError, InvalidInput
+from state.intervals import DataIds
+from tests.support.data_files import open_lines
+from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
+from tests.support.heavy import need_module
+
+RECORDS = [json.dumps({"text": f"record {number} " + "é" * (number % 7)}) for number in range(60)]
+TEXT = "\n".join(RECORDS).encode()
+OPTIONS = OpenOptions("run", None, packs=True)
+Members = list[tuple[str, bytes]]
+
+
+async def records(provider: Any, start: int, end: int) -> list[str]:
+    batch = await provider.get_samples(DataIds(start, end))
+    assert batch.is_text
+    text = batch.input_ids.astype(np.uint8).tobytes()
+    return [text[a:b].decode() for a, b in zip(batch.offsets, batch.offsets[1:], strict=False)]
+
+
+def tar_of(members: Members, kind: int = tarfile.PAX_FORMAT) -> bytes:
+    found = io.BytesIO()
+    with tarfile.open(fileobj=found, mode="w", format=kind) as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return found.getvalue()
+
+
+def places_in(data: bytes) -> list[list[int]]:
+    found: list[list[int]] = samples_of_tar(io.BytesIO(data), len(data), "a.tar").T.tolist()
+    return found
+
+
+def zst(data: bytes) -> bytes:
+    need_module("zstandard")
+    import zstandard
+
+    return zstandard.compress(data)
+
+
+# Compressed, and elsewhere
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zst)])
+async def test_lines_are_read_alike_on_a_disk_over_http_and_in_a_bucket(
+    tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]
+) -> None:
+    need_module("obstore")
+    from obstore.store import LocalStore
+
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / f"a.jsonl{suffix}").write_bytes(pack(TEXT))
+    (folder / f"b.jsonl{suffix}").write_bytes(pack(b'{"text": "last"}'))
+    local = await open_lines(folder, bytes(32))
+    wanted = await records(local, 0, 130)
+    assert sorted(wanted[:61]) == sorted([*RECORDS, '{"text": "last"}'])
+    bucket = await ObjectStoreSource.over(LocalStore(tmp_path), "file://", "data")
+    spec = DatasetSpec(2, 16, bytes(32))
+    async with http_server(FileServer(folder)) as url:
+        urls = Urls(tuple(f"{url}/{name}.jsonl{suffix}" for name in "ab"))
+        for provider in [await open_location(urls, spec, OPTIONS), await open_samples(bucket, spec, DataSpool)]:
+            assert provider.fingerprint == local.fingerprint
+            assert await records(provider, 0, 130) == wanted
+            await provider.aclose()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+async def test_places_of_records_are_found_once_where_there_is_a_cache(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(gzip.compress(TEXT) if suffix else TEXT)
+    options = replace(OPTIONS, cache=BlockCache(tmp_path / "cache", MIN_CACHE_BYTES))
+    server = FileServer(tmp_path)
+    async with http_server(server) as url:
+        bodies = []
+        for _ in range(2):
+            server.requests.clear()
+            provider = await open_location(parse_location(f"{url}/a.jsonl{suffix}"), DatasetSpec(2, 16), options)
+            assert await records(provider, 3, 5) == RECORDS[3:6]
+            await provider.aclose()
+            bodies.append([request for request in server.requests if request.byte_range() not in (None, (0, 0))])
+    assert bodies[0]
+    assert not [one for one in bodies[1] if one.path.startswith("/a.jsonl")]
+
+
+async def test_neighbouring_records_take_one_request(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(TEXT)
+    server = FileServer(tmp_path)
+    async with http_server(server) as url:
+        provider = await open_location(parse_location(f"{url}/a.jsonl"), DatasetSpec(2, 16), OPTIONS)
+        server.requests.clear()
+        await records(provider, 10, 40)
+        await provider.aclose()
+    assert len(server.requests) == 1
+
+
+async def test_file_that_changes_under_the_run_is_corrupt(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(TEXT)
+    async with http_server(FileServer(tmp_path)) as url:
+        provider = await open_location(parse_location(f"{url}/a.jsonl"), DatasetSpec(2, 16), OPTIONS)
+        (tmp_path / "a.jsonl").write_bytes(TEXT.replace(b"record 1", b"RECORD 1"))
+        with pytest.raises(CorruptData, match="changed"):
+            await records(provider, 0, 5)
+        await provider.aclose()
+
+
+async def test_compressed_file_that_changes_is_corrupt(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    place = tmp_path / "unpacked"
+    provider = await open_samples_at(path, lambda: DataSpool(place))
+    assert await records(provider, 0, 0) == RECORDS[:1]
+    for held in place.iterdir():
+        held.write_bytes(b"x" * 50)  # damaged on this machine's disk: it is unpacked again
+    provider = await open_samples_at(path, lambda: DataSpool(place))
+    assert await records(provider, 0, 0) == RECORDS[:1]
+    path.write_bytes(gzip.compress(TEXT + b"\n{}"))
+    for held in place.iterdir():
+        held.unlink()
+    provider._unpacker.spool._open.clear()
+    with pytest.raises(CorruptData, match="and now has"):
+        await records(provider, 0, 0)
+
+
+async def open_samples_at(path: Path, spool: Callable[[], DataSpool]) -> RecordsDataProvider:
+    provider = await open_samples(LocalSource.open(path), DatasetSpec(2, 1), spool, listed=False)
+    assert isinstance(provider, RecordsDataProvider)
+    return provider
+
+
+async def test_line_without_an_end_is_refused_before_it_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(lines_module, "SCANNED_BYTES", 400)
+    taken = 0
+
+    def read(size_bytes: int) -> bytes:
+        nonlocal taken
+        taken += size_bytes
+        return b"x" * size_bytes
+
+    with pytest.raises(CorruptData, match="line 1, has more than 1200 bytes; at most 1000"):
+        lines_module.lines_of(read, "endless.jsonl")
+    assert taken <= 1200
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"[1]\n" + b"x" * 10**6))
+    with pytest.raises(CorruptData, match=r"a\.jsonl\.gz, line 2, has more than"):
+        await open_lines(tmp_path)
+
+
+@pytest.mark.parametrize("cut", [1, 100])
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".zst", zst)])
+async def test_truncated_archive_of_lines_is_corrupt(
+    tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes], cut: int
+) -> None:
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(pack(TEXT)[:-cut])
+    with pytest.raises(CorruptData, match="cannot be unpacked as"):
+        await open_lines(tmp_path)
+
+
+async def test_archive_that_unpacks_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"[1]\n" * 10**5))
+    with pytest.raises(Rejected, match="unpacks to more than 100000 bytes"):
+        await open_samples_at(tmp_path / "a.jsonl.gz", lambda: DataSpool(max_bytes=100_000))
+
+
+async def test_same_data_twice_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(TEXT)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(TEXT))
+    with pytest.raises(CorruptData, match=r"a\.jsonl.* would be read as different data"):
+        await open_lines(tmp_path)
+
+
+async def test_records_of_a_run_that_does_not_pack_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_of([("1.txt", b"a")]))
+    with pytest.raises(InvalidInput, match=r'a\.tar holds records.*data_type = "Finetuning"'):
+        await open_location(parse_location(str(tmp_path / "a.tar")), DatasetSpec(2, 16), replace(OPTIONS, packs=False))
+
+
+# Tars
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+async def test_samples_of_a_tar_are_records(tmp_path: Path, kind: int, suffix: str) -> None:
+    long = "/".join(["folder" * 10] * 2) + "/0006" if kind == tarfile.USTAR_FORMAT else "n" * 300
+    data = tar_of(
+        [
+            ("./0001.txt", "né".encode()),
+            ("0002.json", b'{"text": "two"}'),
+            ("0003.jpg", bytes(2000)),
+            ("0003.json", b'{"id": 3}'),
+            ("0003.txt", b"a picture"),
+            ("0004.jpg", b"no text"),
+            ("a/0001.JSON", b'{"text": "in a folder"}'),
+            ("._0005.json", b"macOS"),
+            (f"{long}.txt", b"long name"),
+            ("0007.json", b'{"text": "own"}'),
+            ("0007.txt", b"other"),
+        ],
+        kind,
+    )
+    (tmp_path / f"a.tar{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+    provider = await open_lines(tmp_path)
+    assert [json.loads(record) for record in await records(provider, 0, 5)] == [
+        {"text": "né"},
+        {"text": "two"},
+        {"id": 3, "text": "a picture"},
+        {"text": "in a folder"},
+        {"text": "long name"},
+        {"text": "own"},
+    ]
+    assert provider.sequence_count == 6
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    samples=st.lists(
+        st.tuples(st.none() | st.integers(0, 99), st.none() | st.text(st.characters(codec="utf-8"), max_size=30)),
+        max_size=8,
+    )
+)
+def test_places_in_a_tar_hold_what_was_written(samples: list[tuple[int | None, str | None]]) -> None:
+    members: Members = []
+    for number, (record, text) in enumerate(samples):
+        members += [] if record is None else [(f"{number}.json", b"%d" % record)]
+        members += [] if text is None else [(f"{number}.txt", text.encode())]
+    data = tar_of(members)
+    found = [
+        (None if a < 0 else int(data[a:b]), None if c < 0 else data[c:d].decode()) for a, b, c, d in places_in(data)
+    ]
+    assert found == [sample for sample in samples if sample != (None, None)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd.txt", "/etc/cron.d/x.txt", "a\nb.txt", "\x1b[2J.txt", "caf\udce9.txt", "x" * 5000 + ".txt"],
+)
+async def test_hostile_names_do_no_harm(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_of([(name, b"text")], tarfile.GNU_FORMAT))
+    provider = await open_lines(tmp_path)
+    assert [json.loads(record) for record in await records(provider, 0, 0)] == [{"text": "text"}]
+    assert os.listdir(tmp_path) == ["a.tar"]
+
+
+def linked(kind: bytes) -> bytes:
+    found = io.BytesIO()
+    with tarfile.open(fileobj=found, mode="w") as tar:
+        member = tarfile.TarInfo("1.txt")
+        member.type, member.linkname = kind, "/etc/passwd"
+        tar.addfile(member)
+    return found.getvalue()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_members_that_are_no_files_are_left_out(kind: bytes) -> None:
+    assert places_in(linked(kind)) == []
+
+
+MEMBERS: Members = [("1.json", b"[1]"), ("2.txt", b"two" * 400), ("3.txt", b"three")]
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 600, 1024, 1535, 1536, 2000, 3072, 3600, 4096])
+def test_tar_cut_off_anywhere_is_corrupt(size: int) -> None:
+    whole = tar_of(MEMBERS)
+    assert len(places_in(whole)) == 3
+    with pytest.raises(CorruptData, match=r"cut off|not a tar"):
+        places_in(whole[:size])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (tar_of([("1.json", b"1"), ("1.json", b"2")]), "holds '1.json' twice"),
+        (tar_of([("1.json", b"1"), ("2.json", b"2"), ("1.txt", b"2")]), "samples 1 and 3 have the same name"),
+        (tar_of(MEMBERS) + tar_of(MEMBERS), "goes on after its end mark"),
+        (tar_of(MEMBERS) + bytes(2 * 1024**2), "goes on after its end mark"),
+        (b"x" * 2048, "is not a tar file at byte 0"),
+        (tar_of(MEMBERS).replace(b"1.json", b"2.json", 1), "is not a tar file at byte 0: bad checksum"),
+        (linked(tarfile.GNUTYPE_SPARSE), "sparse"),
+    ],
+)
+def test_tar_that_is_wrong_is_refused_with_the_reason(data: bytes, message: str) -> None:
+    with pytest.raises(CorruptData, match=message):
+        places_in(data)
+
+
+def test_members_of_a_tar_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar_module, "MAX_TEXT_BYTES", 1000)
+    with pytest.raises(CorruptData, match=r"'2\.txt' has 1200 bytes; at most 1000"):
+        places_in(tar_of(MEMBERS))
+    monkeypatch.setattr(tar_module, "MAX_HEADER_BYTES", 100)
+    with pytest.raises(CorruptData, match="extended header of 305 bytes; at most 100"):
+        places_in(tar_of([("n" * 300 + ".txt", b"")], tarfile.GNU_FORMAT))
+    monkeypatch.setattr(tar_module, "MAX_MEMBERS", 2)
+    with pytest.raises(CorruptData, match="more than 2 members"):
+        places_in(tar_of([("1.jpg", b""), ("2.jpg", b""), ("3.jpg", b"")]))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("1.txt", b"\xff")], r"a\.tar, sample 1: 'utf-8' codec can't decode"),
+        ([("1.json", b"[1]"), ("1.txt", b"a")], "beside a .txt stands a list"),
+        ([("1.json", b"{"), ("1.txt", b"a")], "sample 1: Expecting property name"),
+        ([("1.json", b"[" * 100_000), ("1.txt", b"a")], "sample 1: "),
+    ],
+)
+async def test_sample_that_cannot_be_a_record_is_corrupt(tmp_path: Path, members: Members, message: str) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_of(members))
+    with pytest.raises(CorruptData, match=message):
+        await records(await open_lines(tmp_path), 0, 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=6),
+    cut=st.none() | st.integers(0, 6000),
+    kind=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+)
+def test_damaged_tar_is_read_within_its_bounds_or_refused(
+    changes: list[tuple[int, int]], cut: int | None, kind: int
+) -> None:
+    data = bytearray(tar_of([*MEMBERS, ("é" * 120 + ".txt", b"x")], kind))
+    for at, value in changes:
+        data[at % len(data)] = value
+    try:
+        found = places_in(bytes(data[:cut]))
+    except DataError:
+        return
+    assert all(-1 <= a <= b <= len(data) and -1 <= c <= d <= len(data) for a, b, c, d in found)
+
+
+async def test_member_of_a_tar_over_http_is_skipped_without_reading_it(tmp_path: Path) -> None:
+    picture = bytes(30 * 1024**2)
+    (tmp_path / "a.tar").write_bytes(tar_of([("1.txt", b"one"), ("1.jpg", picture), ("2.txt", b"two")]))
+    served = 0
+    files = FileServer(tmp_path)
+
+    async def count(request: HttpRequest) -> HttpReply:
+        nonlocal served
+        reply = await files(request)
+        served += len(reply.body)
+        return reply
+
+    async with http_server(count) as url:
+        provider = await open_location(parse_location(f"{url}/a.tar"), DatasetSpec(2, 16), OPTIONS)
+        assert len(await records(provider, 0, 1)) == 2
+        await provider.aclose()
+    assert served < 10 * 1024**2
