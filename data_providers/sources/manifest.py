@@ -5,6 +5,7 @@ and the first 16 bytes of the SHA-256 of each block. A source with such a file i
 before it is used; so a truncated, damaged or replaced file is an error and never a wrong sample.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -15,9 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
 from data_providers.protocol import CorruptData
-from data_providers.sources.protocol import ByteSource, SourceFile, read
+from data_providers.sources.protocol import ByteSource, SourceFile, Wanted, read, read_many
 from state.errors import InvalidInput
 from state.wire import strict_json
 
@@ -29,6 +32,10 @@ DEFAULT_BLOCK_BYTES = 256 * 1024
 MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 64 * 1024**2
 _FORMAT = "epochal/manifest/v1"
 HEAD_BYTES = 256
+MAX_STRETCH_BYTES = 16 * 1024**2
+"""Maximum size of neighbouring blocks that are read as one range, unless one range needs more."""
+MAX_COMPARED_IN_LOOP_BYTES = 256 * 1024
+"""More bytes are hashed in a thread, so that others need not wait for it."""
 _HASH_BYTES = 16
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -288,21 +295,58 @@ class VerifiedSource:
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into`, as `ByteSource.read_into`; whole blocks of the files that are listed are read and compared."""
-        listed = self._manifest.get(name)
-        if listed is None:
-            await self._source.read_into(name, start, into)
-            return
-        size, stop = listed.block_bytes, start + len(into)
-        begin, end = start // size * size, min(-(-stop // size) * size, listed.size_bytes)
-        body = into if (begin, end) == (start, stop) else memoryview(bytearray(end - begin))
-        await self._source.read_into(name, begin, body)
-        for at in range(begin, end, size):
-            number = at // size
-            if block_hash(body[at - begin : at - begin + size]) != listed.hash_of(number):
-                place = next(file.place for file in self.files if file.name == name)
-                raise CorruptData(f"{place}: block {number} of {size} bytes differs from the manifest", name=name)
-        if body is not into:
-            into[:] = body[start - begin : stop - begin]
+        await self.read_many_into((Wanted(name, start, into),))
+
+    async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
+        """Fill every destination, as `BatchedSource.read_many_into`, from blocks that are read once and compared."""
+        plain = [one for one in wanted if one.name not in self._manifest]
+        listed = sorted((one for one in wanted if one.name in self._manifest), key=lambda one: (one.name, one.start))
+        stretches: list[tuple[Wanted, list[Wanted]]] = []
+        for one in listed:
+            begin, end = self._blocks_around(one)
+            if stretches:
+                last, users = stretches[-1]
+                last_end = last.start + len(last.into)
+                if last.name == one.name and begin < last_end and end <= last_end:
+                    users.append(one)
+                    continue
+                if last.name == one.name and begin <= last_end and end - last.start <= MAX_STRETCH_BYTES:
+                    joined = Wanted(one.name, last.start, np.empty(end - last.start, np.uint8).data)
+                    stretches[-1] = joined, [*users, one]
+                    continue
+            is_whole = (begin, end) == (one.start, one.start + len(one.into))
+            body = one.into if is_whole else np.empty(end - begin, np.uint8).data
+            stretches.append((Wanted(one.name, begin, body), [one]))
+        await read_many(self._source, [*plain, *(stretch for stretch, _ in stretches)])
+        compared = [stretch for stretch, _ in stretches]
+        if sum(len(stretch.into) for stretch in compared) > MAX_COMPARED_IN_LOOP_BYTES:
+            await asyncio.to_thread(self._compare, compared)
+        else:
+            self._compare(compared)
+        for stretch, users in stretches:
+            for one in users:
+                if one.into is not stretch.into:
+                    at = one.start - stretch.start
+                    one.into[:] = stretch.into[at : at + len(one.into)]
+
+    def _blocks_around(self, wanted: Wanted) -> tuple[int, int]:
+        """Return the bytes `[begin, end)` of the blocks that hold a range."""
+        listed, stop = self._manifest[wanted.name], wanted.start + len(wanted.into)
+        size = listed.block_bytes
+        return wanted.start // size * size, min(-(-stop // size) * size, listed.size_bytes)
+
+    def _compare(self, stretches: Sequence[Wanted]) -> None:
+        """Raise `CorruptData` at the first block that differs from the manifest."""
+        for stretch in stretches:
+            listed = self._manifest[stretch.name]
+            for at in range(0, len(stretch.into), listed.block_bytes):
+                number = (stretch.start + at) // listed.block_bytes
+                if block_hash(stretch.into[at : at + listed.block_bytes]) != listed.hash_of(number):
+                    place = next(file.place for file in self.files if file.name == stretch.name)
+                    raise CorruptData(
+                        f"{place}: block {number} of {listed.block_bytes} bytes differs from the manifest",
+                        name=stretch.name,
+                    )
 
     async def aclose(self) -> None:
         await self._source.aclose()

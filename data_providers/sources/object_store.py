@@ -9,11 +9,13 @@ from typing import Any, Self
 from data_providers.file_names import is_hidden
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.sources.bucket_errors import request_error
-from data_providers.sources.protocol import SourceFile
+from data_providers.sources.protocol import SourceFile, Wanted, run_bounded
 from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of, version_of
 from state.errors import InvalidInput
 
 MAX_LISTED_FILES = 100_000
+MAX_CONCURRENT_REQUESTS = 32
+"""Maximum number of requests of one batch at a time: objects are read by single ranges, each with a latency."""
 
 
 class ObjectStoreSource:
@@ -76,6 +78,18 @@ class ObjectStoreSource:
         if len(body) != stop - start:
             raise SourceUnavailable(f"{file.place} sent {len(body)} bytes for [{start}, {stop})")
         into[:] = body
+
+    async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
+        """Fill every destination, as `BatchedSource.read_many_into`, by concurrent requests.
+
+        Buckets do not answer several ranges at once, and obstore's `get_ranges` tells neither an object's ETag nor its
+        size, by which a change is noticed.
+        """
+
+        async def read_one(one: Wanted) -> None:
+            await self.read_into(one.name, one.start, one.into)
+
+        await run_bounded(read_one, wanted, MAX_CONCURRENT_REQUESTS)
 
     async def aclose(self) -> None:
         """Do nothing: obstore has nothing to close."""

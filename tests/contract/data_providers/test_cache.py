@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from data_providers.protocol import SourceUnavailable
-from data_providers.sources.cache import BLOCK_BYTES, MIN_CACHE_BYTES, BlockCache, CachedSource
-from data_providers.sources.protocol import SourceFile, read
+from data_providers.sources.cache import BLOCK_BYTES, CHUNK_BYTES, MIN_CACHE_BYTES, BlockCache, CachedSource
+from data_providers.sources.protocol import SourceFile, Wanted, read
 from state.errors import InvalidInput
 
 DATA = np.random.default_rng(0).integers(0, 256, 5 * BLOCK_BYTES + 1000, dtype=np.uint8).tobytes()
@@ -158,3 +158,78 @@ def test_cache_is_shared_by_processes_of_which_some_are_killed(tmp_path: Path) -
     hammer(tmp_path, 3, 20)
     assert held_bytes(tmp_path) <= MIN_CACHE_BYTES
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} <= {"incoming", "lock", "total"}
+
+
+class Batched(Recorded):
+    """A source in memory that also answers batches, once it may; records their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
+        self.batches.append(len(wanted))
+        for one in wanted:
+            await self.read_into(one.name, one.start, one.into)
+
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        await super().read_into(name, start, into)
+        await self.may_answer.wait()
+
+
+def places(*starts: int) -> list[Wanted]:
+    return [Wanted("a.bin", start, memoryview(bytearray(100))) for start in starts]
+
+
+async def test_cache_fetches_what_a_batch_misses_together(tmp_path: Path) -> None:
+    source = Batched()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    wanted = places(10, 2 * BLOCK_BYTES - 50, 4 * BLOCK_BYTES, 4 * BLOCK_BYTES + 200)
+    await cached.read_many_into(wanted)
+    assert [bytes(one.into) for one in wanted] == [DATA[one.start : one.start + 100] for one in wanted]
+    assert source.batches == [2]
+    assert source.reads == [(0, 3 * BLOCK_BYTES), (4 * BLOCK_BYTES, 5 * BLOCK_BYTES)]
+
+
+async def test_cache_fetches_a_block_once_for_two_that_need_it(tmp_path: Path) -> None:
+    source = Batched()
+    source.may_answer.clear()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    async with asyncio.TaskGroup() as group:
+        readers = [group.create_task(read(cached, "a.bin", start, start + 10)) for start in (0, 500)]
+        while not source.reads:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        source.may_answer.set()
+    assert [reader.result() for reader in readers] == [DATA[:10], DATA[500:510]]
+    assert source.reads == [(0, BLOCK_BYTES)]
+
+
+async def test_cache_goes_on_when_another_reader_of_the_block_is_cancelled(tmp_path: Path) -> None:
+    source = Batched()
+    source.may_answer.clear()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(read(cached, "a.bin", 0, 10))
+        while not source.reads:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        second = group.create_task(read(cached, "a.bin", 500, 510))
+        first.cancel()
+        source.may_answer.set()
+    assert second.result() == DATA[500:510]
+
+
+async def test_cache_hashes_what_a_read_needs_and_no_more(tmp_path: Path) -> None:
+    source = Recorded()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    await read(cached, "a.bin", 0, BLOCK_BYTES)
+    (entry,) = entries(tmp_path)
+    damaged = bytearray(entry.read_bytes())
+    damaged[-1] ^= 1
+    entry.write_bytes(damaged)
+    source.reads.clear()
+    assert await read(cached, "a.bin", 5, BLOCK_BYTES - CHUNK_BYTES) == DATA[5 : BLOCK_BYTES - CHUNK_BYTES]
+    assert not source.reads, "the damage is elsewhere"
+    assert await read(cached, "a.bin", BLOCK_BYTES - 1, BLOCK_BYTES) == DATA[BLOCK_BYTES - 1 : BLOCK_BYTES]
+    assert source.reads == [(0, BLOCK_BYTES)], "damaged bytes are fetched again"

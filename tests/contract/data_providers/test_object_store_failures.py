@@ -1,5 +1,6 @@
 """Failures of a bucket's server, and Azure's own listing: obstore against real sockets."""
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,13 +10,14 @@ import pytest
 
 from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.sources.object_store import ObjectStoreSource
-from data_providers.sources.protocol import read
+from data_providers.sources.object_store import MAX_CONCURRENT_REQUESTS, ObjectStoreSource
+from data_providers.sources.protocol import Wanted, read
 from runtime import buckets
 from runtime.buckets import MAX_RETRIES
 from state.config.data_location import S3, Azure
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
+from tests.support.bounds import BOUND_S
 from tests.support.data_http import Answer, HttpReply, HttpRequest, http_server
 from tests.support.heavy import need_module
 
@@ -191,3 +193,26 @@ async def test_bucket_of_another_region_is_rejected_without_a_retry() -> None:
     with pytest.raises(Rejected, match="region"):
         async with s3_source(answer):
             pass
+
+
+async def test_ranges_of_a_bucket_are_requested_concurrently() -> None:
+    under_way, most, crowded = 0, 0, asyncio.Event()
+
+    async def answer(request: HttpRequest) -> HttpReply:
+        nonlocal under_way, most
+        if "list-type" in request.query:
+            return HttpReply(200, S3_LISTING.encode())
+        under_way += 1
+        most = max(most, under_way)
+        if most == MAX_CONCURRENT_REQUESTS:
+            crowded.set()
+        await crowded.wait()
+        under_way -= 1
+        ((first, last),) = request.byte_ranges()
+        headers = {"Last-Modified": WRITTEN, "Content-Range": f"bytes {first}-{last}/128"}
+        return HttpReply(206, TOKENS.tobytes()[first : last + 1], headers)
+
+    async with s3_source(answer) as source, asyncio.timeout(BOUND_S):
+        wanted = [Wanted("a.bin", start, memoryview(bytearray(2))) for start in range(0, 128, 2)]
+        await source.read_many_into(wanted)
+    assert b"".join(one.into for one in wanted) == TOKENS.tobytes()
