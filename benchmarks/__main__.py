@@ -18,6 +18,7 @@ from benchmarks import (
     packing,
     peer_training,
     peers,
+    prepare,
     quality,
     resilience,
     rounds,
@@ -34,6 +35,11 @@ def _in_folder(measure: Callable[[Path], Coroutine[Any, Any, list[Figure]]]) -> 
         return asyncio.run(measure(Path(folder)))
 
 
+def _in_named_folder(measure: Callable[[Path], list[Figure]]) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
+        return measure(Path(folder))
+
+
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "assignment": assignment.measure,
     "rounds": lambda: _in_folder(rounds.measure),
@@ -41,6 +47,8 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "data": lambda: _in_folder(data.measure),
     "packing": packing.measure,
     "chunking": chunking.measure,
+    "prepare": lambda: _in_named_folder(prepare.measure),
+    "prepare-memory": lambda: _in_named_folder(prepare.measure_memory),
     "peers": lambda: _in_folder(peers.measure),
     "resilience": lambda: _in_folder(resilience.measure),
     "torch": torch_rounds.measure,
@@ -71,7 +79,7 @@ NOTES: dict[str, Sequence[str]] = {
     "codecs": codec_quality.NOTES,
 }
 EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory")
-APART = (*EXCHANGE, "peers", *EXPLAINED, "resilience", *TORCH, "quality", "codecs")
+APART = (*EXCHANGE, "peers", "prepare-memory", *EXPLAINED, "resilience", *TORCH, "quality", "codecs")
 """Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 

@@ -264,7 +264,7 @@ class _Job:
     def encode(self) -> None:
         """Encode every document that was not encoded yet."""
         committed_s = time.monotonic()
-        workers = self._options.workers or len(os.sched_getaffinity(0))
+        workers = self._options.workers or _core_count()
         cutter = Cutter(self._sources, self._options)
         self._show(self._progress())
         with EncodingPool(workers, self._options, self._tokenizer) as pool:
@@ -355,6 +355,11 @@ class _Job:
     def _progress(self) -> PrepareProgress:
         counts, total = self._counts, self._sources.size_bytes
         return PrepareProgress(self._position.read_bytes, total, counts.documents, counts.tokens, self._resumed)
+
+
+def _core_count() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 def _now_lenient(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
