@@ -23,7 +23,11 @@ from state.errors import InvalidInput
 EXTRA = "pip install 'epochal[prepare]'"
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
 _START, _STOP = "\ufdd0", "\ufdd1"
-"""Noncharacters that Unicode reserves for a program's own use: around what a template marks while it is rendered."""
+"""Around what a template marks, while it is rendered."""
+END_MARK = "\ufdd2"
+"""The `eos_token` of tokenizers whose end token has no text of its own."""
+_RESERVED = re.compile("[\ufdd0-\ufdef]")
+"""Noncharacters, which Unicode reserves for a program's own use."""
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 PLAIN = """\
@@ -92,8 +96,8 @@ class ChatTemplate:
             CorruptData: the template refuses the conversation, or it cannot be told what is learnt.
         """
         for number, message in enumerate(conversation.messages):
-            if _START in message["content"] or _STOP in message["content"]:
-                raise CorruptData(f"messages[{number}] has U+FDD0 or U+FDD1, which Unicode reserves for programs")
+            if found := _RESERVED.search(message["content"]):
+                raise CorruptData(f"messages[{number}] has U+{ord(found[0]):X}, which Unicode reserves for programs")
         if self.marks_what_is_learnt:
             return self._marked(conversation)
         return self._compared(conversation)

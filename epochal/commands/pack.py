@@ -6,13 +6,12 @@ saved beside it, so that an interrupted command continues after the last complet
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
@@ -25,10 +24,10 @@ from batching.packing.task_encoder import EncoderContext, open_encoder
 from data_providers.file_names import PARQUET_SUFFIX
 from data_providers.locations import parse_location
 from data_providers.opening import OpenOptions, open_location
-from data_providers.preprocessed import EXTRA
 from data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import JsonOption
+from epochal.cli.row_files import part_name, write_rows
 from epochal.cli.run import run_to_end, say
 from runtime.durable_files import replace_file
 from state.config.schema import known_places
@@ -177,7 +176,7 @@ class _PackingJob:
             raise InvalidInput(f"{path} is not the state of a packing: {error}", path=str(path)) from error
         if not parts:
             return  # no rows were written that another configuration could contradict
-        missing = [name for name in map(_part_name, range(parts)) if name not in names]
+        missing = [name for name in map(part_name, range(parts)) if name not in names]
         if missing:
             raise InvalidInput(f"{out} lacks {missing[0]}, which was written before; pack into another folder")
         if fingerprint != self._provider.fingerprint:
@@ -193,7 +192,7 @@ class _PackingJob:
         if self._out is None or not rows:
             return
         with _writing(self._out):
-            await asyncio.to_thread(_write_part, self._out / _part_name(self.parts), rows)
+            await asyncio.to_thread(write_rows, self._out / part_name(self.parts), rows)
             self.parts += 1
             await self._save(self._out)
 
@@ -202,33 +201,12 @@ class _PackingJob:
         await asyncio.to_thread(replace_file, out / STATE_NAME, json.dumps(saved).encode())
 
 
-def _part_name(number: int) -> str:
-    return f"train-{number:05}{PARQUET_SUFFIX}"
-
-
 @contextlib.contextmanager
 def _writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise InvalidInput(f"--out {out} cannot be written: {error.strerror or error}", path=str(out)) from error
-
-
-def _write_part(path: Path, rows: Sequence[TokenBatch]) -> None:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InvalidInput(f"--out writes parquet files, which needs pyarrow: {EXTRA}") from error
-    columns: dict[str, list[Any]] = {
-        "inputs": [row.input_ids for row in rows],
-        "labels": [row.labels for row in rows],
-        "position_ids": [row.position_ids for row in rows],
-        "sequence_lengths": [row.sequence_lengths for row in rows],
-    }
-    part = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), part, row_group_size=256)
-    replace_file(path, part.getvalue())
 
 
 def _show(report: PackReport) -> None:

@@ -55,6 +55,28 @@ ValidationOption = Annotated[
 InvalidTextOption = Annotated[
     Literal["error", "skip", "replace"], typer.Option(help="What to do with a document that is not UTF-8.")
 ]
+ChatOption = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="The sources are JSON lines of conversations (`messages`, or `prompt` and `completion`), made into rows of"
+        " --seq-len tokens with labels for what is learnt.",
+    ),
+]
+TemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Chat template: plain, chatml, none, or a Jinja file. Default: the tokenizer's own; plain for bytes.",
+    ),
+]
+LearnOption = Annotated[
+    Literal["assistant", "last"], typer.Option(help="What is learnt: all of the assistant's messages, or the last one.")
+]
+OversizedOption = Annotated[
+    Literal["error", "truncate", "split", "drop"],
+    typer.Option(help="What to do with a conversation that is longer than a row."),
+]
 SkipBadOption = Annotated[
     bool,
     typer.Option(
@@ -82,6 +104,10 @@ def prepare(
     max_document_bytes: Annotated[
         int, typer.Option(help="Maximum size of a document, which is held in memory.")
     ] = DEFAULTS.max_document_bytes,
+    chat: ChatOption = False,
+    template: TemplateOption = None,
+    learn: LearnOption = DEFAULTS.learn,
+    oversized: OversizedOption = DEFAULTS.oversized,
     workers: Annotated[
         int | None, typer.Option(help="Number of processes that encode. Default: one for each core.")
     ] = None,
@@ -109,6 +135,10 @@ def prepare(
         invalid_text=invalid_text,
         skip_bad=skip_bad,
         max_document_bytes=max_document_bytes,
+        chat=chat,
+        template=template,
+        learn=learn,
+        oversized=oversized,
         workers=workers,
         data_address=data_address,
     )
@@ -138,6 +168,8 @@ def _live(console: Console) -> Iterator[Callable[[PrepareProgress], None]]:
 
         def show(progress: PrepareProgress) -> None:
             text = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            if progress.packed:
+                text += f", {progress.packed:,} packed"
             bar.update(task, completed=progress.read_bytes, total=progress.total_bytes, description=text)
 
         yield show
@@ -172,16 +204,20 @@ def _report(made: Preparation) -> None:
         if shards:
             held = f"{counts[f'{split}_documents']:,} documents, {sum(shards.values()):,} tokens"
             samples = f"{made.samples(split):,} samples of {made.seq_len}"
-            say(f"{made.folder / split}: {held} in {len(shards)} shard{'s' * (len(shards) > 1)}: {samples}")
+            files = "file" if made.is_chat else "shard"
+            say(f"{made.folder / split}: {held} in {len(shards)} {files}{'s' * (len(shards) > 1)}: {samples}")
     for name, what in (
         ("duplicates", "repeats, dropped"),
         ("empty", "documents without text, left out"),
         ("invalid_text", "documents that are not UTF-8, skipped"),
         ("replaced", "documents with wrong bytes, replaced by U+FFFD"),
         ("bad", "bad documents or files, skipped"),
+        ("truncated", "conversations longer than a row, truncated"),
+        ("split", "conversations longer than a row, split"),
+        ("dropped", "conversations longer than a row, dropped"),
         ("not_read", "files with another suffix, not read"),
     ):
-        if counts[name]:
+        if counts.get(name):
             say(f"{what}: {counts[name]:,}")
     for message in [*counts["named"], *(f"not read: {name}" for name in counts["not_read_named"])][:NAMED_SHOWN]:
         say(f"  {message}")
@@ -197,10 +233,12 @@ def _say_next(made: Preparation) -> None:
     def path(name: str) -> str:
         return shlex.quote(str(made.folder / name))
 
+    data = "" if made.is_chat else f" --data-config {path('data.toml')}"
     trainer = "" if made.tokenizer.vocabulary <= 256 else " --trainer torch"
     say("next:")
-    say(f"  epochal check {path('state.toml')} --data-config {path('data.toml')}")
-    say(f"  epochal coordinator {path('state.toml')} --data-config {path('data.toml')}")
+    say(f"  epochal check {path('state.toml')}{data}")
+    say(f"  epochal coordinator {path('state.toml')}{data}")
     say(f"  epochal client http://127.0.0.1:8000 --key me.key --new-key{trainer}     # in another terminal")
     if made.samples(VALIDATION):
-        say(f"  epochal evaluate {shlex.quote(f'runs/{made.run_id}')} --data {path('validation.toml')}")
+        held_out = "--split validation" if made.is_chat else f"--data {path('validation.toml')}"
+        say(f"  epochal evaluate {shlex.quote(f'runs/{made.run_id}')} {held_out}")

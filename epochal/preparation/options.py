@@ -5,12 +5,17 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
+from batching.chat.conversations import Learn
 from state.errors import InvalidInput
 
 Cut: TypeAlias = Literal["file", "lines", "blank-lines"]
 """What a document is in a text file: all of it, each line, or what stands between blank lines."""
 OnInvalidText: TypeAlias = Literal["error", "skip", "replace"]
 
+Oversized: TypeAlias = Literal["error", "truncate", "split", "drop"]
+
+LEARNS: tuple[Learn, ...] = ("assistant", "last")
+ON_OVERSIZED: tuple[Oversized, ...] = ("error", "truncate", "split", "drop")
 CUTS: tuple[Cut, ...] = ("file", "lines", "blank-lines")
 ON_INVALID_TEXT: tuple[OnInvalidText, ...] = ("error", "skip", "replace")
 MAX_SHARD_TOKENS = 4_000_000_000
@@ -43,6 +48,10 @@ class PrepareOptions:
         skip_bad: whether to skip bad documents and files, and name them in the manifest, instead of ending with an
             error.
         max_document_bytes: maximum size of a document, as UTF-8.
+        chat: whether the sources are JSON lines of conversations, which become rows of `seq_len` tokens with labels.
+        template: of conversations: `plain`, `chatml`, `none`, or a file with a Jinja template; None: the tokenizer's.
+        learn: what is learnt of a conversation: every message of the `assistant`, or its `last` one.
+        oversized: what to do with a conversation that is longer than a row: `error`, `truncate`, `split` or `drop`.
         workers: number of processes that encode; None: one for each core.
         data_address: `host:port` under which the run's clients reach its data server, for the `state.toml`.
 
@@ -62,6 +71,10 @@ class PrepareOptions:
     invalid_text: OnInvalidText = "error"
     skip_bad: bool = False
     max_document_bytes: int = 64 * 1024**2
+    chat: bool = False
+    template: str | None = None
+    learn: Learn = "assistant"
+    oversized: Oversized = "error"
     workers: int | None = None
     data_address: str = DATA_ADDRESS
 
@@ -75,9 +88,17 @@ class PrepareOptions:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise InvalidInput(f"{spelled(name)} {value}; allowed: {least} to {most}")
-        for name, allowed in (("documents", CUTS), ("invalid_text", ON_INVALID_TEXT)):
+        for name, allowed in (
+            ("documents", CUTS),
+            ("invalid_text", ON_INVALID_TEXT),
+            ("learn", LEARNS),
+            ("oversized", ON_OVERSIZED),
+        ):
             if getattr(self, name) not in allowed:
                 raise InvalidInput(f"{spelled(name)} {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        for name, default in (("template", None), ("learn", "assistant"), ("oversized", "error")):
+            if not self.chat and getattr(self, name) != default:
+                raise InvalidInput(f"{spelled(name)} {getattr(self, name)}; allowed: with --chat")
         for suffix in self.text_suffixes:
             if not suffix.startswith(".") or "/" in suffix or len(suffix) < 2:
                 raise InvalidInput(f"--text-suffix {suffix!r}; allowed: a dot and a name, such as .py")

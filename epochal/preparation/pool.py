@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 import epochal
+from epochal.preparation.chats import ChatOptions
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.portions import PORTION_BYTES, EncodedPortion, Portion
 from epochal.preparation.text_tokenizer import NamedTokenizer
@@ -33,12 +34,14 @@ class WorkerLost(EpochalError):
 class EncodingPool:
     """Some processes that encode. Leaving the context ends them."""
 
-    def __init__(self, count: int, options: PrepareOptions, tokenizer: NamedTokenizer) -> None:
+    def __init__(
+        self, count: int, options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None = None
+    ) -> None:
         self._count = count
         self._processes: list[subprocess.Popen[bytes]] = []
         self._free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(count, "epochal-prepare")
-        self._settings = options, tokenizer
+        self._settings = options, tokenizer, chat
 
     def __enter__(self) -> Self:
         root = str(Path(epochal.__file__).resolve().parents[1])

@@ -6,21 +6,24 @@ everything is done, everything lies in the folder's `.preparing`, and no reader 
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from data_providers.locations import parse_location
+from epochal.preparation.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
 from epochal.preparation.cutting import Cutter
 from epochal.preparation.done import DoneSoFar
 from epochal.preparation.options import PrepareOptions, differences
 from epochal.preparation.pool import EncodingPool
 from epochal.preparation.portions import EncodedPortion, Portion, Position
 from epochal.preparation.publishing import TRAIN, VALIDATION, Finished, Preparation, publish, published
+from epochal.preparation.rows import check_are_records, packed_into_rows, samples_folder
 from epochal.preparation.shards import ShardWriter
 from epochal.preparation.sources import Sources
 from epochal.preparation.text_tokenizer import NamedTokenizer, find_tokenizer
@@ -46,6 +49,7 @@ class PrepareProgress:
         read_bytes, total_bytes: of the sources, as they are stored.
         documents, tokens: number of those that were kept.
         resumed: whether it goes on where an earlier one stopped.
+        packed: number of the documents that were packed into rows, once all were read; of conversations only.
     """
 
     read_bytes: int
@@ -53,6 +57,7 @@ class PrepareProgress:
     documents: int
     tokens: int
     resumed: bool
+    packed: int = 0
 
 
 Show = Callable[[PrepareProgress], None]
@@ -92,18 +97,23 @@ def prepare(
     found = find_tokenizer(str(tokenizer), options.end_token)
     places, folder = [str(place) for place in sources], Path(out)
     content = {"sources": places, "tokenizer": found.identity.to_plain(), **options.content()}
+    chat = None
+    if options.chat:
+        chat = ChatOptions(*template_of(options.template, found), options.learn)
+        ChatEncoder(chat, found)  # raises if the template is none, before a process is started
+        content["template"] = {"name": chat.template_name, "sha256": hashlib.sha256(chat.template.encode()).hexdigest()}
     with _working_folder(folder, content) as working:
         if working is None:
             return published(folder)
-        made = _made(places, content, found, options, working, show or _show_nothing)
+        made = _made(places, content, found, options, chat, working, show or _show_nothing)
         left = publish(made, folder, working, found, options.data_address)
     shutil.rmtree(folder / WORKING, ignore_errors=True)
     return published(folder, tuple(left))
 
 
 def _made(
-    places: Sequence[str], content: dict[str, Any], tokenizer: NamedTokenizer, options: PrepareOptions, working: Path,
-    show: Show,
+    places: Sequence[str], content: dict[str, Any], tokenizer: NamedTokenizer, options: PrepareOptions,
+    chat: ChatOptions | None, working: Path, show: Show,
 ) -> Finished:  # fmt: skip
     """Encode everything, or what is left of it; return what is to be published."""
     with _closing(DoneSoFar.open(working)) as ledger:
@@ -112,11 +122,15 @@ def _made(
                 raise InvalidInput(_other_options(changed))
             return Finished.of(earlier)
         with Sources.open(places, options.text_suffixes) as sources:
-            job = _Job(options, tokenizer, sources, ledger, working, show)
+            if chat is not None:
+                check_are_records(sources)
+            job = _Job(options, tokenizer, chat, sources, ledger, working, show)
             try:
                 job.begin(content)
                 job.encode()
                 made = Finished(content, job.counts(), job.entries())
+                if chat is not None:
+                    made = packed_into_rows(made, working, options, job.show_packed)
             finally:
                 job.close()
         made.check()
@@ -228,20 +242,21 @@ class _Job:
     """One preparation under way."""
 
     def __init__(
-        self, options: PrepareOptions, tokenizer: NamedTokenizer, sources: Sources, ledger: DoneSoFar, working: Path,
-        show: Show,
+        self, options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None, sources: Sources,
+        ledger: DoneSoFar, working: Path, show: Show,
     ) -> None:  # fmt: skip
         self._options = options
         self._tokenizer = tokenizer
+        self._chat = chat
         self._sources = sources
         self._ledger = ledger
         self._show = show
         self._threshold = int(options.held_out * 2**64)
-        size = tokenizer.identity.token_size
+        size = tokenizer.identity.token_size if chat is None else MARKED_TOKEN_BYTES
         self._size = size
+        shards = working if chat is None else samples_folder(working)
         self._writers = {
-            split: ShardWriter(working / split, ledger, options.tokens_of_a_shard, size)
-            for split in (TRAIN, VALIDATION)
+            split: ShardWriter(shards / split, ledger, options.tokens_of_a_shard, size) for split in (TRAIN, VALIDATION)
         }
         self._counts = PrepareCounts(**(ledger.fact("counts") or {}))
         self._position = Position(**(ledger.fact("position") or {}))
@@ -267,7 +282,7 @@ class _Job:
         workers = self._options.workers or _core_count()
         cutter = Cutter(self._sources, self._options)
         self._show(self._progress())
-        with EncodingPool(workers, self._options, self._tokenizer) as pool:
+        with EncodingPool(workers, self._options, self._tokenizer, self._chat) as pool:
             for portion, encoded in pool.encoded(cutter.portions(self._position)):
                 self._take(portion, encoded)
                 self._position = portion.after
@@ -276,6 +291,10 @@ class _Job:
                     committed_s = time.monotonic()
                 self._show(self._progress())
         self._commit()
+
+    def show_packed(self, count: int) -> None:
+        """Show the number of conversations that were packed into rows."""
+        self._show(replace(self._progress(), packed=count))
 
     def counts(self) -> dict[str, Any]:
         """Return the counts for the manifest."""

@@ -37,6 +37,7 @@ class Preparation:
         tokenizer: its identity, size of a token and end token.
         counts: of documents, tokens and skipped files, as the manifest has them.
         shards: for each split (`train`, and `validation` if it has any), the number of tokens of each file.
+        rows: of conversations, for each split, the number of rows of each file.
         left: names of the user's own files that were left as they are; what would have been written is beside them.
     """
 
@@ -45,6 +46,7 @@ class Preparation:
     tokenizer: TokenizerIdentity
     counts: Mapping[str, Any]
     shards: Mapping[str, Mapping[str, int]]
+    rows: Mapping[str, Mapping[str, int]]
     left: tuple[str, ...] = ()
 
     @property
@@ -53,13 +55,20 @@ class Preparation:
         return run_id_of(self.folder)
 
     @property
+    def is_chat(self) -> bool:
+        """Whether it holds rows of conversations, in parquet files."""
+        return bool(self.content["chat"])
+
+    @property
     def seq_len(self) -> int:
         """The number of tokens of a sample."""
         found: int = self.content["seq_len"]
         return found
 
     def samples(self, split: str) -> int:
-        """Return the number of whole samples of a split."""
+        """Return the number of whole samples of a split: of conversations, its rows."""
+        if self.is_chat:
+            return sum(self.rows.get(split, {}).values())
         return sum(tokens // self.seq_len for tokens in self.shards.get(split, {}).values())
 
 
@@ -76,6 +85,11 @@ class Finished:
     counts: dict[str, Any]
     entries: dict[str, dict[str, dict[str, Any]]]
 
+    @property
+    def seed(self) -> bytes:
+        """32 bytes that shuffle the samples."""
+        return seed_of(self.content)
+
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
         """Return it from the plain values of `to_plain`."""
@@ -89,11 +103,18 @@ class Finished:
         """Raise `InvalidInput` if there is too little for one sample."""
         length = self.content["seq_len"]
         tokens = sum(entry["tokens"] for entry in self.entries.get(TRAIN, {}).values())
-        if tokens < length:
+        if self.content["chat"] and not tokens:
+            raise InvalidInput("the sources hold no conversation to train on; give more of them")
+        if tokens < length and not self.content["chat"]:
             raise InvalidInput(
                 f"the sources make {tokens} tokens to train on, and a sample has {length}; "
                 "give more text, or a smaller --seq-len with --restart"
             )
+
+
+def seed_of(content: Mapping[str, Any]) -> bytes:
+    """Return the 32 bytes that shuffle the samples of a preparation."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
 
 def publish(
@@ -141,6 +162,7 @@ def published(folder: Path, left: tuple[str, ...] = ()) -> Preparation:
         InvalidInput: it holds none, or one whose manifest is damaged.
     """
     shards: dict[str, dict[str, int]] = {}
+    rows: dict[str, dict[str, int]] = {}
     found: dict[str, Any] = {}
     for split in (VALIDATION, TRAIN):
         path = folder / split / MANIFEST_NAME
@@ -149,26 +171,30 @@ def published(folder: Path, left: tuple[str, ...] = ()) -> Preparation:
                 continue
             document = json.loads(path.read_bytes())
             shards[split] = {name: entry["tokens"] for name, entry in document["files"].items()}
+            rows[split] = {name: entry.get("rows", 0) for name, entry in document["files"].items()}
             found = document[PREPARATION]
             tokenizer = TokenizerIdentity(**found["content"]["tokenizer"])
         except OSError as error:
             raise InvalidInput(f"{path} cannot be read: {reason_of(error)}", path=str(path)) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidInput(f"{path} is not the manifest of `epochal prepare`", path=str(path)) from error
-    return Preparation(folder, found["content"], tokenizer, found["counts"], shards, left)
+    return Preparation(folder, found["content"], tokenizer, found["counts"], shards, rows, left)
 
 
 def _files(made: Finished, folder: Path, tokenizer: NamedTokenizer, data_address: str) -> dict[str, bytes]:
     """Return the content of the files beside the shards, by name."""
     entries, length = made.entries, made.content["seq_len"]
-    tokens = {split: sum(entry["tokens"] // length for entry in found.values()) for split, found in entries.items()}
-    shape = RunShape(run_id_of(folder), tokenizer.identity, length, tokens.get(TRAIN, 0), data_address)
-    seed = hashlib.sha256(json.dumps(made.content, sort_keys=True).encode()).digest()
-    found = {
-        "state.toml": state_toml(shape).encode(),
-        "data.toml": data_toml(TRAIN, tokenizer.identity, length, seed).encode(),
+    is_chat = made.content["chat"]
+    samples = {
+        split: sum(entry["rows"] if is_chat else entry["tokens"] // length for entry in found.values())
+        for split, found in entries.items()
     }
-    if tokens.get(VALIDATION):
+    rows = str(folder.resolve()) if is_chat else None
+    shape = RunShape(run_id_of(folder), tokenizer.identity, length, samples.get(TRAIN, 0), data_address, rows)
+    found = {"state.toml": state_toml(shape).encode()}
+    if not is_chat:
+        found["data.toml"] = data_toml(TRAIN, tokenizer.identity, length, made.seed).encode()
+    if samples.get(VALIDATION) and not is_chat:
         found["validation.toml"] = data_toml(VALIDATION, tokenizer.identity, length, None).encode()
     return found | {f"{TOKENIZER_FOLDER}/{name}": data for name, data in tokenizer.files.items()}
 

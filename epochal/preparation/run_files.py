@@ -1,5 +1,6 @@
 """The text of `state.toml` and `data.toml`: a run that starts as they are, made to be edited."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ class RunShape:
         seq_len: number of tokens of a sample.
         samples: number of samples of one pass.
         data_address: `host:port` of the run's data server.
+        rows: folder of rows in parquet files, which clients read themselves; None for what a data server serves.
     """
 
     run_id: str
@@ -32,6 +34,7 @@ class RunShape:
     seq_len: int
     samples: int
     data_address: str = DATA_ADDRESS
+    rows: str | None = None
 
     @property
     def round_samples(self) -> int:
@@ -101,7 +104,7 @@ architecture = "{"EpochalNgram" if is_bytes else "HfLlama"}"
 data_type = "Pretraining"
 max_seq_len = {shape.seq_len}
 checkpoint = "Ephemeral"                # begin with random parameters
-data_location = {{ Server = "{shape.data_address}" }}
+data_location = {{ {_location(shape)} }}
 
 [model.LLM.lr_schedule.Cosine]
 base_lr = {"0.01" if is_bytes else "0.002"}
@@ -119,6 +122,12 @@ clip_grad_norm = 1.0
 [merge]
 local_steps = {LOCAL_STEPS}
 {"" if is_bytes else _llama(shape)}"""
+
+
+def _location(shape: RunShape) -> str:
+    if shape.rows is None:
+        return f'Server = "{shape.data_address}"'
+    return f"Preprocessed = {json.dumps(shape.rows, ensure_ascii=False)}"
 
 
 def _llama(shape: RunShape) -> str:

@@ -22,8 +22,8 @@ BYTES_VOCABULARY = 256
 BYTES_END = 255
 """The end token of bytes: no text in UTF-8 has this byte."""
 TOKENIZER_FILE = "tokenizer.json"
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files beside a tokenizer that name its end token."""
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""Files beside a tokenizer that name its end token, or have its chat template."""
 USUAL_ENDS = (
     "<|endoftext|>",
     "<|end_of_text|>",

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from data_providers.protocol import CorruptData
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.portions import BLANK_LINES, MAX_BLANK_BYTES, Place, Portion
 
@@ -28,24 +30,34 @@ class Documents:
 
     Attributes:
         texts: each as valid UTF-8.
+        places: where each of them is.
         empty, replaced: numbers of documents, as in `EncodedPortion`.
         skipped, bad: sentences, as in `EncodedPortion`.
     """
 
     texts: list[bytes] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     empty: int = 0
     replaced: int = 0
     skipped: list[str] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, portion: Portion, options: PrepareOptions) -> "Documents":
-        """Return the documents of a portion."""
+    def of(
+        cls, portion: Portion, options: PrepareOptions, of_record: Callable[[Any], bytes] | None = None
+    ) -> "Documents":
+        """Return the documents of a portion.
+
+        Args:
+            portion: of the sources.
+            options: say what is text, and what is done with text that is not valid.
+            of_record: returns the text of a JSON record, or raises `CorruptData`; None: that of its text field.
+        """
         found = cls()
         for place, raw in _raw_documents(portion):
             text = found._valid(place, raw, options)
             if text is not None and portion.form == "records":
-                text = found._of_record(place, text, options)
+                text = found._of_record(place, text, options, of_record)
             if text is None:
                 continue
             if not text or text.isspace():
@@ -53,10 +65,11 @@ class Documents:
             elif len(text) > options.max_document_bytes:
                 most = options.max_document_bytes
                 found.bad.append(
-                    f"{_where(place)}: a document of {len(text)} bytes; allowed: --max-document-bytes {most}"
+                    f"{in_words(place)}: a document of {len(text)} bytes; allowed: --max-document-bytes {most}"
                 )
             else:
                 found.texts.append(text)
+                found.places.append(place)
         return found
 
     def _valid(self, place: Place, raw: bytes, options: PrepareOptions) -> bytes | None:
@@ -68,7 +81,7 @@ class Documents:
         except UnicodeDecodeError as error:
             hint = "; it looks like UTF-16" if place.offset == 0 and raw.startswith(_UTF_16) else ""
             at = f"byte {error.start} of the row" if place.offset is None else f"byte {place.offset + error.start}"
-            self._invalid(f"{_where(place)}: not UTF-8 at {at} ({raw[error.start]:#04x}){hint}", options)
+            self._invalid(f"{in_words(place)}: not UTF-8 at {at} ({raw[error.start]:#04x}){hint}", options)
             if options.invalid_text == "replace":
                 self.replaced += 1
                 return raw.decode("utf-8", "replace").encode()
@@ -82,11 +95,13 @@ class Documents:
             allowed = "allowed: text in UTF-8, or --invalid-text skip or replace"
             self.bad.append(f"{message}; {allowed}")
 
-    def _of_record(self, place: Place, line: bytes, options: PrepareOptions) -> bytes | None:
+    def _of_record(
+        self, place: Place, line: bytes, options: PrepareOptions, of_record: Callable[[Any], bytes] | None
+    ) -> bytes | None:
         """Return the text of a line of JSON, or None."""
         if not line or line.isspace():
             return None
-        name, where = options.text_field, _where(place)
+        name, where = options.text_field, in_words(place)
         try:
             record = json.loads(line.decode())
         except json.JSONDecodeError as error:
@@ -95,6 +110,12 @@ class Documents:
         except (ValueError, RecursionError) as error:  # a number of many digits, or a thousand brackets
             self.bad.append(f"{where}: not JSON that can be read: {error}")
             return None
+        if of_record is not None:
+            try:
+                return of_record(record)
+            except CorruptData as error:
+                self.bad.append(f"{where}: {error.message}")
+                return None
         if not isinstance(record, dict) or not isinstance(record.get(name), str):
             self.bad.append(f"{where}: {_without_text(record, name)}")
             return None
@@ -118,7 +139,8 @@ def _without_text(record: object, name: str) -> str:
     return f"there is no {name!r}; allowed for --text-field: {shown}"
 
 
-def _where(place: Place) -> str:
+def in_words(place: Place) -> str:
+    """Return a place for messages."""
     return f"{place.file}, {'row' if place.offset is None else 'line'} {place.line}"
 
 

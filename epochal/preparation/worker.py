@@ -10,10 +10,14 @@ import struct
 import sys
 from typing import IO, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from epochal.preparation.chats import ChatEncoder
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.portions import EncodedPortion, Portion
 from epochal.preparation.text_tokenizer import Encoder, NamedTokenizer
-from epochal.preparation.texts import Documents, digest_of
+from epochal.preparation.texts import Documents, digest_of, in_words
 from state.errors import EpochalError
 
 LENGTH = struct.Struct("<Q")
@@ -39,10 +43,12 @@ def receive(file: IO[bytes]) -> Any:
     return pickle.loads(data)
 
 
-def encode(portion: Portion, options: PrepareOptions, encoder: Encoder) -> EncodedPortion:
+def encode(portion: Portion, options: PrepareOptions, encoder: Encoder | ChatEncoder) -> EncodedPortion:
     """Return a portion as tokens."""
-    documents = Documents.of(portion, options)
+    documents = Documents.of(portion, options, encoder.rendered if isinstance(encoder, ChatEncoder) else None)
     tokens, lengths = encoder.encode(documents.texts)
+    if isinstance(encoder, ChatEncoder) and options.oversized == "error":
+        tokens, lengths = _of_allowed_length(documents, tokens, lengths, options.seq_len)
     return EncodedPortion(
         tokens=tokens.tobytes(),
         lengths=lengths,
@@ -55,16 +61,30 @@ def encode(portion: Portion, options: PrepareOptions, encoder: Encoder) -> Encod
     )
 
 
+def _of_allowed_length(
+    documents: Documents, tokens: NDArray[Any], lengths: list[int], row_tokens: int
+) -> tuple[NDArray[Any], list[int]]:
+    """Return the samples that fit into a row; the others are bad."""
+    fits = [length <= row_tokens for length in lengths]
+    for place, length, is_allowed in zip(documents.places, lengths, fits, strict=True):
+        if not is_allowed:
+            found = f"{in_words(place)}: a conversation of {length} tokens, and a row has {row_tokens}"
+            documents.bad.append(f"{found}; allowed: --oversized truncate, split or drop, or a larger --seq-len")
+    documents.texts = [text for text, is_allowed in zip(documents.texts, fits, strict=True) if is_allowed]
+    kept = [length for length in lengths if length <= row_tokens]
+    return tokens[np.repeat(np.array(fits, bool), lengths)], kept
+
+
 def main() -> None:
     """Encode what arrives at the standard input until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     try:
-        options, tokenizer = receive(source)
+        options, tokenizer, chat = receive(source)
         try:
             assert isinstance(tokenizer, NamedTokenizer)
-            encoder = tokenizer.encoder()
+            encoder = tokenizer.encoder() if chat is None else ChatEncoder(chat, tokenizer)
             while True:
                 send(answers, encode(receive(source), options, encoder))
         except EpochalError as error:

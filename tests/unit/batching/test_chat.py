@@ -27,7 +27,10 @@ TALK = [
     {"role": "user", "content": "Bye"},
     {"role": "assistant", "content": "See you"},
 ]
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufdd0\ufdd1"), max_size=12)
+texts = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters=[chr(one) for one in range(0xFDD0, 0xFDF0)]),
+    max_size=12,
+)
 talks = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": texts}), max_size=5
 ).map(lambda head: [*head, {"role": "assistant", "content": "end"}])
@@ -166,7 +169,7 @@ def test_template_that_is_no_template_is_refused_by_its_line() -> None:
 
 def test_text_with_the_marks_of_a_template_is_refused() -> None:
     talk = [{"role": "user", "content": "\ufdd0"}, TALK[2]]
-    with pytest.raises(CorruptData, match=r"messages\[0\] has U\+FDD0 or U\+FDD1"):
+    with pytest.raises(CorruptData, match=r"messages\[0\] has U\+FDD0"):
         ChatTemplate(CHATML, "chatml").render(conversation_of({"messages": talk}))
 
 
