@@ -301,9 +301,10 @@ async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings
 
 def _files(provider: DataProvider) -> tuple[FileReport, ...]:
     if isinstance(provider, PreprocessedDataProvider | RecordsDataProvider | TokenRecordsDataProvider):
-        kind = None if provider.description is None else provider.description.kind
+        kind = "" if provider.description is None else provider.description.kind
         return tuple(
-            FileReport(file.name, kind or "", file.size_bytes, file.token_count, None, 0) for file in provider.files
+            FileReport(file.name, kind.removesuffix(" files"), file.size_bytes, file.token_count, None, 0)
+            for file in provider.files
         )
     if not isinstance(provider, LocalDataProvider | RangedDataProvider):
         return ()

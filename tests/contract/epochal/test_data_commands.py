@@ -141,7 +141,7 @@ def test_inspect_shows_a_folder_of_json_lines(tmp_path: Path, place: str) -> Non
     (tmp_path / "samples" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     (tmp_path / "data.toml").write_text('dir = "samples"\ntoken_size = "TwoBytes"\nseq_len = 20\n')
     report = inspected(tmp_path / (place or "samples"))
-    assert (report["kind"], report["sequences"], report["sample_text"]) == ("JsonLines", 2, '{"text": "one"}')
+    assert (report["kind"], report["sequences"], report["sample_text"]) == ("Records", 2, '{"text": "one"}')
 
 
 def test_inspect_shows_a_folder_of_parquet_files(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_the_command_says_what_it_made_and_the_run_can_start(source: Path, made:
 )
 def test_bad_conversation_is_named_and_can_be_skipped(tmp_path: Path, record: Any, said: str) -> None:
     source = write_talks(tmp_path / "talks.jsonl", [talk(0), record, talk(1)])
-    options = {"chat": True, "seq_len": 128, "workers": 1}
+    options: dict[str, Any] = {"chat": True, "seq_len": 128, "workers": 1}
     with pytest.raises(InvalidInput) as caught:
         prepare([source], "bytes", tmp_path / "out", PrepareOptions(**options))
     assert said in caught.value.message
