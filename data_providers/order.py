@@ -177,10 +177,17 @@ class DataOrder(Generic[File]):
             begin = pass_number * self.sequence_count
             first, stop = max(data_ids.start - begin, 0), min(data_ids.end + 1 - begin, self.sequence_count)
             if self.spec.shuffle_seed is None:
-                extents += self._split_at_files(np.array([first]), np.array([stop - first]))[0]
+                extents += self._extents_in_order(first, stop)
             else:
                 extents += self._shuffled_extents(pass_number, first, stop)
         return extents
+
+    def _extents_in_order(self, first: int, stop: int) -> list[Extent]:
+        """Return the places of samples `[first, stop)` of the files."""
+        entry = int(self._file_starts.searchsorted(first, side="right")) - 1
+        if stop <= self._file_starts[entry + 1]:  # of one file, as most requests are
+            return [Extent(int(self._file_numbers[entry]), first - int(self._file_starts[entry]), stop - first)]
+        return self._split_at_files(np.array([first]), np.array([stop - first]))[0]
 
     def _shuffled_extents(self, pass_number: int, first: int, stop: int) -> list[Extent]:
         """Return the places of positions `[first, stop)` of a pass, in their order."""

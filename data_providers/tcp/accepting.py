@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from data_providers.tcp.limits import ServerLimits
+from data_providers.tcp.stream import ServerStream
 from runtime.by_address import sender_of
 from runtime.os_errors import reason_of
 from runtime.rare_log import RareLog
@@ -16,8 +17,6 @@ BACKLOG = 1024
 """Connections that the system holds until they are accepted."""
 RECEIVE_BUFFER_BYTES = 32 * 1024
 """The system's memory for a connection's requests, which are small."""
-READ_AHEAD_BYTES = 4 * 1024
-"""Bytes of requests that are read while one is being answered, before the connection is read no further."""
 UNSENT_BYTES = 512 * 1024
 """Bytes of an answer that the system takes before the network has room for them, where it can be told."""
 OUT_OF_RESOURCES_WAIT_S = 0.5
@@ -80,21 +79,17 @@ async def accept_for_ever(
 
 
 async def open_stream(
-    accepted: socket.socket, tls: ssl.SSLContext | None, limits: ServerLimits
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the halves of an accepted connection, after its TLS handshake if it has one.
+    accepted: socket.socket, stream: ServerStream, tls: ssl.SSLContext | None, limits: ServerLimits
+) -> None:
+    """Connect an accepted connection with its stream, after its TLS handshake if it has one.
 
     Raises:
         OSError: the connection ended, or its client does not speak TLS, or not in time.
     """
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(READ_AHEAD_BYTES)
-    protocol = asyncio.StreamReaderProtocol(reader)
     wait_s = None if tls is None else limits.handshake_timeout_s
-    transport, _ = await loop.connect_accepted_socket(
-        lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=wait_s, ssl_shutdown_timeout=wait_s
+    await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: stream, accepted, ssl=tls, ssl_handshake_timeout=wait_s, ssl_shutdown_timeout=wait_s
     )
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def _bound_buffers(accepted: socket.socket) -> None:

@@ -203,6 +203,8 @@ class TcpDataProvider:
 
     async def _connected(self, failed: dict[DataServerAddress, DataError]) -> tuple[_Server, ClientConnection]:
         """Return a connection to a server that is not among those that failed; raise `_NoServer` if none is left."""
+        if not failed and not self._closed and self._current.connection is not None and self._current.is_connected:
+            return self._current, self._current.connection
         async with self._connecting:
             if self._closed:
                 raise InternalError("get_samples after aclose")

@@ -37,8 +37,6 @@ CONNECT_TIMEOUT_S = 15.0
 """Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
 RECEIVE_AT_ONCE_BYTES = 512 * 1024
 """Bytes of samples that the system collects before it wakes the client, where it can be told."""
-TURN_BYTES = 1024**2
-"""Bytes that a connection receives before others have their turn."""
 
 _TLS_ALERT = 0x15
 """First byte of what a server that speaks TLS says to a client that does not (RFC 8446, 5.1)."""
@@ -207,21 +205,25 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._take(nbytes)
-        turn_bytes = nbytes
-        while self._socket is not None and turn_bytes < TURN_BYTES:  # what has arrived is received without a wait
-            try:
-                nbytes = self._socket.recv_into(self._target[self._filled :])
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError as error:
-                self._end(f": {error}")
-                return
-            if not nbytes:
-                self._end("")
-                return
-            self._take(nbytes)
-            turn_bytes += nbytes
+        if self._frame is None and not self._filled and self._calls:
+            self._take_next_header()
         self._wake_at(len(self._target) - self._filled)
+
+    def _take_next_header(self) -> None:
+        """Receive the header of the next answer if it is there, without another turn of the event loop."""
+        if self._socket is None:
+            return
+        try:
+            nbytes = self._socket.recv_into(self._target)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(f": {error}")
+            return
+        if nbytes:
+            self._take(nbytes)
+        else:
+            self._end("")
 
     def _end(self, reason: str) -> None:
         """Drop a connection that the server has closed."""

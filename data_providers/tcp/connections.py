@@ -9,7 +9,6 @@ whoever opens thousands of connections, or makes thousands of keys, displaces it
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from data_providers.protocol import SourceUnavailable
 from data_providers.tcp.gate import ANYONE
@@ -17,13 +16,6 @@ from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.sending import PacedWriter
 from runtime.by_address import ByAddress
 from state.wire import ClientId
-
-
-class ServerStream(NamedTuple):
-    """The halves of a connection."""
-
-    reader: asyncio.StreamReader
-    writer: PacedWriter
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +26,7 @@ class ServerConnection:
         task: serves it.
         address: of its peer, as `runtime.by_address` tells senders apart.
         since_s: when it was accepted, on the loop's clock.
-        stream: its two halves; None until it is open, which takes a handshake with TLS.
+        writer: its sending half; None until it is open, which takes a handshake with TLS.
         busy: a request is being answered; otherwise it waits for its client and may be closed at any time.
         client_id: the client, once it was admitted.
         answered_s: when it last received samples, on the loop's clock; None before the first ones.
@@ -43,7 +35,7 @@ class ServerConnection:
     task: asyncio.Task[None]
     address: str
     since_s: float
-    stream: ServerStream | None = None
+    writer: PacedWriter | None = None
     busy: bool = False
     client_id: ClientId | None = None
     answered_s: float | None = None
@@ -55,15 +47,15 @@ class ServerConnection:
 
     def abort(self) -> None:
         """Close the connection now, whatever its client has received."""
-        if self.stream is None:
+        if self.writer is None:
             self.task.cancel()
         else:
-            self.stream.writer.abort()
+            self.writer.abort()
 
     def say(self, data: bytes) -> None:
         """Send a few last bytes as far as the system takes them at once."""
-        if self.stream is not None:
-            self.stream.writer.say(data)
+        if self.writer is not None:
+            self.writer.say(data)
 
 
 class DataConnections:

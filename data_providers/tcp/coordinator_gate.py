@@ -114,7 +114,9 @@ class CoordinatorGate:
             SourceUnavailable: none does yet, and the coordinator is unreachable or its document `version` has not
                 arrived; retry.
         """
-        if await self._eventually(lambda: self._may_read(client_id, data_ids) or None):
+        if self._may_read(client_id, data_ids) or await self._eventually(
+            lambda: self._may_read(client_id, data_ids) or None
+        ):
             return
         if self.document_version < version:
             behind = f"version {self.document_version} of the run document, the request {version}"

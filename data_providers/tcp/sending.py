@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from data_providers.tcp.answers import SampleBytes
 from data_providers.tcp.frames import HEADER_BYTES
 from data_providers.tcp.limits import ServerLimits
+from data_providers.tcp.stream import ServerStream
 from state.errors import DataError
 
 SEND_PIECE_BYTES = 256 * 1024
@@ -61,12 +62,13 @@ class _Answer:
 class PacedWriter:
     """The sending half of a connection. Nothing stays in its buffer after `send`, so that it can be closed at once."""
 
-    def __init__(self, writer: asyncio.StreamWriter, limits: ServerLimits) -> None:
-        self._writer = writer
+    def __init__(self, stream: ServerStream, limits: ServerLimits) -> None:
+        self._stream = stream
+        self._transport = stream.transport
         self._limits = limits
         self._answer: _Answer | None = None
         self._pieces_in_turn = 0
-        writer.transport.set_write_buffer_limits(high=0)
+        self._transport.set_write_buffer_limits(high=0)
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send bytes, and return when the system has taken all of them.
@@ -114,11 +116,10 @@ class PacedWriter:
             self._answer = None
 
     async def _send_piece(self, answer: _Answer, piece: memoryview) -> None:
-        transport = self._writer.transport
-        self._writer.write(piece)
-        if transport.get_write_buffer_size() or transport.is_closing():
+        self._transport.write(piece)
+        if self._transport.get_write_buffer_size() or self._transport.is_closing():
             async with asyncio.timeout_at(answer.due_s(self._limits, self._limits.slow_after_s)):
-                await self._writer.drain()
+                await self._stream.drain()
         answer.sent_bytes += len(piece)
         self._pieces_in_turn += 1
         if self._pieces_in_turn >= PIECES_PER_TURN:
@@ -134,9 +135,9 @@ class PacedWriter:
 
     def say(self, data: bytes) -> None:
         """Send a few last bytes as far as the system takes them at once."""
-        if not self._writer.transport.is_closing():
-            self._writer.write(data)
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def abort(self) -> None:
         """Close the connection now, whatever its client has received."""
-        self._writer.transport.abort()
+        self._transport.abort()

@@ -22,7 +22,7 @@ from data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceU
 from data_providers.tcp.accepting import accept_for_ever, listen, open_stream
 from data_providers.tcp.answer_memory import AnswerMemory
 from data_providers.tcp.answers import GivesBytes
-from data_providers.tcp.connections import DataConnections, ServerConnection, ServerStream
+from data_providers.tcp.connections import DataConnections, ServerConnection
 from data_providers.tcp.frames import (
     CONNECTION_REQUEST,
     HEADER_BYTES,
@@ -42,6 +42,7 @@ from data_providers.tcp.frames import (
 from data_providers.tcp.gate import Gate
 from data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
 from data_providers.tcp.sending import SEND_PIECE_BYTES, AnswerBroken, PacedWriter, SendBuffers, TooSlow
+from data_providers.tcp.stream import READ_AHEAD_BYTES, ServerStream
 from runtime.broadcast import Broadcast
 from runtime.rare_log import RareLog
 from state.errors import DataError, InternalError, InvalidInput
@@ -102,6 +103,7 @@ class DataServer:
         self._limits = limits
         self._tls = tls
         self._buffers = SendBuffers()
+        self._scratch = memoryview(bytearray(READ_AHEAD_BYTES))
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[NoReturn]] = []
         self.connections = DataConnections(limits, gate.is_in_rounds)
@@ -179,33 +181,34 @@ class DataServer:
             raise InternalError("a connection is served outside a task")
         connection = ServerConnection(task, address, asyncio.get_running_loop().time())
         self._displace(self.connections.enter(connection))
-        writer: asyncio.StreamWriter | None = None
+        stream, is_open = ServerStream(self._scratch), False
         try:
-            reader, writer = await open_stream(accepted, self._tls, self._limits)
-            stream = connection.stream = ServerStream(reader, PacedWriter(writer, self._limits))
-            await self._converse(connection, stream)
+            await open_stream(accepted, stream, self._tls, self._limits)
+            is_open = True
+            writer = connection.writer = PacedWriter(stream, self._limits)
+            await self._converse(connection, stream, writer)
             if self._tls is not None:
-                writer.close()  # what was written is sent, or given up in time
+                stream.transport.close()  # what was written is sent, or given up in time
         except TooSlow as error:
             _log.info("client reads too slowly", extra={"client_id": connection.client_id, "received": str(error)})
             self._watcher(ConnectionShed("slow"))
         except AnswerBroken as error:
             _log.warning("answer broken off", extra={"client_id": connection.client_id, "error": str(error)})
             self._watcher(RequestEnded("unavailable", client_id=connection.client_id, duration_s=0.0))
-        except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+        except OSError as error:
             _log.debug("data connection ended", extra={"error": type(error).__name__})
         except Exception:  # a bug here or in a provider: only this client's connection breaks
             _log.exception("data connection failed")
         finally:
-            if writer is None:
+            if not is_open:
                 accepted.close()
-            elif not (self._tls is not None and writer.transport.is_closing()):
-                writer.transport.abort()  # whatever was sent is with the system; the rest nobody waits for
+            elif not (self._tls is not None and stream.transport.is_closing()):
+                stream.transport.abort()  # whatever was sent is with the system; the rest nobody waits for
             self.connections.leave(connection)
             self._room.notify()
 
-    async def _converse(self, connection: ServerConnection, stream: ServerStream) -> None:
-        client_id = await self._shake_hands(connection, stream)
+    async def _converse(self, connection: ServerConnection, stream: ServerStream, writer: PacedWriter) -> None:
+        client_id = await self._shake_hands(connection, stream, writer)
         if client_id is None:
             return
         while not self._closing:
@@ -215,7 +218,7 @@ class DataServer:
             except InvalidInput as error:
                 connection.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
                 return
-            await self._answer(connection, stream.writer, client_id, header.request, wanted)
+            await self._answer(connection, writer, client_id, header.request, wanted)
         connection.say(_goodbye())
 
     async def _answer(
@@ -250,7 +253,9 @@ class DataServer:
             took_s = time.perf_counter() - started_s
             self._watcher(RequestEnded(None, client_id, data_ids.count, size_bytes, took_s))
 
-    async def _shake_hands(self, connection: ServerConnection, stream: ServerStream) -> ClientId | None:
+    async def _shake_hands(
+        self, connection: ServerConnection, stream: ServerStream, writer: PacedWriter
+    ) -> ClientId | None:
         """Return the admitted client; None when it was turned away."""
         try:
             if self._closing:
@@ -273,20 +278,24 @@ class DataServer:
             raise
         provider = self._provider
         welcome = welcome_of(self._spec, provider.fingerprint, provider.sequence_count)
-        await stream.writer.send(json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
+        await writer.send(json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
         return client_id
 
     async def _read_frame(
         self, connection: ServerConnection, stream: ServerStream, expected: FrameKind, timeout_s: float
     ) -> tuple[FrameHeader, bytes]:
-        connection.busy = False
-        async with asyncio.timeout(timeout_s):
-            header = parse_header(await stream.reader.readexactly(HEADER_BYTES))
-            if header.kind is not expected:
-                raise InvalidInput(f"a {header.kind.name} frame where {expected.name} is expected")
-            payload = await stream.reader.readexactly(header.length)
+        if not stream.has(HEADER_BYTES):  # else the next request is already there, and nobody need wait for it
+            connection.busy = False
+            async with asyncio.timeout(timeout_s):
+                await stream.until(HEADER_BYTES)
+        header = parse_header(stream.peek(HEADER_BYTES))
+        if header.kind is not expected:
+            raise InvalidInput(f"a {header.kind.name} frame where {expected.name} is expected")
+        if not stream.has(HEADER_BYTES + header.length):
+            async with asyncio.timeout(timeout_s):
+                await stream.until(HEADER_BYTES + header.length)
         connection.busy = True
-        return header, payload
+        return header, stream.take(HEADER_BYTES + header.length)[HEADER_BYTES:]
 
     def _displace(self, connection: ServerConnection | None) -> None:
         """Close a connection that gave way to another."""
@@ -302,7 +311,7 @@ class DataServer:
     def _abort_slow(self) -> None:
         """End the answers that hold memory for too long while other requests wait for it."""
         for connection in self.connections:
-            if connection.stream is not None and connection.stream.writer.is_slow_when_full():
+            if connection.writer is not None and connection.writer.is_slow_when_full():
                 _log.info("client reads too slowly while others wait", extra={"client_id": connection.client_id})
                 connection.abort()
                 self._watcher(ConnectionShed("slow"))
