@@ -59,7 +59,7 @@ $(PEERS)/.installed:
 	$(PEERS)/bin/pip install --quiet torch==2.13.0
 	$(PEERS)/bin/pip install --quiet --no-deps mosaicml-streaming==0.13.0
 	$(PEERS)/bin/python -c "from importlib.metadata import requires; print('\n'.join(r for r in requires('mosaicml-streaming') if 'extra' not in r and not r.startswith('torch')))" > $(PEERS)/requirements.txt
-	$(PEERS)/bin/pip install --quiet torch==2.13.0 --requirement $(PEERS)/requirements.txt grain==0.2.18 array_record
+	$(PEERS)/bin/pip install --quiet torch==2.13.0 --requirement $(PEERS)/requirements.txt grain==0.2.18 array_record 'fsspec[http]' aiohttp
 	@touch $@
 
 # Systems that train, each in an environment of its own. One that cannot be installed is named with its error on the page.

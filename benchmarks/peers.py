@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import http_peers
 from benchmarks.data import LENGTH, PASSES, PER_REQUEST, SEQUENCES, SHUFFLED
 from benchmarks.figures import Figure
 from data_providers.local import LocalDataProvider
@@ -53,4 +54,5 @@ async def measure(folder: Path) -> list[Figure]:
     peers = _peer_rates(path, folder / "peers")
     ours = await _own_rate(path)
     name = f"local, shuffled, {PER_REQUEST} per request"
-    return [Figure(name, ours, "seq/s", "≥ 10 x", rate, peer) for peer, rate in peers.items()]
+    figures = [Figure(name, ours, "seq/s", "≥ 10 x", rate, peer) for peer, rate in peers.items()]
+    return figures + await http_peers.measure(folder)

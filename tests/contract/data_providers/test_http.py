@@ -51,6 +51,7 @@ FAULTS: dict[str, tuple[Callable[[HttpReply], HttpReply], type[DataError]]] = {
     "more bytes than the range": (lambda reply: replace(reply, body=reply.body + b"xxx"), SourceUnavailable),
     "another range": (lambda reply: with_header(reply, "Content-Range", "bytes 5-20/51200"), SourceUnavailable),
     "endless range": (lambda reply: with_header(reply, "Content-Range", f"bytes 0-{2**40}/{2**41}"), CorruptData),
+    "promise of 2^63 bytes": (lambda reply: replace(reply, announced_bytes=2**63, hangs=True), SourceUnavailable),
     "range without range": (lambda reply: replace(reply, headers={}), Rejected),
     "range of nonsense": (lambda reply: with_header(reply, "Content-Range", "bytes x"), Rejected),
     "compressed": (lambda reply: with_header(reply, "Content-Encoding", "gzip"), Rejected),
