@@ -1,0 +1,176 @@
+"""What a data server's peers do to it over real sockets: bad tickets, others' data, floods, and files that change."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+import data_providers.tcp.coordinator_gate
+from coordinator.auth.signing_key import SigningKey
+from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from coordinator_client.http import CoordinatorClient
+from data_providers.local import LocalDataProvider
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from data_providers.tcp.client import TcpDataProvider
+from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
+from data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
+from data_providers.tcp.limits import ServerLimits
+from data_providers.tcp.sending import SEND_PIECE_BYTES
+from runtime.descriptors import allow_connections, open_files_limit
+from state.assignment import assign_data_for_state
+from state.documents import WorkList
+from state.intervals import BatchId, DataIds
+from tests.support.bounds import BOUND_S
+from tests.support.data_coordinator import CLIENTS, PublishedRun
+from tests.support.data_files import SPEC, write_dataset
+from tests.support.data_http import http_server
+from tests.support.data_server import HOST, open_client, serving
+from tests.support.documents import round_head
+from tests.support.states import state_file
+
+RUN = "test-run"
+BATCH = 3
+WORK = (BatchId(0, 5),)
+FLOOD = 1000
+LARGE = DatasetSpec(2, SEND_PIECE_BYTES)
+"""Samples of 512 KiB, which are sent in two pieces."""
+
+
+@pytest.fixture
+def run() -> PublishedRun:
+    return PublishedRun(state_file(config__data_indices_per_batch=BATCH))
+
+
+@asynccontextmanager
+async def serving_run(run: PublishedRun, folder: Path) -> AsyncIterator[DataServerAddress]:
+    """A data server that follows the run over HTTP."""
+    source = LocalDataProvider.open(write_dataset(folder), SPEC)
+    async with http_server(run) as url, httpx.AsyncClient(base_url=url) as http, asyncio.TaskGroup() as group:
+        gate = CoordinatorGate(CoordinatorClient(http, RUN))
+        following = group.create_task(gate.follow())
+        async with serving(source, gate) as (_, address):
+            yield DataServerAddress(HOST, address.port, RUN)
+        following.cancel()
+
+
+def bad_tickets() -> dict[str, str]:
+    ours = SessionTokens(SigningKey(bytes(range(32))), RUN)
+    late_s = time.time() - SESSION_LIFETIME_S - 2 * CLOCK_LEEWAY_S
+    of_another_run = SessionTokens(SigningKey(bytes(range(32))), "other")
+    return {
+        "forged": SessionTokens(SigningKey(bytes(32)), RUN).data_ticket(CLIENTS[0], time.time()),
+        "expired": ours.data_ticket(CLIENTS[0], late_s),
+        "foreign": of_another_run.data_ticket(CLIENTS[0], time.time()),
+    }
+
+
+@pytest.mark.parametrize("name", bad_tickets())
+async def test_forged_expired_and_foreign_tickets_open_nothing(name: str, run: PublishedRun, tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), serving_run(run, tmp_path) as address:
+        with pytest.raises(Rejected, match="the ticket is"):
+            await open_client(address, bad_tickets()[name])
+        good = await open_client(address, run.tokens.data_ticket(CLIENTS[0], time.time()))
+        await good.aclose()
+
+
+async def test_client_gets_its_own_data_and_not_anothers(
+    run: PublishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
+    run.publish(1, WORK)
+    parts = assign_data_for_state(run.roster, WorkList((), WORK), round_head(1).seed)
+    own, anothers = (parts[client_id][0].to_data_ids(BATCH) for client_id in CLIENTS[:2])
+    async with asyncio.timeout(BOUND_S), serving_run(run, tmp_path) as address:
+        access = DataServerAccess(lambda: run.tokens.data_ticket(CLIENTS[0], time.time()), lambda: 2)
+        client = await TcpDataProvider.open(address, access)
+        with pytest.raises(Rejected, match="not assigned to client"):
+            await client.get_samples(anothers)
+        assert (await client.get_samples(own)).sample_count == own.count
+        await client.aclose()
+
+
+async def test_client_ahead_of_its_server_is_told_to_come_again(
+    run: PublishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
+    run.publish(1, WORK)
+    async with asyncio.timeout(BOUND_S), serving_run(run, tmp_path) as address:
+        access = DataServerAccess(lambda: run.tokens.data_ticket(CLIENTS[0], time.time()), lambda: 9)
+        client = await TcpDataProvider.open(address, access)
+        with pytest.raises(SourceUnavailable, match="behind: it follows version 2 of the run document, the request 9"):
+            await client.get_samples(DataIds(100, 100))
+        await client.aclose()
+
+
+async def test_thousand_connections_that_never_authenticate_keep_nobody_out(tmp_path: Path) -> None:
+    allow_connections()
+    if open_files_limit() < 4 * FLOOD:
+        pytest.skip(f"a process may open {open_files_limit()} files here")
+    source = LocalDataProvider.open(write_dataset(tmp_path), SPEC)
+    async with asyncio.timeout(BOUND_S), serving(source) as (server, address), contextlib.AsyncExitStack() as held:
+        for _ in range(FLOOD):
+            _, writer = await asyncio.open_connection(HOST, address.port)
+            held.callback(writer.close)
+        client = await open_client(address)
+        assert (await client.get_samples(DataIds(0, 9))).sample_count == 10
+        assert FLOOD // 2 < server.connections.stranger_count <= ServerLimits().max_strangers_per_address
+        await client.aclose()
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> LocalDataProvider:
+    np.arange(4 * LARGE.sequence_length, dtype="<u2").tofile(tmp_path / "a.bin")
+    return LocalDataProvider.open(tmp_path, LARGE)
+
+
+async def test_file_that_shrinks_under_the_server_is_corrupt(large: LocalDataProvider, tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), serving(large, spec=LARGE) as (_, address):
+        client = await open_client(address)
+        whole = (await client.get_samples(DataIds(0, 3))).input_ids
+        assert np.array_equal(whole, np.arange(4 * LARGE.sequence_length, dtype="<u2"))
+        os.truncate(tmp_path / "a.bin", LARGE.sequence_bytes)
+        with pytest.raises(CorruptData, match=rf"a\.bin ends at byte {LARGE.sequence_bytes}"):
+            await client.get_samples(DataIds(3, 3))
+        await client.aclose()
+
+
+async def test_folder_that_is_deleted_under_the_server_is_unavailable(large: LocalDataProvider, tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), serving(large, spec=LARGE) as (_, address):
+        client = await open_client(address)
+        shutil.rmtree(tmp_path)
+        with pytest.raises(SourceUnavailable, match="cannot be read"):
+            await client.get_samples(DataIds(0, 0))
+        await client.aclose()
+
+
+class DyingDisk(LocalDataProvider):
+    """Files of which nothing can be read beyond the first piece of an answer."""
+
+    def fill(self, file_number: int, offset: int, into: memoryview, *, may_wait: bool) -> bool:
+        if offset >= SEND_PIECE_BYTES:
+            raise SourceUnavailable("a token file cannot be read: Input/output error")
+        return super().fill(file_number, offset, into, may_wait=may_wait)
+
+
+async def test_disk_that_dies_inside_an_answer_ends_the_connection(tmp_path: Path) -> None:
+    np.arange(2 * LARGE.sequence_length, dtype="<u2").tofile(tmp_path / "a.bin")
+    dying, sound = DyingDisk.open(tmp_path, LARGE), LocalDataProvider.open(tmp_path, LARGE)
+    async with serving(dying, spec=LARGE) as (_, first), serving(sound, spec=LARGE) as (_, second):
+        alone = await open_client(first)
+        with pytest.raises(SourceUnavailable, match="closed the connection"):
+            await alone.get_samples(DataIds(0, 0))
+        with pytest.raises(SourceUnavailable, match="Input/output error"):
+            await alone.get_samples(DataIds(1, 1))
+        both = await TcpDataProvider.open((first, second), lambda: "good", spread=0.0)
+        expected = np.arange(2 * LARGE.sequence_length, dtype="<u2")
+        assert np.array_equal((await both.get_samples(DataIds(0, 1))).input_ids, expected)
+        for client in (alone, both):
+            await client.aclose()
