@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batching.packing.packed_batches import Packing
+from data_providers.encoding import encoding_problems
 from data_providers.fetcher import check_vocabulary
 from data_providers.local import LocalDataProvider
 from data_providers.mixture import PERIOD
@@ -47,17 +48,21 @@ class DataNeeds:
         vocabulary: number of the model's tokens; None to accept any token.
         packing: packs the run's samples; None if each sample is a row.
         timeout_s: seconds for the answer of one place.
+        tokenizer: SHA-256 of the run's tokenizer, in hex; None if the run names none.
     """
 
     sequence_length: int
     vocabulary: int | None
     packing: Packing | None
     timeout_s: float
+    tokenizer: str | None = None
 
     @classmethod
     def of(cls, state: StateFile, vocabulary: int | None, packing: Packing | None) -> "DataNeeds":
         """Return the needs of the run of a state file."""
-        return cls(state.model.LLM.max_seq_len, vocabulary, packing, state.client.fetch_timeout_s)
+        return cls(
+            state.model.LLM.max_seq_len, vocabulary, packing, state.client.fetch_timeout_s, state.model.LLM.tokenizer
+        )
 
 
 @dataclass
@@ -99,7 +104,11 @@ async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: i
         return DataFindings()
     if isinstance(provider, WeightedDataProvider):
         return await _look_at_mix(provider, needs, budget_bytes)
-    return await _Look(provider, needs).take(list(_places(provider.sequence_count, needs, budget_bytes)))
+    findings = await _Look(provider, needs).take(list(_places(provider.sequence_count, needs, budget_bytes)))
+    if isinstance(provider, LocalDataProvider | RangedDataProvider):
+        size = provider.order.spec.token_size_bytes
+        findings.problems[:0] = encoding_problems(provider.encodings, size, needs.vocabulary, needs.tokenizer)
+    return findings
 
 
 async def _look_at_mix(mix: WeightedDataProvider, needs: DataNeeds, budget_bytes: int) -> DataFindings:

@@ -25,12 +25,11 @@ from data_providers.formats.discovery import Part, discovery
 from data_providers.formats.mds_table import RecordsFile
 from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
-from data_providers.identity import Contents
-from data_providers.local_manifest import contents_in, listed_beside, listed_in_folder
+from data_providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder
 from data_providers.local_places import cannot_open, files_below
 from data_providers.order import DataOrder
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
-from data_providers.sources.manifest import MANIFEST_NAME
+from data_providers.sources.manifest import MANIFEST_NAME, Manifest
 from data_providers.sources.protocol import SourceFile
 from state.errors import InternalError
 from state.intervals import DataIds
@@ -65,9 +64,10 @@ class LocalDataProvider:
         paths: Mapping[str, Path],
         files: Sequence[TokenFile],
         spec: DatasetSpec,
-        contents: Contents = MappingProxyType({}),
+        manifest: Manifest = MappingProxyType({}),
     ) -> None:
-        self.order = DataOrder(files, spec, contents=contents)
+        self.order = DataOrder(files, spec, contents=contents_in(manifest))
+        self.encodings = encodings_in(manifest)
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
         self.description = describe_tokens("token files", self.order)
@@ -105,7 +105,7 @@ class LocalDataProvider:
             raise Rejected(f"{path} holds samples that differ in length; `open_tokens` opens them", path=str(path))
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
-        return cls(paths, files, spec, contents_in(manifest))
+        return cls(paths, files, spec, manifest)
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data_providers.encoding import TokenEncoding
 from data_providers.identity import Contents
 from data_providers.protocol import CorruptData
 from data_providers.sources.manifest import (
@@ -67,6 +68,11 @@ def listed_beside(manifest_path: Path, path: Path) -> Manifest:
 def contents_in(manifest: Manifest) -> Contents:
     """Return the contents that a manifest names."""
     return {name: listed.content for name, listed in manifest.items()}
+
+
+def encodings_in(manifest: Manifest) -> dict[str, TokenEncoding]:
+    """Return how the files' tokens were made, as far as a manifest says it."""
+    return {name: listed.encoding for name, listed in manifest.items() if listed.encoding is not None}
 
 
 def _source_file(name: str, path: Path) -> SourceFile:

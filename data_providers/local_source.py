@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from data_providers.local_manifest import contents_in, listed_beside, listed_in_folder
+from data_providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder
 from data_providers.local_places import cannot_open, files_below
 from data_providers.protocol import CorruptData, SourceUnavailable
 from data_providers.sources.manifest import MANIFEST_NAME
@@ -43,12 +43,13 @@ class LocalSource:
             else:
                 found = {path.name: path}
                 manifest = listed_beside(path.with_name(MANIFEST_NAME), path)
-            contents = contents_in(manifest)
+            contents, encodings = contents_in(manifest), encodings_in(manifest)
             files = []
             for name, file in found.items():
                 about = file.stat()
-                version, content = str(about.st_mtime_ns), contents.get(name, "")
-                files.append(SourceFile(name, about.st_size, str(file.absolute()), version, content=content))
+                version, content, encoding = str(about.st_mtime_ns), contents.get(name, ""), encodings.get(name)
+                place = str(file.absolute())
+                files.append(SourceFile(name, about.st_size, place, version, content=content, encoding=encoding))
         except OSError as error:
             raise cannot_open(path, error) from error
         return cls(str(path), found, files)

@@ -51,6 +51,7 @@ class RangedDataProvider:
 
     def __init__(self, source: ByteSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
         self.order = DataOrder(files, spec, contents=contents_of(source.files))
+        self.encodings = {file.name: file.encoding for file in source.files if file.encoding is not None}
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
         self.description = describe_tokens("token files", self.order)

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from data_providers.encoding import TokenEncoding
 from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
 from data_providers.protocol import CorruptData
 from data_providers.sources.protocol import ByteSource, SourceFile, Wanted, read, read_many
@@ -47,12 +48,14 @@ class ListedFile:
     Attributes:
         hashes: `_HASH_BYTES` for each block of `block_bytes`.
         sha256: of the whole file, in hex; "" in a manifest that was written before there was one.
+        encoding: how the file's tokens were made, if it is known.
     """
 
     size_bytes: int
     hashes: bytes
     block_bytes: int
     sha256: str = ""
+    encoding: TokenEncoding | None = None
 
     @property
     def content(self) -> str:
@@ -112,7 +115,8 @@ def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
     sha256 = entry.get("sha256", "")
     if type(sha256) is not str or (sha256 and not _SHA256.fullmatch(sha256)):
         raise CorruptData(f"{place}: {name} has the sha256 {sha256!r}; allowed: 64 hex digits in lower case")
-    return ListedFile(size_bytes, hashes, block_bytes, sha256)
+    encoding = None if entry.get("encoding") is None else TokenEncoding.parse(entry["encoding"])
+    return ListedFile(size_bytes, hashes, block_bytes, sha256, encoding)
 
 
 def hashed_file(path: Path, block_bytes: int = DEFAULT_BLOCK_BYTES) -> dict[str, Any]:
@@ -268,7 +272,9 @@ class VerifiedSource:
         found = [file for file in source.files if not is_manifest(file.name)]
         check_sizes(source.location, {file.name: file for file in found}, manifest)
         self.files: Sequence[SourceFile] = [
-            replace(file, content=manifest[file.name].content) if file.name in manifest else file for file in found
+            replace(file, content=listed.content, encoding=listed.encoding) if listed else file
+            for file in found
+            for listed in [manifest.get(file.name)]
         ]
         self._source = source
         self._manifest = manifest

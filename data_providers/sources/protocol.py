@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from data_providers.encoding import TokenEncoding
 from state.errors import DataError
 
 MAX_CONCURRENT_READS = 8
@@ -28,6 +29,7 @@ class SourceFile:
         version: a value that changes with the content (an ETag, for example); "" if the source has none.
         distinction: distinguishes the file from others with the same place, if `version` does not.
         content: names the file's content, as a manifest does; "" if none lists it.
+        encoding: how the file's tokens were made, if a manifest says it.
     """
 
     name: str
@@ -36,6 +38,7 @@ class SourceFile:
     version: str = ""
     distinction: str = ""
     content: str = ""
+    encoding: TokenEncoding | None = None
 
 
 class ByteSource(Protocol):

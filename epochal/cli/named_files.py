@@ -106,7 +106,9 @@ async def open_what_data_file_names(
     with found.collecting(place):
         async with contextlib.aclosing(await open_described(config, path.parent)) as provider:
             vocabulary = None if state is None else vocabulary_of(state, wrong_parts)
-            await _look(provider, place, DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S), found)
+            tokenizer = None if state is None else state.model.LLM.tokenizer
+            needs = DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S, tokenizer)
+            await _look(provider, place, needs, found)
             if state is not None:
                 found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
     with found.collecting(place):

@@ -11,12 +11,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from data_providers.locations import parse_location
 from epochal.preparation.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
+from epochal.preparation.counts import MAX_NAMED, PrepareCounts
 from epochal.preparation.cutting import Cutter
 from epochal.preparation.done import DoneSoFar
 from epochal.preparation.options import PrepareOptions, differences
@@ -33,8 +34,6 @@ from state.errors import InvalidInput
 
 WORKING = ".preparing"
 COMMIT_EVERY_S = 2.0
-MAX_NAMED = 1000
-"""Maximum number of skipped documents and files that the manifest names."""
 MAX_FILES_NAMED = 10_000
 """Maximum number of source files that the manifest names."""
 ALWAYS_ALLOWED = frozenset({"state.toml", "data.toml", "validation.toml", "tokenizer", "runs"})
@@ -199,45 +198,6 @@ def _working_folder(folder: Path, content: dict[str, Any]) -> Iterator[Path | No
         yield working
 
 
-@dataclass
-class PrepareCounts:
-    """Counts of a preparation, as its manifest has them. Each document is in exactly one of the first seven.
-
-    Attributes:
-        train_documents, validation_documents: those that were kept.
-        duplicates: exact repeats of an earlier document.
-        empty: without text.
-        invalid_text: skipped because they are not UTF-8.
-        bad: documents and files that were skipped because of something else.
-        replaced: of the kept ones, those in which wrong bytes were replaced.
-        train_tokens, validation_tokens: end tokens included.
-        text_bytes: of the documents as UTF-8, repeats included.
-        named: the skipped ones in sentences, at most `MAX_NAMED`.
-    """
-
-    train_documents: int = 0
-    validation_documents: int = 0
-    duplicates: int = 0
-    empty: int = 0
-    invalid_text: int = 0
-    bad: int = 0
-    replaced: int = 0
-    train_tokens: int = 0
-    validation_tokens: int = 0
-    text_bytes: int = 0
-    named: list[str] = field(default_factory=list)
-
-    @property
-    def documents(self) -> int:
-        """The number of documents that were kept."""
-        return self.train_documents + self.validation_documents
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that were kept."""
-        return self.train_tokens + self.validation_tokens
-
-
 class _Job:
     """One preparation under way."""
 
@@ -255,8 +215,10 @@ class _Job:
         size = tokenizer.identity.token_size if chat is None else MARKED_TOKEN_BYTES
         self._size = size
         shards = working if chat is None else samples_folder(working)
+        identity = replace(tokenizer.identity, token_size=size)
         self._writers = {
-            split: ShardWriter(shards / split, ledger, options.tokens_of_a_shard, size) for split in (TRAIN, VALIDATION)
+            split: ShardWriter(shards / split, ledger, options.tokens_of_a_shard, identity)
+            for split in (TRAIN, VALIDATION)
         }
         self._counts = PrepareCounts(**(ledger.fact("counts") or {}))
         self._position = Position(**(ledger.fact("position") or {}))

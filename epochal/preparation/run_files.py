@@ -105,6 +105,7 @@ data_type = "Pretraining"
 max_seq_len = {shape.seq_len}
 checkpoint = "Ephemeral"                # begin with random parameters
 data_location = {{ {_location(shape)} }}
+tokenizer = "{shape.tokenizer.sha256}"      # data of another one are refused
 
 [model.LLM.lr_schedule.Cosine]
 base_lr = {"0.01" if is_bytes else "0.002"}

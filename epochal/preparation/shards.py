@@ -9,8 +9,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from data_providers.encoding import MAX_NAME_CHARS, TokenEncoding
 from data_providers.sources.manifest import hashed_file
 from epochal.preparation.done import DoneSoFar
+from epochal.preparation.text_tokenizer import TokenizerIdentity
 from runtime.os_errors import reason_of
 from state.errors import EpochalError
 
@@ -22,22 +26,24 @@ class ShardWriter:
         folder: the split's folder; made if it does not exist.
         ledger: keeps the lengths, and the hashes of full shards.
         tokens_of_a_shard: number of tokens of a full shard.
-        token_size: bytes of a token.
+        tokenizer: of the tokens, for the manifest.
 
     Raises:
         EpochalError: a file cannot be written; the disk may be full. The preparation can go on later.
     """
 
-    def __init__(self, folder: Path, ledger: DoneSoFar, tokens_of_a_shard: int, token_size: int) -> None:
+    def __init__(self, folder: Path, ledger: DoneSoFar, tokens_of_a_shard: int, tokenizer: TokenizerIdentity) -> None:
         self.split = folder.name
         self._folder = folder
         self._ledger = ledger
-        self._full_bytes = tokens_of_a_shard * token_size
-        self._token_size = token_size
+        self._tokenizer = tokenizer
+        self._token_size = tokenizer.token_size
+        self._full_bytes = tokens_of_a_shard * self._token_size
         self._file: FileIO | None = None
-        found = ledger.fact(f"open/{self.split}") or {"number": 0, "size_bytes": 0}
+        found = ledger.fact(f"open/{self.split}") or {"number": 0, "size_bytes": 0, "largest_token": 0}
         self._number: int = found["number"]
         self._size_bytes: int = found["size_bytes"]
+        self._largest_token: int = found["largest_token"]
         try:
             self._cut_off()
         except OSError as error:
@@ -48,9 +54,11 @@ class ShardWriter:
         try:
             while tokens:
                 part = tokens[: self._full_bytes - self._size_bytes]
-                written = self._open().write(part)
-                self._size_bytes += written
-                tokens = tokens[written:]
+                self._append(part)
+                found = np.frombuffer(part, f"<u{self._token_size}")
+                self._largest_token = max(self._largest_token, int(found.max(initial=0)))
+                self._size_bytes += len(part)
+                tokens = tokens[len(part) :]
                 if self._size_bytes == self._full_bytes:
                     self._finish()
         except OSError as error:
@@ -63,7 +71,8 @@ class ShardWriter:
                 os.fsync(self._file.fileno())
         except OSError as error:
             raise self._failed(error) from error
-        self._ledger.note(f"open/{self.split}", {"number": self._number, "size_bytes": self._size_bytes})
+        found = {"number": self._number, "size_bytes": self._size_bytes, "largest_token": self._largest_token}
+        self._ledger.note(f"open/{self.split}", found)
 
     def finish(self) -> dict[str, dict[str, Any]]:
         """End the last shard. Return the manifest's entry of each shard by its name."""
@@ -83,18 +92,22 @@ class ShardWriter:
     def _name(self, number: int) -> str:
         return f"shard-{number:06d}.bin"
 
-    def _open(self) -> FileIO:
+    def _append(self, part: memoryview) -> None:
         if self._file is None:
             self._file = (self._folder / self._name(self._number)).open("ab", buffering=0)
-        return self._file
+        while part:
+            part = part[self._file.write(part) :]
 
     def _finish(self) -> None:
         self.sync()
         self.close()
         name = self._name(self._number)
-        entry = hashed_file(self._folder / name)
-        self._ledger.note(f"shard/{self.split}/{name}", {**entry, "tokens": self._size_bytes // self._token_size})
-        self._number, self._size_bytes = self._number + 1, 0
+        encoding = TokenEncoding(
+            self._tokenizer.name[:MAX_NAME_CHARS], self._tokenizer.sha256, self._token_size, self._largest_token
+        )
+        made = {"tokens": self._size_bytes // self._token_size, "encoding": encoding.to_plain()}
+        self._ledger.note(f"shard/{self.split}/{name}", {**hashed_file(self._folder / name), **made})
+        self._number, self._size_bytes, self._largest_token = self._number + 1, 0, 0
 
     def _cut_off(self) -> None:
         """Remove what the ledger does not know."""

@@ -27,6 +27,7 @@ CHANGEABLE = (
     "config.on_bad_data",
     "config.data_fingerprint",
     "config.checkpoint_every",
+    "model.LLM.tokenizer",
     "access",
     "client",
     "blobs",

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 
 from state.config.data_location import DataLocation, Url
 from state.config.free_table import WrongEntry, check_free_table
-from state.config.schema import Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
+from state.config.schema import HexDigest, Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
 MAX_NGRAM_SIZE = 65_536
 MAX_HF_CONFIG_BYTES = 256 * 1024
@@ -278,6 +278,7 @@ class LlmConfig(Section):
     Attributes:
         max_seq_len: tokens of one sample, and so of one data index.
         cold_start_warmup_steps: rounds over which the learning rate grows after a cold start (`state.schedule`).
+        tokenizer: SHA-256 of the tokenizer of the run's data. Epochal's addition.
     """
 
     max_seq_len: Positive
@@ -291,6 +292,9 @@ class LlmConfig(Section):
     ngram: NgramConfig = NgramConfig()
     hf: HfConfig = None
     custom: CustomTable = None
+    tokenizer: Annotated[
+        HexDigest | None, Field(description="the 64 lowercase hex characters that `epochal prepare` shows")
+    ] = None
 
     @property
     def spec(self) -> ModelSpec:

@@ -37,6 +37,7 @@ Natural = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Duration = Annotated[float, Field(gt=0, le=MAX_DURATION_S, description="a number of seconds above 0, at most 10⁹")]
 Text = Annotated[str, Field(min_length=1)]
+HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def _check_path(place: str) -> str:

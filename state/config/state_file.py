@@ -15,7 +15,7 @@ from state.checkpoint_parts import MAX_PART_BYTES, MIN_PART_BYTES
 from state.config.blob_place import OptionalBlobPlace
 from state.config.mistakes import Rule, broken_rules, parse_file
 from state.config.model import HF_ARCHITECTURES, Architecture, DataType, LlmConfig
-from state.config.schema import Duration, Natural, Positive, Section, known_places
+from state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
 from state.errors import InternalError
 from state.intervals import DataIds
 from state.phases import RunState
@@ -40,7 +40,6 @@ def _check_run_id(run_id: str) -> str:
 
 
 RunId = Annotated[str, AfterValidator(_check_run_id), Field(description="a string of 1 to 32 bytes (UTF-8)")]
-HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Mirrors = Annotated[
     tuple[Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$", max_length=MAX_MIRROR_CHARS)], ...],
     Field(strict=False, max_length=MAX_MIRRORS, description="a list of up to 8 URLs, http://… or https://…"),

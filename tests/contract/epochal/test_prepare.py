@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,6 +85,15 @@ def test_the_manifest_names_what_there_is(made: Path) -> None:
     assert (counts["duplicates"], counts["not_read"], counts["file_count"]) == (50, 1, 4)
     assert counts["train_documents"] + counts["validation_documents"] == len(expected_texts())
     assert max(2 * entry["tokens"] for entry in manifest_of(made / "train")["files"].values()) == 80_000
+
+
+def test_a_run_refuses_data_of_another_tokenizer(made: Path, tmp_path: Path) -> None:
+    state = (made / "state.toml").read_text()
+    (tmp_path / "state.toml").write_text(re.sub('tokenizer = "[0-9a-f]{64}"', f'tokenizer = "{"0" * 64}"', state))
+    fitting = run_main("check", str(made / "state.toml"), "--data-config", str(made / "data.toml"))
+    fitting.expect(0, "fits it")
+    other = run_main("check", str(tmp_path / "state.toml"), "--data-config", str(made / "data.toml"))
+    other.expect(2, "was made with the tokenizer bytes", "model.LLM.tokenizer")
 
 
 def test_three_workers_make_the_same_bytes(sources: Path, made: Path, tmp_path: Path) -> None:
