@@ -5,7 +5,7 @@ A file is read and not mapped, so that a truncated one is an error and does not 
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -53,6 +53,11 @@ class LocalSource:
         except OSError as error:
             raise cannot_open(path, error) from error
         return cls(str(path), found, files)
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return a source of these files alone."""
+        kept = set(names)
+        return type(self)(self.location, self._paths, [file for file in self.files if file.name in kept])
 
     def path_of(self, name: str) -> Path:
         """Return the path of a file."""

@@ -2,8 +2,9 @@
 
 `--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder`,
 `gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet or
-JSON-lines file or of a `data.toml`, the path or URL of a mix (`….json`), or `name://…` for a provider that another
-package registers (`data_providers/opening.py`).
+JSON-lines file or of a `data.toml`, the path or URL of a mix (`….json`), `hf://datasets/NAME` of a dataset of the
+Hugging Face Hub, or `name://…` for a provider that another package registers (`data_providers/opening.py`). Where a run
+packs, the files hold records.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TypeAlias
 from pydantic import ValidationError
 
 from data_providers.protocol import DatasetSpec
+from data_providers.sources.hub_dataset import HUB_SCHEME, HubDataset, parse_hub_dataset
 from state.config.data_location import (
     S3,
     SERVER_SCHEMES,
@@ -22,6 +24,7 @@ from state.config.data_location import (
     Http,
     HttpLocation,
     Local,
+    Preprocessed,
     Seeded,
     Server,
     SingleUrl,
@@ -33,7 +36,7 @@ MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2
 """For locations that cannot specify a token size, such as `Local = "path"`."""
 
-BUILT_IN_SCHEMES = frozenset({"dummy", *SERVER_SCHEMES, "http", "https", "s3", "gs", "az"})
+BUILT_IN_SCHEMES = frozenset({"dummy", *SERVER_SCHEMES, "http", "https", "s3", "gs", "az", HUB_SCHEME})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,10 @@ class Registered:
     location: str
 
 
-Override: TypeAlias = DummyData | Server | SingleUrl | Gcp | S3 | Azure | Local | WeightedHttp | Registered
-AnyLocation: TypeAlias = DataLocation | HttpLocation | Registered
+Override: TypeAlias = (
+    DummyData | Server | SingleUrl | Gcp | S3 | Azure | Local | WeightedHttp | HubDataset | Preprocessed | Registered
+)
+AnyLocation: TypeAlias = DataLocation | HttpLocation | HubDataset | Registered
 
 
 def parse_location(text: str) -> Override:
@@ -66,6 +71,8 @@ def parse_location(text: str) -> Override:
             account, _, path = rest.partition("/")
             container, _, folder = path.partition("/")
             return Azure(account_name=account, container_name=container, filter_directory=folder)
+        if scheme == HUB_SCHEME and separator:
+            return parse_hub_dataset(text)
         if scheme in SERVER_SCHEMES and separator:
             return Server(rest if scheme == "tcp" else text)
         return Registered(scheme, rest) if separator else Local(text)

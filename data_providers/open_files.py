@@ -8,6 +8,7 @@ from data_providers.file_names import (
     LINES_SUFFIXES,
     MDS_INDEX_NAME,
     RECORD_FILES,
+    ROW_SUFFIXES,
     TAR_SUFFIXES,
     TOKEN_SUFFIXES,
 )
@@ -16,6 +17,7 @@ from data_providers.formats.mds import SHARD_SUFFIXES
 from data_providers.local import LocalDataProvider
 from data_providers.local_places import cannot_open
 from data_providers.local_source import LocalSource
+from data_providers.preprocessed import PreprocessedDataProvider, chosen_rows
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.records import RecordsDataProvider
@@ -60,7 +62,7 @@ def _is_mds(path: Path) -> bool:
 async def open_samples(
     source: ByteSource, spec: DatasetSpec, spool: MakeSpool, split: str = DEFAULT_SPLIT, *, listed: bool = True
 ) -> DataProvider:
-    """Open samples to pack: records of JSON lines or tars, or the tokens of an MDS dataset. Closes the source.
+    """Open samples to pack: records of JSON lines or tars, rows, or an MDS dataset's tokens. Closes the source.
 
     Args:
         source: holds the files.
@@ -80,6 +82,8 @@ async def open_samples(
             if any(name.endswith(suffixes) for name in names):
                 chosen = _chosen(names, suffixes, source.location, split, listed)
                 return await RecordsDataProvider.open(source, chosen, spec.shuffle_seed, spool())
+        if any(name.endswith(ROW_SUFFIXES) for name in names):
+            return await open_rows(source, None, split, listed=listed, records=True)
         if mds_indexes(source.files):
             unpacked = await with_unpacked_shards(source, spool)
             return await TokenRecordsDataProvider.open(unpacked, spec)
@@ -88,6 +92,27 @@ async def open_samples(
         if tokens is not None and not listed:
             raise InvalidInput(f"{source.location} holds tokens, which are not packed; {allowed}")
         raise CorruptData(f"{source.location} holds no samples to pack; {allowed}", path=source.location)
+    except BaseException:
+        await source.aclose()
+        raise
+
+
+async def open_rows(
+    source: ByteSource, max_tokens: int | None, split: str = DEFAULT_SPLIT, *, listed: bool = True, records: bool
+) -> PreprocessedDataProvider:
+    """Open parquet or Arrow files of a source, as `PreprocessedDataProvider.open_over`. Closes the source.
+
+    Args:
+        source: holds the files.
+        max_tokens: maximum length of a sample; None for any.
+        split: the split to use of a folder.
+        listed: as of `open_samples`.
+        records: whether rows without tokens are taken as JSON records.
+    """
+    try:
+        is_named = not listed and split == DEFAULT_SPLIT
+        names = [file.name for file in source.files] if is_named else chosen_rows(source, split)
+        return await PreprocessedDataProvider.open_over(source, names, max_tokens, records=records)
     except BaseException:
         await source.aclose()
         raise

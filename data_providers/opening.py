@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 from data_providers.dummy import DummyDataProvider
-from data_providers.file_names import LINES_SUFFIXES, PARQUET_SUFFIX, TAR_SUFFIXES
+from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from data_providers.local import LocalDataProvider
 from data_providers.local_places import cannot_open
 from data_providers.local_source import LocalSource
 from data_providers.locations import BUILT_IN_SCHEMES, AnyLocation, Registered, parse_location, spec_for
 from data_providers.mix_file import parse_mix
-from data_providers.open_files import open_local_tokens, open_samples, open_tokens
+from data_providers.open_files import open_local_tokens, open_rows, open_samples, open_tokens
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.cache import BlockCache, CachedSource
 from data_providers.sources.http.manifests import open_checked
 from data_providers.sources.http.source import HttpSource, without_secrets
+from data_providers.sources.hub_dataset import HubDataset, downloaded
 from data_providers.sources.manifest import VerifiedSource
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import ByteSource, read
@@ -58,6 +59,7 @@ DATA_CONFIG_SUFFIX = ".toml"
 ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data's files or URL with --data"
 UNPACKED_FOLDER = "unpacked"
 """The folder in a cache's for unpacked files and the places of records."""
+ONLY_PACKED = '{place} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning"'
 MAX_MIX_BYTES = 1024**2
 
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
@@ -124,8 +126,8 @@ def run_data(state: StateFile, override: str | None = None) -> tuple[AnyLocation
     """
     run_location = state.model.LLM.data_location
     location: AnyLocation = run_location if override is None else parse_location(override)
-    if isinstance(location, Local) and isinstance(run_location, Preprocessed):
-        location = Preprocessed(location.path)
+    if isinstance(location, Local | SingleUrl | Gcp | S3 | Azure) and isinstance(run_location, Preprocessed):
+        location = Preprocessed(location.path if isinstance(location, Local) else override or "")
     return location, spec_for(run_location, state.model.LLM.max_seq_len)
 
 
@@ -140,27 +142,69 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
             raise InvalidInput(ONLY_FOR_MEMBERS)
         addresses = [DataServerAddress(*place, options.run_id, location.tls) for place in location.addresses]
         return await _open_tcp(addresses, options.ticket, spec)
-    if isinstance(location, SingleUrl | Urls | NumberedFiles):
-        urls = (location.url,) if isinstance(location, SingleUrl) else location.urls
-        return await _open_remote(await open_checked(urls), spec, options, listed=False)
-    if isinstance(location, Gcp | S3 | Azure):
-        source = await VerifiedSource.where_listed(await ObjectStoreSource.open(location))
-        return await _open_remote(source, spec, options, listed=True)
+    if isinstance(location, SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure):
+        return await _open_remote(location, spec, options)
+    if isinstance(location, HubDataset):
+        return await asyncio.to_thread(_open_hub, location, spec, options)
     if isinstance(location, Local):
         opened = _open_samples if options.packs else _open_local
         return await opened(Path(location.path), spec, options)
     if isinstance(location, Preprocessed):
-        return await asyncio.to_thread(_open_preprocessed, Path(location.path), spec, options)
+        return await _open_preprocessed_place(location.path, spec, options)
     if isinstance(location, WeightedHttp):
         return await _open_mix(location.place, spec, options)
     return await _open_registered(location, spec)
 
 
-async def _open_remote(source: ByteSource, spec: DatasetSpec, options: OpenOptions, *, listed: bool) -> DataProvider:
-    cached = source if options.cache is None else CachedSource(source, options.cache)
+async def _open_remote(
+    location: SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, spec: DatasetSpec, options: OpenOptions
+) -> DataProvider:
+    source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
     if options.packs:
-        return await open_samples(cached, spec, options.spool, options.split, listed=listed)
-    return await open_tokens(cached, spec, options.spool)
+        return await open_samples(source, spec, options.spool, options.split, listed=listed)
+    names = [file.name for file in source.files]
+    if any(name.endswith(ROW_SUFFIXES) for name in names) and not any(map(_is_of_tokens, names)):
+        return await open_rows(source, spec.sequence_length, options.split, listed=listed, records=False)
+    if any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names) and not any(map(_is_of_tokens, names)):
+        place = source.location
+        await source.aclose()
+        raise InvalidInput(ONLY_PACKED.format(place=place), path=place)
+    return await open_tokens(source, spec, options.spool)
+
+
+async def _remote_source(
+    location: SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, options: OpenOptions
+) -> ByteSource:
+    if isinstance(location, Gcp | S3 | Azure):
+        source = await VerifiedSource.where_listed(await ObjectStoreSource.open(location))
+    else:
+        source = await open_checked((location.url,) if isinstance(location, SingleUrl) else location.urls)
+    return source if options.cache is None else CachedSource(source, options.cache)
+
+
+def _is_of_tokens(name: str) -> bool:
+    return name.endswith(TOKEN_SUFFIXES) or name.rpartition("/")[2] == MDS_INDEX_NAME
+
+
+async def _open_preprocessed_place(place: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    """Open rows at a path or behind a URL."""
+    if "://" not in place:
+        return await asyncio.to_thread(_open_preprocessed, Path(place), spec, options)
+    location = parse_location(place)
+    if isinstance(location, HubDataset):
+        return await asyncio.to_thread(_open_hub, location, spec, options)
+    if not isinstance(location, SingleUrl | Gcp | S3 | Azure):
+        raise InvalidInput(f"{without_secrets(place)} is no place of parquet or Arrow files")
+    source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
+    longest = None if options.packs else spec.sequence_length
+    return await open_rows(source, longest, options.split, listed=listed, records=options.packs)
+
+
+def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    files = downloaded(location, options.split)
+    source = LocalSource(str(location), files.paths, files.files)
+    longest = None if options.packs else spec.sequence_length
+    return PreprocessedDataProvider.open_local(source, longest, records=options.packs)
 
 
 async def open_described(config: DataConfig, folder: Path) -> LocalDataProvider | RangedDataProvider:
@@ -180,7 +224,7 @@ async def _open_mix(place: str, spec: DatasetSpec, options: OpenOptions) -> Data
     async with AsyncExitStack() as opened:
         for number, source in enumerate(mix.sources):
             location = source.location
-            if folder is not None and isinstance(location, Local | Preprocessed):
+            if folder is not None and isinstance(location, Local | Preprocessed) and "://" not in location.path:
                 location = type(location)(str(folder / location.path))  # relative to the mix's own folder
             try:
                 provider = await open_location(location, spec_for(location, spec.sequence_length), options)
@@ -220,19 +264,18 @@ def mix_file(path: Path) -> bytes:
 
 
 async def _open_local(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    if path.suffix == PARQUET_SUFFIX:
+    if path.suffix in ROW_SUFFIXES:
         return await asyncio.to_thread(_open_preprocessed, path, spec, options)
     if path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)):
-        raise InvalidInput(
-            f'{path} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning"', path=str(path)
-        )
+        raise InvalidInput(ONLY_PACKED.format(place=path), path=str(path))
     if path.suffix != DATA_CONFIG_SUFFIX:
         return await open_local_tokens(path, spec, options.spool)
     return await open_described(await asyncio.to_thread(_data_config, path, spec), path.parent)
 
 
 def _open_preprocessed(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    return PreprocessedDataProvider.open(path, None if options.packs else spec.sequence_length, options.split)
+    longest = None if options.packs else spec.sequence_length
+    return PreprocessedDataProvider.open(path, longest, options.split, records=options.packs)
 
 
 async def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
@@ -244,7 +287,7 @@ async def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> 
     source = await asyncio.to_thread(LocalSource.open, path)
     names = [file.name for file in source.files]
     holds_records = any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names)
-    if not holds_records and any(name.endswith(PARQUET_SUFFIX) for name in names):
+    if not holds_records and any(name.endswith(ROW_SUFFIXES) for name in names):
         return await asyncio.to_thread(_open_preprocessed, path, spec, options)
     return await open_samples(source, spec, options.spool, options.split, listed=path.is_dir())
 

@@ -48,22 +48,29 @@ class SourceThreads:
 
 
 class RangeFile(io.RawIOBase):
-    """A readable, seekable file over ranges of a source. Make it in the event loop's thread; use it in another one.
+    """A readable, seekable file over ranges of a source. Use it in a thread other than the event loop's.
 
     Args:
         source: is read; not closed.
         file: one of the source's files.
         in_order: whether to read whole windows of `WINDOW_BYTES` and ahead of them; otherwise only what is asked for.
         hashes: updated with what is read.
+        loop: the event loop that reads; by default the one that runs in this thread.
     """
 
     def __init__(
-        self, source: ByteSource, file: SourceFile, *, in_order: bool = False, hashes: Sequence[Hash] = ()
+        self,
+        source: ByteSource,
+        file: SourceFile,
+        *,
+        in_order: bool = False,
+        hashes: Sequence[Hash] = (),
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__()
         self._source = source
         self._file = file
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         self._in_order = in_order
         self._hashes = hashes
         self._at = 0
@@ -89,6 +96,12 @@ class RangeFile(io.RawIOBase):
     def size(self) -> int:
         """Return the file's size in bytes."""
         return self._file.size_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return up to `size` further bytes, at most what the file holds: hostile lengths take no memory."""
+        left = max(0, self._file.size_bytes - self._at)
+        found: bytes | None = super().read(left if size is None or size < 0 else min(size, left))
+        return found or b""
 
     def readinto(self, into: "WriteableBuffer", /) -> int:
         """Fill as much of `into` as the file, or the window, holds. Raises what `ByteSource.read_into` raises."""

@@ -239,7 +239,7 @@ def _why_not_opened(location: AnyLocation, with_network: bool) -> str:
     """Return why a location is not opened; "" if it is. A mix with a source that is not opened is not opened."""
     if isinstance(location, Server):
         return "its data server serves only members; name the server's own file with --data-config"
-    if isinstance(location, Local | Preprocessed | DummyData):
+    if isinstance(location, Local | DummyData) or (isinstance(location, Preprocessed) and "://" not in location.path):
         return ""
     if isinstance(location, WeightedHttp) and "://" not in location.place:
         path = Path(location.place)

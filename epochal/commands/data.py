@@ -15,7 +15,7 @@ from rich.table import Table
 from batching.data_check import DataFindings, DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from data_providers.description import description_of
-from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, PARQUET_SUFFIX, TAR_SUFFIXES, TOKEN_SUFFIXES
+from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from data_providers.local import LocalDataProvider
 from data_providers.locations import AnyLocation, parse_location
 from data_providers.mixture import PERIOD
@@ -25,6 +25,7 @@ from data_providers.protocol import DataProvider, DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.records import RecordsDataProvider
 from data_providers.sources.http.source import without_secrets
+from data_providers.sources.hub_dataset import HubDataset
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
 from data_providers.token_records import TokenRecordsDataProvider
 from data_providers.weighted import WeightedDataProvider
@@ -37,14 +38,14 @@ from epochal.inspection.drawings import draw_parts, draw_profile
 from epochal.inspection.profile import DataProfile, profile_of
 from epochal.inspection.sample_parts import SamplePart, encoded_first, first_parts
 from runtime.worker_thread import WorkerThread
-from state.config.data_location import Local, Preprocessed, Server
+from state.config.data_location import Local, Preprocessed, Server, SingleUrl
 from state.config.model import DataType
 from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
 
 DEFAULT_SEQUENCE_LENGTH = 2048
-SAMPLE_SUFFIXES = (*LINES_SUFFIXES, *TAR_SUFFIXES, PARQUET_SUFFIX)
+SAMPLE_SUFFIXES = (*LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
 MAX_FILES_SHOWN = 20
 SAMPLE_TOKENS = 32
 SAMPLE_CHARACTERS = 400
@@ -184,7 +185,9 @@ def _asked_for(text: str, token_size: str, seq_len: int, preprocessed: bool) -> 
         seq_len, path = config.seq_len, path.parent / config.dir
     if preprocessed and isinstance(found, Local):
         found = Preprocessed(found.path)
-    packs = path is not None and _holds_samples(path)
+    packs = isinstance(found, HubDataset) if path is None else _holds_samples(path)
+    if isinstance(found, SingleUrl):
+        packs = found.url.partition("?")[0].endswith(SAMPLE_SUFFIXES)
     return _Asked(text, found, DatasetSpec(int(token_size), seq_len), packs)
 
 

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from epochal.export.folder import NOTE_FILE
 from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of
+from runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
 from runtime.retry import RetryPolicy
 from state.config.data_location import S3, Gcp
 from state.errors import InvalidInput
 from trainers.sources.bucket import bucket_error
 from trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILES, WEIGHTS_SUFFIX
-from trainers.sources.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
 
 UPLOAD_TIMEOUT = "600s"
 """Maximum time for one part of a file, of `PART_BYTES`."""

@@ -25,6 +25,8 @@ MAX_SERVERS = 64
 """Maximum number of TCP data servers of one location."""
 TLS_SCHEME = "tls"
 SERVER_SCHEMES = ("tcp", TLS_SCHEME)
+ROWS_SCHEMES = ("http", "https", "s3", "gs", "az", "hf")
+"""Schemes of the URLs of parquet and Arrow files."""
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -55,6 +57,13 @@ def _check_url_or_path(place: str) -> str:
     return place
 
 
+def _check_rows_place(place: str) -> str:
+    scheme, separator, rest = place.partition("://")
+    if not place or (separator and (scheme not in ROWS_SCHEMES or not rest)):
+        raise ValueError("neither a path nor a place of rows")
+    return place
+
+
 def _check_template(template: str) -> str:
     if template.count("{}") != 1:
         raise ValueError("not one {}")
@@ -81,6 +90,14 @@ LocalPath = Annotated[
     Field(
         description="a path on the client's machine, as a string; a URL goes into { Http = … }, and what another "
         "package's provider opens is named by each client with `--data name://…`"
+    ),
+]
+RowsPlace = Annotated[
+    str,
+    AfterValidator(_check_rows_place),
+    Field(
+        description="a path, a URL that starts with http:// or https://, a folder of a bucket (s3://…, gs://…, az://…) "
+        "or a dataset of the Hugging Face Hub (hf://datasets/NAME)"
     ),
 ]
 UrlTemplate = Annotated[
@@ -227,8 +244,8 @@ class WeightedHttp(SingleValue[UrlOrPath]):
         return self.root
 
 
-class Preprocessed(SingleValue[LocalPath]):
-    """Parquet files of samples that are already cut, labelled and maybe packed."""
+class Preprocessed(SingleValue[RowsPlace]):
+    """Parquet or Arrow files of samples that are already cut, labelled and maybe packed: a path, or a URL of them."""
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""A server that speaks as much of the Hugging Face Hub's HTTP API as `huggingface_hub` needs for models."""
+"""A server that speaks as much of the Hugging Face Hub's API as `huggingface_hub` needs of models and datasets."""
 
 import base64
 import contextlib
@@ -16,6 +16,7 @@ import pytest
 
 REPOSITORY = "org/model"
 COMMIT = "c" * 40
+CONVERTED_COMMIT = "d" * 40
 ABOUT_CALLERS = "/api/agent-harnesses"
 """What the library may ask besides, about the programs that call it."""
 
@@ -33,7 +34,10 @@ class FakeHub:
     """One repository, and what was asked.
 
     Attributes:
+        kind: of the repository, "models" or "datasets".
         files: the repository's files by name.
+        converted: of a dataset, the files at its revision `refs/convert/parquet`; None without it.
+        commit: of the main branch.
         token: the token that requests need; None for a public repository.
         wrong: returns the wrong answer to a method and path, or None.
         requests: method and path of each request, but for `ABOUT_CALLERS`.
@@ -42,7 +46,10 @@ class FakeHub:
     """
 
     def __init__(self) -> None:
+        self.kind = "models"
         self.files: dict[str, bytes] = {}
+        self.converted: dict[str, bytes] | None = None
+        self.commit = COMMIT
         self.token: str | None = None
         self.wrong: Callable[[str, str], Wrong | None] = lambda method, path: None
         self.requests: list[tuple[str, str]] = []
@@ -50,6 +57,12 @@ class FakeHub:
         self.created: list[tuple[str, bool]] = []
         self.url = ""
         self.ended = threading.Event()
+
+    def at(self, path: str) -> tuple[str, dict[str, bytes]] | None:
+        """The commit and files of the revision that a path names; None if there is no such revision."""
+        if "refs/convert/parquet" in path or CONVERTED_COMMIT in path:
+            return None if self.converted is None else (CONVERTED_COMMIT, self.converted)
+        return self.commit, self.files
 
     def fail_with(self, status: int, times: int = 1000, headers: Mapping[str, str] | None = None) -> None:
         """Answer the next requests with this status."""
@@ -97,16 +110,18 @@ class _Handler(BaseHTTPRequestHandler):
         elif hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
             self._send(401, b"", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
         elif f"/{REPOSITORY}/resolve/" in path:
-            self._send_file(path.rpartition("/")[2], None if wrong is None else wrong.cut)
+            self._send_file(path, None if wrong is None else wrong.cut)
         else:
             self._answer_api(path, body)
 
-    def _send_file(self, name: str, cut: int | None) -> None:
-        data = self.hub.files.get(name)
+    def _send_file(self, path: str, cut: int | None) -> None:
+        commit, files = self.hub.at(path) or (COMMIT, {})
+        name = path.partition("/resolve/")[2].partition("/")[2]
+        data = files.get(name)
         if data is None:
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
             return
-        self._send(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}, cut)
+        self._send(200, data, {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}, cut)
 
     def _answer_api(self, path: str, body: bytes) -> None:
         hub = self.hub
@@ -123,12 +138,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json({"files": files})
         elif path.startswith(f"/api/models/{REPOSITORY}/commit/"):
             self._commit([json.loads(line) for line in body.splitlines() if line])
-        elif path.startswith(f"/api/models/{REPOSITORY}"):
-            siblings = [{"rfilename": name} for name in hub.files]
-            tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in hub.files.items()
-            ]
-            found = tree if "/tree/" in path else {"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}
+        elif path.startswith(f"/api/{hub.kind}/{REPOSITORY}"):
+            revision = hub.at(path)
+            if revision is None:
+                self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+                return
+            commit, held = revision
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in held.items()]
+            tree = [{"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in held.items()]
+            found = tree if "/tree/" in path else {"id": REPOSITORY, "sha": commit, "siblings": siblings}
             self._send_json(found)
         else:
             self._send(404, b"", {"X-Error-Code": "RepoNotFound"})

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_providers import preprocessed
+from data_providers.formats import columns
 from data_providers.opening import OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
@@ -142,16 +143,16 @@ async def test_row_group_that_decodes_to_too_much_is_refused_in_time(
     path = write(tmp_path / "a.parquet", row_group_size=40, inputs=[[7] * 2000] * 40)
     provider = PreprocessedDataProvider.open(path)
     assert path.stat().st_size < 5000
-    monkeypatch.setattr(preprocessed, "DECODED_ROWS", 10)
-    monkeypatch.setattr(preprocessed, "MAX_ROW_GROUP_BYTES", 300_000)
+    monkeypatch.setattr(columns, "DECODED_ROWS", 10)
+    monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 300_000)
     with pytest.raises(CorruptData, match=r"row group 0 has 32\d{4} bytes or more; at most 300000: write smaller"):
         await provider.get_samples(DataIds(0, 0))
-    monkeypatch.setattr(preprocessed, "MAX_ROW_GROUP_BYTES", 700_000)
+    monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 700_000)
     assert (await provider.get_samples(DataIds(0, 39))).input_ids.tolist() == [7] * 80_000
 
 
 def test_row_group_of_many_bytes_is_refused_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preprocessed, "MAX_ROW_GROUP_BYTES", 10)
+    monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 10)
     with pytest.raises(CorruptData, match=r"row group 0 has \d+ bytes or more; at most 10: write smaller"):
         PreprocessedDataProvider.open(write(tmp_path / "a.parquet", inputs=ROWS))
 

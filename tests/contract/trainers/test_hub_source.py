@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime.hub import MAX_ATTEMPTS, hub_error
 from runtime.retry import RetryPolicy
 from state.config.model import P2P, Hub
 from state.errors import InvalidInput, ModelUnavailable
@@ -18,7 +19,7 @@ from tests.support.heavy import need_module
 from tests.support.hub_server import COMMIT, REPOSITORY, FakeHub, Wrong, fake_hub, point_at
 from tests.support.model_files import CONFIG, safetensors_bytes, write_model
 from trainers.sources.folder_source import FolderSource
-from trainers.sources.hub import MAX_ATTEMPTS, HubFolder, hub_error
+from trainers.sources.hub import HubFolder
 from trainers.sources.opening import open_source, parse_source
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
