@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs bench bench-peers bench-peer-training chaos mutants clean
+.PHONY: help setup demo test check lint types layers docs bench bench-peers bench-peer-training chaos mutants fuzz clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -52,6 +52,13 @@ chaos: $(STAMP)  ## a real run whose processes, network, disk and clocks fail: C
 mutants: $(STAMP)  ## do the core's unit tests notice a changed comparison, operator or constant?
 	$(BIN)/python -m tests.mutation
 
+FUZZ_SECONDS := 60
+
+fuzz: $(STAMP)  ## arbitrary bytes for every decoder, by atheris: FUZZ_SECONDS=600
+	@$(BIN)/python -c 'import atheris' 2> /dev/null || $(BIN)/python -m pip install --quiet --only-binary :all: 'atheris>=3' \
+	  || echo "atheris has no wheel for this machine and this Python"
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
 PEERS := .bench-peers
 
 $(PEERS)/.installed:
@@ -81,4 +88,4 @@ bench-peer-training: $(STAMP) $(TRAINING_PEERS:=/.installed)  ## torchft and hiv
 	$(BIN)/python -m benchmarks peer-training --write benchmarks-peer-training
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(PEERS) $(TRAINING_PEERS) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(PEERS) $(TRAINING_PEERS) runs .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

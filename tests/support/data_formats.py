@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.formats.discovery import discovery
+from data_providers.formats.discovery import Discovery, discovery
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import DatasetSpec
 from data_providers.sources.protocol import SourceFile
@@ -78,7 +78,11 @@ def write_mds(folder: Path, shards: list[Any], encoding: str = "", extra_column:
 
 def discovered(files: dict[str, bytes], spec: DatasetSpec = SPEC) -> list[TokenFile]:
     """What discovery finds among files with this content; it reads within them only."""
-    asking = discovery([SourceFile(name, len(data), name) for name, data in files.items()], spec)
+    return driven(discovery([SourceFile(name, len(data), name) for name, data in files.items()], spec), files)
+
+
+def driven(asking: Discovery, files: dict[str, bytes]) -> list[TokenFile]:
+    """What a discovery returns that is sent the parts of these files; it reads within them only."""
     try:
         wanted = next(asking)
         while True:
