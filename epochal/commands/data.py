@@ -35,6 +35,7 @@ from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config, read_supported_state
 from epochal.inspection.decoding import BYTES_VOCABULARY, Decode, decoder_for, decoder_of
 from epochal.inspection.drawings import draw_parts, draw_profile
+from epochal.inspection.prepared import prepared_data
 from epochal.inspection.profile import DataProfile, profile_of
 from epochal.inspection.sample_parts import SamplePart, encoded_first, first_parts
 from runtime.worker_thread import WorkerThread
@@ -153,19 +154,30 @@ def inspect(
         asked = _asked_of_run(read_supported_state(state), location)
     if isinstance(asked.location, Server):
         raise InvalidInput("a TCP data server serves only a run's members; inspect the files that it serves")
+    known = None if asked.path is None else prepared_data(asked.path)
+    if known is not None:
+        tokenizer, end_token = tokenizer or known.tokenizer, known.end_id if end_token is None else end_token
     looks = _Looks(decoder_of(tokenizer), profile, end_token)
     run_to_end(_inspect(asked, looks, as_json))
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A location to inspect, as the user wrote it and as it is opened; `run` is the run that it is inspected for."""
+    """A location to inspect.
+
+    Attributes:
+        shown: as the user wrote it.
+        location, spec, packs: as it is opened.
+        run: for which it is inspected.
+        path: of its files, if they are on this machine.
+    """
 
     shown: str
     location: AnyLocation
     spec: DatasetSpec
     packs: bool
     run: StateFile | None = None
+    path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +200,14 @@ def _asked_for(text: str, token_size: str, seq_len: int, preprocessed: bool) -> 
     packs = isinstance(found, HubDataset) if path is None else _holds_samples(path)
     if isinstance(found, SingleUrl):
         packs = found.url.partition("?")[0].endswith(SAMPLE_SUFFIXES)
-    return _Asked(text, found, DatasetSpec(int(token_size), seq_len), packs)
+    return _Asked(text, found, DatasetSpec(int(token_size), seq_len), packs, path=path)
 
 
 def _asked_of_run(run: StateFile, text: str | None) -> _Asked:
     location, spec = run_data(run, text)
     shown = f"the data of run {run.run_id}" if text is None else text
-    return _Asked(shown, location, spec, run.model.LLM.data_type is DataType.FINETUNING, run)
+    path = Path(location.path) if isinstance(location, Local | Preprocessed) else None
+    return _Asked(shown, location, spec, run.model.LLM.data_type is DataType.FINETUNING, run, path)
 
 
 async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:

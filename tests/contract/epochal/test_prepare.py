@@ -101,6 +101,12 @@ def test_three_workers_make_the_same_bytes(sources: Path, made: Path, tmp_path: 
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 
+def test_inspect_knows_the_end_token_and_the_tokenizer(made: Path) -> None:
+    ran = run_main("data", "inspect", str(made / "data.toml"))
+    ran.expect(0, "whole documents", "most frequent tokens", "the first sample, decoded:")
+    assert "--end-token" not in ran.out
+
+
 class Stop(Exception):
     """Interrupts a preparation."""
 
