@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from state.errors import InvalidInput
+from state.errors import EpochalError, InvalidInput
 
 LEDGER_NAME = "ledger.sqlite"
 CACHE_BYTES = 64 * 1024**2
@@ -23,7 +23,8 @@ class DoneSoFar:
     """The ledger of a preparation. Make one with `open`.
 
     Raises:
-        InvalidInput: the disk is full or the file is damaged; from every method.
+        InvalidInput: the file is damaged; from every method.
+        EpochalError: the disk is full or fails; from every method. The preparation can go on later.
     """
 
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
@@ -47,7 +48,7 @@ class DoneSoFar:
                 raise InvalidInput(f"{path} is of another version of epochal; --restart begins anew", path=str(path))
             found.note("format", _FORMAT)
         except sqlite3.Error as error:
-            raise InvalidInput(f"{path}: {error}; --restart begins anew", path=str(path)) from error
+            raise _failed(path, error) from error
         return found
 
     def begin(self) -> None:
@@ -85,4 +86,11 @@ class DoneSoFar:
         try:
             return self._database.execute(statement, values)
         except sqlite3.Error as error:
-            raise InvalidInput(f"{self._path}: {error}", path=str(self._path)) from error
+            raise _failed(self._path, error) from error
+
+
+def _failed(path: Path, error: sqlite3.Error) -> EpochalError:
+    if isinstance(error, sqlite3.OperationalError):  # of the disk
+        message = f"{path} cannot be read or written: {error}; the same command goes on where this one stopped"
+        return EpochalError(message, path=str(path))
+    return InvalidInput(f"{path}: {error}; --restart begins anew", path=str(path))

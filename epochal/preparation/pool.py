@@ -52,11 +52,13 @@ class EncodingPool:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "epochal.preparation.worker"]
+        # -P: a file of the user's folder is not taken for a library's
+        command = [sys.executable, "-P", "-m", "epochal.preparation.worker"]
         try:
             for _ in range(self._count):
                 pipe = subprocess.PIPE
-                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+                # Ctrl-C goes to this process alone: a group of its own
+                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, process_group=0)
                 self._processes.append(process)
                 self._free.put(process)
             for process in self._processes:

@@ -120,7 +120,7 @@ def _made(
             if changed := differences(earlier["content"], content):
                 raise InvalidInput(_other_options(changed))
             return Finished.of(earlier)
-        with Sources.open(places, options.text_suffixes) as sources:
+        with Sources.open(places, options.text_suffixes, working.parent) as sources:
             if chat is not None:
                 check_are_records(sources)
             job = _Job(options, tokenizer, chat, sources, ledger, working, show)

@@ -65,26 +65,28 @@ class Sources:
         skipped_count: the number of all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, leave_out: Path | None = None) -> None:
         self.files: list[SourceText] = []
         self.skipped: list[str] = []
         self.skipped_count = 0
         self._stack = ExitStack()
         self._loop: _LoopThread | None = None
+        self._leave_out = None if leave_out is None else leave_out.resolve()
 
     @classmethod
-    def open(cls, places: Sequence[str], further_text: tuple[str, ...] = ()) -> Self:
+    def open(cls, places: Sequence[str], further_text: tuple[str, ...] = (), leave_out: Path | None = None) -> Self:
         """Open the sources: list folders and buckets, and ask servers for sizes. Blocks.
 
         Args:
             places: paths and addresses, as the user wrote them.
             further_text: further suffixes of text files.
+            leave_out: a folder in which nothing is read, if it lies in one of the places.
 
         Raises:
             SourceUnavailable, Rejected: a server does not answer, or refuses.
             InvalidInput: a place does not exist or holds nothing that is read, or two name the same file.
         """
-        found = cls()
+        found = cls(leave_out)
         try:
             for place in places:
                 before = len(found.files)
@@ -142,7 +144,7 @@ class Sources:
                     )
                 self._add_local(place, kind, found)
                 return
-            for path in _walk(place):
+            for path in _walk(place, self._leave_out):
                 kind = kind_of(path.name, further_text)
                 if kind is None or not path.is_file():
                     self._skip(str(path))
@@ -199,7 +201,7 @@ async def open_remote(place: str, further_text: tuple[str, ...] = ()) -> tuple[B
     raise InvalidInput(f"source {place!r} cannot be read; allowed: {allowed}", place=place)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
     """Yield the files below a folder in the order of their paths; hidden ones, and folders behind links, are left."""
     found: list[tuple[str, Path]] = []
 
@@ -207,7 +209,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         raise error
 
     for parent, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not is_hidden(name)]
+        folders[:] = [name for name in folders if not is_hidden(name) and Path(parent, name).resolve() != leave_out]
         for name in names:
             if not is_hidden(name):
                 path = Path(parent, name)

@@ -5,7 +5,6 @@ Messages are pickled, with their length before them. Both ends are this program'
 
 import os
 import pickle
-import signal
 import struct
 import sys
 from typing import IO, Any
@@ -77,7 +76,6 @@ def _of_allowed_length(
 
 def main() -> None:
     """Encode what arrives at the standard input until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     try:

@@ -18,6 +18,7 @@ import pytest
 
 from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from epochal.preparation.options import PrepareOptions
+from epochal.preparation.pool import EncodingPool, WorkerLost
 from epochal.preparation.preparing import WORKING, PrepareProgress, prepare
 from epochal.preparation.texts import digest_of
 from state.errors import EpochalError, InvalidInput
@@ -179,6 +180,49 @@ def test_workers_end_with_a_killed_preparation(sources: Path, tmp_path: Path) ->
     assert len(ran.stdout.split()) == 2
 
 
+def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
+    sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[EncodingPool] = []
+
+    class KeptPool(EncodingPool):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            pools.append(self)
+
+    monkeypatch.setattr("epochal.preparation.preparing.EncodingPool", KeptPool)
+    monkeypatch.setattr("epochal.preparation.preparing.COMMIT_EVERY_S", 0.0)
+
+    def kill(progress: PrepareProgress) -> None:
+        if progress.read_bytes:
+            for process in pools[0]._processes:
+                process.kill()
+
+    with pytest.raises(WorkerLost, match=r"signal SIGKILL: did the machine run out of memory\? .* goes on where"):
+        prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1), kill)
+    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1))
+    assert everything_in(tmp_path / "data") == everything_in(made)
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_lost(sources: Path, made: Path, tmp_path: Path) -> None:
+    arguments = ["prepare", str(sources), "--tokenizer", "bytes", "--out", str(tmp_path / "data"), "--seq-len", "16"]
+    arguments += ["--shard-tokens", "40000", "--validation", "10%", "--dedup"]
+    limited = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))\n"
+        "sys.argv[0] = 'epochal'\n"
+        "from epochal.cli.main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", limited, *arguments]
+    ran = subprocess.run(command, timeout=BOUND_S, check=False, capture_output=True, text=True)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (1, False), ran.stderr
+    assert str(tmp_path / "data") in ran.stderr
+    assert not (tmp_path / "data" / "train").exists()
+    run_main(*arguments).expect(0, "next:")
+    assert everything_in(tmp_path / "data") == everything_in(made)
+
+
 def test_publishing_goes_on_after_a_kill(sources: Path, made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / "state.toml").parent.mkdir()
@@ -284,3 +328,40 @@ async def test_text_comes_from_an_http_server_too(tmp_path: Path) -> None:
         made = await asyncio.to_thread(prepare, places, "bytes", tmp_path / "data", options)
     assert documents_in(tmp_path / "data" / "train") == [text.encode() for text in TEXTS]
     assert list(made.counts["files"]) == places
+
+
+def test_text_comes_from_a_bucket_too(
+    tmp_path: Path, bucket: Any, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    for name in ("b.jsonl.gz", "a.jsonl"):
+        bucket.put(f"texts/{name}", write_records(tmp_path / name, [f"{name} {text}" for text in TEXTS]).read_bytes())
+    bucket.put("texts/left.pdf", b"%PDF")
+    bucket.put("texts-of-others/c.jsonl", b"not JSON")
+    prepare(["s3://tokens/texts"], "bytes", tmp_path / "all", PrepareOptions(seq_len=16, workers=1))
+    found = [f"{name} {text}".encode() for name in ("a.jsonl", "b.jsonl.gz") for text in TEXTS]
+    assert documents_in(tmp_path / "all" / "train") == found
+    prepare(["s3://tokens/texts/a.jsonl"], "bytes", tmp_path / "one", PrepareOptions(seq_len=16, workers=1))
+    assert documents_in(tmp_path / "one" / "train") == found[: len(TEXTS)]
+
+
+def test_a_folder_within_the_sources_can_be_written(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.jsonl", TEXTS)
+    for _ in range(2):
+        made = prepare([tmp_path], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
+    (tmp_path / "data" / "train" / "more.txt").write_text("no source")
+    (tmp_path / "data" / "more.txt").write_text("no source")
+    prepare([tmp_path], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
+    assert (made.counts["file_count"], made.counts["not_read"]) == (1, 0)
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.zst", "zstandard"), ("a.parquet", "pyarrow")])
+def test_an_extra_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    path = tmp_path / (name if package == "pyarrow" else "a.txt.zst")
+    path.write_bytes(b"any")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InvalidInput, match=rf"need the {package} package: pip install 'epochal\[prepare\]'"):
+        prepare([path], "bytes", tmp_path / "data", PrepareOptions(workers=1))
