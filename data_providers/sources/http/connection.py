@@ -18,7 +18,7 @@ from state.errors import DataError
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum size of an answer's head, interim answers included."""
 SCRATCH_BYTES = 256 * 1024
-"""Size of the buffer for heads and for bodies that go to several places."""
+"""Size of the buffer for heads and for bodies that go to several places; it stays in a core's own cache."""
 DIRECT_BYTES = 64 * 1024
 """Minimum number of bytes that are received into their destination directly; fewer are copied, with what follows."""
 SILENCE_TIMEOUT_S = 20.0
@@ -136,12 +136,17 @@ class _Parser:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection for one request at a time."""
+    """A connection for one request at a time.
 
-    def __init__(self) -> None:
+    Args:
+        scratch: `SCRATCH_BYTES` of memory, which connections of one event loop may share: what is received into it is
+            processed before the loop receives anything else.
+    """
+
+    def __init__(self, scratch: memoryview) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._scratch = scratch
         self._reset()
         self._is_lost = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -160,7 +165,8 @@ class Connection(asyncio.BufferedProtocol):
         self._body: Body | None = None
         self._left: int | None = None
         self._chunks: _Parser | None = None
-        self._held = self._heads = 0
+        self._partial = b""
+        self._heads = 0
         self._is_direct = self._is_tunnel = self._keeps = False
 
     async def exchange(self, request: bytes, choose: Callable[[Head], Body], *, is_tunnel: bool = False) -> Head:
@@ -234,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
             if direct is not None and len(direct) >= DIRECT_BYTES:
                 self._is_direct = True
                 return direct if self._left is None else direct[: self._left]
-        return self._scratch[self._held :] if self._head is None else self._scratch
+        return self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process what came."""
@@ -249,8 +255,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._body.wrote(nbytes)
                 self._count(nbytes)
             elif self._head is None:
-                self._held += nbytes
-                self._take_head()
+                self._take_head(self._scratch[:nbytes])
             else:
                 self._take_body(self._scratch[:nbytes])
         except _EnoughReceived:
@@ -272,36 +277,35 @@ class Connection(asyncio.BufferedProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
         self.is_reusable, self._is_lost = False, True
-        nothing_came = self._head is None and not self._held
+        nothing_came = self._head is None and not self._partial and not self._heads
         reason = str(exc) if exc is not None else "the server closed the connection"
         self._fail(BrokenConnection(reason or type(exc).__name__, is_unanswered=nothing_came))
 
     # ------------------------------------------------------------------ the answer
 
-    def _take_head(self) -> None:
-        """Look for the end of the head in the scratch buffer, and give the rest to the body."""
-        while self._head is None:
-            held = bytes(self._scratch[: min(self._held, MAX_HEAD_BYTES)])
+    def _take_head(self, data: memoryview) -> None:
+        """Look for the end of the head, and give what follows to the body."""
+        while self._head is None and data:
+            held = self._partial + bytes(data[: MAX_HEAD_BYTES + 1])
             end = held.find(_END_OF_HEAD) + len(_END_OF_HEAD)
-            self._heads += end if end >= len(_END_OF_HEAD) else 0
-            if end < len(_END_OF_HEAD) or self._heads > MAX_HEAD_BYTES:
-                if self._held >= MAX_HEAD_BYTES or self._heads > MAX_HEAD_BYTES:
-                    raise httptools.HttpParserError(f"a head of more than {MAX_HEAD_BYTES} bytes")
+            is_whole = end >= len(_END_OF_HEAD)
+            if self._heads + (end if is_whole else len(held)) > MAX_HEAD_BYTES:
+                raise httptools.HttpParserError(f"a head of more than {MAX_HEAD_BYTES} bytes")
+            if not is_whole:
+                self._partial = held
                 return
+            data = data[end - len(self._partial) :]
+            self._partial = b""
+            self._heads += end
             parser = _Parser()
             with contextlib.suppress(httptools.HttpParserUpgrade):
                 parser.parser.feed_data(held[:end])
             head = parser.head()
             if head.status == _SWITCHING:
                 raise httptools.HttpParserError("the server switches to another protocol")
-            if head.status < _OK:  # an interim answer
-                self._scratch[: self._held - end] = bytes(self._scratch[end : self._held])
-                self._held -= end
-                if not self._held:
-                    return
-                continue
-            self._head = head
-            self._begin_body(parser, self._scratch[end : self._held])
+            if head.status >= _OK:  # others are interim answers
+                self._head = head
+                self._begin_body(parser, data)
 
     def _begin_body(self, parser: _Parser, rest: memoryview) -> None:
         head, choose = self._head, self._choose

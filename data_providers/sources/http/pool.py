@@ -7,12 +7,19 @@ an attempt; connecting has a bound. How many exchanges there are at a time is th
 import asyncio
 import ssl
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import httpx
 
 from data_providers.sources.http.connecting import connected_socket
-from data_providers.sources.http.connection import Body, BrokenConnection, Connection, Discarded, Head
+from data_providers.sources.http.connection import (
+    SCRATCH_BYTES,
+    Body,
+    BrokenConnection,
+    Connection,
+    Discarded,
+    Head,
+)
 from data_providers.sources.http.target import Origin, Proxies, Proxy, Target
 
 MAX_CONNECTIONS = 16
@@ -39,6 +46,8 @@ class Pool:
         self._idle: dict[Origin, list[Connection]] = {}
         self._active: set[Connection] = set()
         self._open_ones: set[Connection] = set()
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._closed = False
         self.requests = 0
         """Number of requests that were sent."""
         self.received_bytes = 0
@@ -73,7 +82,8 @@ class Pool:
                 self._give_back(target.origin, connection)
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close every connection, and open none any more."""
+        self._closed = True
         for connection in self._open_ones:
             connection.abort()
         self._idle.clear()
@@ -110,6 +120,8 @@ class Pool:
 
     async def _connected(self, origin: Origin, proxy: Proxy | None) -> Connection:
         self._make_room()
+        if self._closed:
+            raise BrokenConnection("the source was closed")
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if proxy is None:
                 return await self._open(origin)
@@ -134,7 +146,7 @@ class Pool:
         connected = await connected_socket(origin.host, origin.port)
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                Connection,
+                partial(Connection, self._scratch),
                 sock=connected,
                 ssl=trusted() if is_tls else None,
                 server_hostname=origin.host if is_tls else None,

@@ -70,18 +70,20 @@ class Requester:
             Rejected: the URL, or one to which it redirects, cannot be requested.
             DataError: as raised by `choose` or the body.
         """
-        shown = without_secrets(url)
         try:
             async with self._turns, asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await self._ask(url, ranges, choose)
         except (TimeoutError, SilentConnection) as error:
             self._led_to.pop(url, None)
+            shown = without_secrets(url)
             raise SourceUnavailable(f"{shown} does not answer in time", url=shown) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             # `UnicodeError`: a redirect to a host that is not a valid name.
+            shown = without_secrets(url)
             raise Rejected(f"{shown} cannot be requested: {error}", url=shown) from error
         except (BrokenConnection, OSError) as error:
             self._led_to.pop(url, None)
+            shown = without_secrets(url)
             raise SourceUnavailable(f"{shown} cannot be read: {_reason(error, shown)}", url=shown) from error
 
     async def aclose(self) -> None:

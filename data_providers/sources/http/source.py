@@ -156,7 +156,7 @@ class HttpSource:
         groups = [
             (self._by_name[name], group) for name, targets in by_file.items() for group in self._grouped(name, targets)
         ]
-        await run_bounded(self._read_group, groups, MAX_CONCURRENT_READS)
+        await run_bounded(self._read_group, groups, MAX_CONNECTIONS)
 
     def _grouped(self, name: str, targets: Sequence[Filling]) -> list[list[Filling]]:
         if self._servers.takes_several(self._requester.server(self._by_name[name].url)):
@@ -171,7 +171,7 @@ class HttpSource:
         async def fill(target: Filling) -> None:
             await self._fill(file, target)
 
-        await run_bounded(fill, [target for target in targets if target.missing], MAX_CONCURRENT_READS)
+        await run_bounded(fill, [target for target in targets if target.missing], MAX_CONNECTIONS)
 
     async def _ask_several(self, file: _RemoteFile, targets: list[Filling]) -> None:
         """Request several ranges at once, once; what the answer does not hold is still missing afterwards."""

@@ -13,7 +13,7 @@ from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUn
 from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
 from data_providers.sources.http.requester import ANSWER_TIMEOUT_S
 from data_providers.sources.http.source import MAX_CONNECTIONS, RETRY, HttpOptions, HttpSource
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, read
+from data_providers.sources.protocol import read
 from state.errors import DataError
 from state.intervals import DataIds
 from tests.support.bounds import BOUND_S
@@ -137,10 +137,10 @@ async def test_http_request_for_neighbours_is_one_range(folder: Path) -> None:
 async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    range_bytes = 2**20
+    range_bytes = 2**18
     monkeypatch.setattr("data_providers.ranged.MAX_RANGE_BYTES", range_bytes)
-    spec = DatasetSpec(2, 2**17)
-    tokens = np.arange(10 * range_bytes // 2, dtype=np.uint32).astype("<u2")
+    spec = DatasetSpec(2, 2**15)
+    tokens = np.arange(20 * range_bytes // 2, dtype=np.uint32).astype("<u2")
     tokens.tofile(tmp_path / "a.bin")
     files, active, most_active, crowded = FileServer(tmp_path), 0, 0, asyncio.Event()
 
@@ -148,7 +148,7 @@ async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
         nonlocal active, most_active
         active += 1
         most_active = max(most_active, active)
-        if active == MAX_CONCURRENT_READS:
+        if active == MAX_CONNECTIONS:
             crowded.set()
         if len(files.requests):  # all but the first look at the file wait for each other
             await crowded.wait()
@@ -158,8 +158,8 @@ async def test_http_large_request_comes_in_parts_under_the_limit_of_connections(
     async with opened(answer, spec) as provider, asyncio.timeout(BOUND_S):
         batch = await provider.get_samples(DataIds(0, provider.sequence_count - 1))
         assert np.array_equal(batch.input_ids, tokens)
-    assert len(files.requests) == 1 + 10
-    assert most_active == MAX_CONCURRENT_READS
+    assert len(files.requests) == 1 + 20
+    assert most_active == MAX_CONNECTIONS
 
 
 async def test_http_shuffled_requests_take_few_ranges(tmp_path: Path) -> None:
