@@ -186,7 +186,7 @@ async def _committed(attackers: Mapping[ClientId, Attacker], head: RoundHead) ->
         roster, work = await some.api.roster(head.roster_sha256), await some.api.work(head.work_sha256)
     except EpochalError:  # the round is long over
         return []
-    assigned = assign_data_for_state(roster, work, head.seed)
+    assigned = assign_data_for_state(roster, work, head.assignment_seed, head.seed)
 
     async def commit(attacker: Attacker) -> tuple[Attacker, bytes] | None:
         digest = sha256_hex(f"{attacker.client_id} {head.step} {head.attempt}".encode())

@@ -14,7 +14,7 @@ from coordinator.machine.run import Member, Run, Suspect, config_json, share_uni
 from coordinator.machine.views import may_read_results
 from runtime.broadcast import Broadcast, PacedBroadcast
 from runtime.clock import RunClock
-from state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, RunDocument
+from state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, Roster, RunDocument, WorkList
 from state.errors import InternalError, Refused
 from state.first_model import model_document
 from state.intervals import coalesce, total_batches
@@ -33,7 +33,7 @@ from state.refusals import Refusal
 from state.wire import ClientId, Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
-"""Number of rosters and work lists that are served: those of the round under way and of the last ones."""
+"""Number of rosters and work lists that are served: those of the round under way, the next and the last ones."""
 MAX_MEMBERS_IN_STATUS = 200
 MAX_LOSSES_IN_STATUS = 256
 MAX_FAILED_IN_STATUS = 8
@@ -188,7 +188,15 @@ class Readers:
         current, kept = self.run.round, self._round_documents
         if current is None:
             return
-        for sha256, document in ((current.roster_sha256, current.roster), (current.work_sha256, current.work)):
+        documents: list[tuple[Sha256, Roster | WorkList]] = [
+            (current.roster_sha256, current.roster),
+            (current.work_sha256, current.work),
+        ]
+        if current.ahead is not None:
+            documents.append((current.ahead.work_sha256, current.ahead.work))
+            if current.ahead.roster is not None:
+                documents.append((current.ahead.roster_sha256, current.ahead.roster))
+        for sha256, document in documents:
             if sha256 not in kept:
                 kept[sha256] = canonical_json(document)
             kept.move_to_end(sha256)
@@ -254,6 +262,7 @@ def status_of(
             missed=member.conduct.misses,
             rest_s=member.conduct.rest_s(now_s),
             last_miss=member.conduct.last_miss,
+            data_wait=None if member.data_waits is None else member.data_waits.view(),
         )
         for member in list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
     )

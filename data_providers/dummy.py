@@ -14,6 +14,8 @@ _MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
 class DummyDataProvider:
     """A `DataProvider` without a source and without an end; its tokens are bytes, below 256."""
 
+    is_at_hand = True
+
     def __init__(self, spec: DatasetSpec) -> None:
         self.spec = spec
         self.sequence_count = None

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from data_providers.ahead import LARGEST_TOKEN_BYTES, AheadSamples, joined
 from data_providers.protocol import (
     IGNORED_LABEL,
     CorruptData,
@@ -27,10 +28,11 @@ from data_providers.protocol import (
     TokenBatch,
     expecting,
 )
+from data_providers.waits import WaitTimes, timed_request
 from runtime.retry import Jitter, RetryPolicy
 from state.config.state_file import StateFile
 from state.errors import DataError
-from state.intervals import BatchId, DataIds, whole_batches
+from state.intervals import BatchId, DataIds, subtract, whole_batches
 from state.messages import FailureKind
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,6 @@ log = logging.getLogger(__name__)
 MAX_SAMPLES_PER_REQUEST = 256
 REQUEST_BYTES = 8 * 1024**2
 """Approximate maximum size of the answer to one request; a larger sample is requested alone."""
-_LARGEST_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class FetchSettings:
     @classmethod
     def of(cls, state: StateFile, data_indices_per_batch: int | None = None) -> "FetchSettings":
         """Return the settings of a run, or the same with batches of another size."""
-        fitting = REQUEST_BYTES // (state.model.LLM.max_seq_len * _LARGEST_TOKEN_BYTES)
+        fitting = REQUEST_BYTES // (state.model.LLM.max_seq_len * LARGEST_TOKEN_BYTES)
         return cls(
             data_indices_per_batch=data_indices_per_batch or state.config.data_indices_per_batch,
             samples_per_request=max(1, min(fitting, MAX_SAMPLES_PER_REQUEST)),
@@ -80,7 +81,15 @@ class _End:
     batch_id: BatchId | None = None
 
 
-_Item: TypeAlias = TokenBatch | _End
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Samples, and the part of their request's time that was decoding."""
+
+    batch: TokenBatch
+    decoding_part: float
+
+
+_Item: TypeAlias = _Answer | _End
 
 
 def plan_requests(data_assignments: Sequence[BatchId], settings: FetchSettings) -> Iterator[DataIds]:
@@ -129,7 +138,7 @@ class BatchReceiver:
 
     Attributes:
         failed_batch: the batches that could not be fetched, once the iteration has raised; None before.
-        waited_s: seconds that the receiver spent waiting for samples.
+        waited: seconds that the receiver spent waiting for samples, by cause.
     """
 
     def __init__(self, channel: asyncio.Queue[_Item], filling: asyncio.Task[None]) -> None:
@@ -137,7 +146,7 @@ class BatchReceiver:
         self._filling = filling
         self._end: _End | None = None
         self.failed_batch: BatchId | None = None
-        self.waited_s = 0.0
+        self.waited = WaitTimes()
 
     def __aiter__(self) -> "BatchReceiver":
         return self
@@ -147,7 +156,7 @@ class BatchReceiver:
         if self._end is None:
             item = await self._next_item()
             if not isinstance(item, _End):
-                return item
+                return item.batch
             self._end = item
         if self._end.error is None:
             raise StopAsyncIteration
@@ -157,10 +166,13 @@ class BatchReceiver:
     async def _next_item(self) -> _Item:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
+        decoding_part = 0.0
         try:
-            return await self._channel.get()
+            item = await self._channel.get()
+            decoding_part = 0.0 if isinstance(item, _End) else item.decoding_part
+            return item
         finally:
-            self.waited_s += loop.time() - started_s
+            self.waited.add_answer(loop.time() - started_s, decoding_part)
 
     def close(self) -> None:
         """Stop fetching. Samples that were not received yet are dropped."""
@@ -173,40 +185,64 @@ class DataFetcher:
     Args:
         jitter: random numbers in [0, 1), for the delay of retries.
         vocabulary: number of the model's tokens; a token outside it is corrupt data. None to accept any token.
+        ahead: samples that were fetched ahead, which are used where they are the assignment's. None without any.
     """
 
     def __init__(
-        self, provider: DataProvider, settings: FetchSettings, jitter: Jitter, vocabulary: int | None = None
+        self,
+        provider: DataProvider,
+        settings: FetchSettings,
+        jitter: Jitter,
+        vocabulary: int | None = None,
+        ahead: AheadSamples | None = None,
     ) -> None:
         self._provider = provider
         self._settings = settings
         self._retry = RetryPolicy(jitter=jitter, attempts=settings.attempts, bound_s=math.inf)
         self._vocabulary = vocabulary
+        self._ahead = ahead
 
     def fetch_data(self, data_assignments: Sequence[BatchId], group: asyncio.TaskGroup) -> BatchReceiver:
         """Start fetching a client's batches of the round in a task of `group`, and return the samples as they arrive.
 
         The group does not end before the receiver is exhausted or closed.
         """
+        if self._ahead is not None:
+            self._ahead.hold_back()
+            self._ahead.keep(
+                interval.to_data_ids(self._settings.data_indices_per_batch) for interval in data_assignments
+            )
         channel: asyncio.Queue[_Item] = asyncio.Queue(self._settings.prefetch_requests)
         return BatchReceiver(channel, group.create_task(self._fill(channel, tuple(data_assignments))))
 
     async def _fill(self, channel: asyncio.Queue[_Item], data_assignments: tuple[BatchId, ...]) -> None:
         k, at_a_time = self._settings.data_indices_per_batch, self._settings.samples_per_request
-        intervals = [interval.to_data_ids(k) for interval in data_assignments]
-        with expecting(self._provider, intervals, min(whole_batches(at_a_time, k), at_a_time)):
-            await channel.put(await self._fill_in_order(channel, data_assignments))
+        held = () if self._ahead is None else self._ahead.held
+        intervals = subtract([interval.to_data_ids(k) for interval in data_assignments], held)
+        try:
+            with expecting(self._provider, intervals, min(whole_batches(at_a_time, k), at_a_time)):
+                await channel.put(await self._fill_in_order(channel, data_assignments))
+        finally:
+            self._let_others_fetch()
 
     async def _fill_in_order(self, channel: asyncio.Queue[_Item], data_assignments: tuple[BatchId, ...]) -> _End:
-        for request in plan_requests(data_assignments, self._settings):
+        requests = list(plan_requests(data_assignments, self._settings))
+        for number, request in enumerate(requests, 1):
             try:
-                batch = await self._get_with_retries(request)
+                with timed_request() as times:
+                    batch = await self._get_with_retries(request)
             except DataError as error:
                 blamed = await self._narrow(request.to_batches(self._settings.data_indices_per_batch), error)
                 log.warning("fetch_failed", extra={"batch_id": str(blamed), "reason": str(error)})
                 return _End(error, blamed)
-            await channel.put(batch)
+            if number == len(requests):
+                self._let_others_fetch()  # before the last answers have room in the channel
+            await channel.put(_Answer(batch, times.decoding_part))
         return _End()
+
+    def _let_others_fetch(self) -> None:
+        if self._ahead is not None:
+            self._ahead.release()
 
     async def _get_with_retries(self, data_ids: DataIds) -> TokenBatch:
         backoff = self._retry.begin()
@@ -220,7 +256,7 @@ class DataFetcher:
     async def _get_once(self, data_ids: DataIds) -> TokenBatch:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                batch = await self._provider.get_samples(data_ids)
+                batch = await self._get_samples(data_ids)
         except TimeoutError as error:
             timeout_s = self._settings.timeout_s
             raise SourceUnavailable(f"no answer for data indices {data_ids} within {timeout_s:g} s") from error
@@ -229,6 +265,19 @@ class DataFetcher:
         if self._vocabulary is not None and not batch.is_text:
             check_vocabulary(batch, data_ids.start, self._vocabulary)
         return batch
+
+    async def _get_samples(self, data_ids: DataIds) -> TokenBatch:
+        """Return the samples, those that are held ahead and the others from the provider."""
+        ahead = self._ahead
+        if ahead is None:
+            return await self._provider.get_samples(data_ids)
+        missing = await ahead.missing_of(data_ids)
+        if missing == (data_ids,):
+            return await self._provider.get_samples(data_ids)
+        fetched = [(part, await self._provider.get_samples(part)) for part in missing]
+        if any(batch.sample_count != part.count for part, batch in fetched):
+            raise CorruptData(f"got another number of samples than that of the data indices among {data_ids}")
+        return joined([*ahead.take(data_ids), *fetched])
 
     async def _narrow(self, blamed: BatchId, error: DataError) -> BatchId:
         """Return the first of these batches that fails by itself, or the smallest interval known to contain it."""

@@ -59,6 +59,8 @@ class _OpenFile:
 class LocalDataProvider:
     """A `DataProvider` over local token files. Make one with `open`."""
 
+    is_at_hand = True
+
     def __init__(
         self,
         paths: Mapping[str, Path],

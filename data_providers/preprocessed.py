@@ -54,6 +54,7 @@ from data_providers.protocol import (
 from data_providers.sources.protocol import ByteSource, SourceFile
 from data_providers.sources.range_file import RangeFile, SourceThreads
 from data_providers.splits import DEFAULT_SPLIT, names_of_split
+from data_providers.waits import decoding
 from state.errors import InternalError
 from state.intervals import DataIds
 
@@ -241,7 +242,8 @@ class PreprocessedDataProvider:
         if key in self._decoded:
             self._decoded.move_to_end(key)
             return self._decoded[key]
-        found = _decode(self.files[file], group, self._opening)
+        with decoding():
+            found = _decode(self.files[file], group, self._opening)
         self._decoded[key] = found
         self._decoded_bytes += _bytes_of(found)
         while self._decoded_bytes > MAX_DECODED_BYTES and len(self._decoded) > 1:

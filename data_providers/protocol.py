@@ -211,7 +211,8 @@ class DataProvider(Protocol):
         """64 hex characters, equal for two providers exactly if they deliver the same samples in the same order.
 
         A provider may also have a `description` (`state.datasets.DatasetDescription`), by which messages say how two
-        datasets differ.
+        datasets differ. It may have `is_at_hand`, True if its samples are there as soon as they are asked for: then
+        none are fetched ahead.
         """
         ...
 

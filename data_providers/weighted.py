@@ -76,6 +76,11 @@ class WeightedDataProvider:
         facts = {"quantisation_error": self.quantisation_error, "fingerprint": self.fingerprint}
         log.info("mix_opened", extra={"counts": self.counts, "phases": len(self.schedule), **facts})
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether no source has to be waited for."""
+        return all(getattr(source.provider, "is_at_hand", False) for source in self.sources)
+
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`; an error names the source.
 

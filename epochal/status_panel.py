@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.cli.logs import visible
+from state.data_metrics import DataWaitView
 from state.evaluations import Evaluation, newest_evaluations
 from state.intervals import counted_batches
 from state.messages import MemberView, RunStatus
@@ -21,6 +22,8 @@ MAX_SHOWN_MEMBERS = 12
 MAX_SHOWN_FAILURES = 3
 MAX_SHOWN_EVALUATIONS = 8
 EVALUATION_CURVE_WIDTH = 20
+SHOWN_WAIT_PART = 0.01
+"""Part of a trainer's time from which a cause of waiting is named."""
 _PHASE_STYLE = {
     RunState.ROUND_TRAIN: "bold green",
     RunState.ROUND_WITNESS: "cyan",
@@ -70,6 +73,9 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
         parts.append(Text(curve(losses), style="green"))
     if status.members:
         parts.append(_members(status.members, status.member_count))
+    ahead = _fetched_ahead(status.members)
+    if ahead is not None:
+        parts.append(Text(ahead, style="dim"))
     if status.hold is not None:
         parts.append(Text(f"The run waits: {visible(status.hold)}", style="bold yellow"))
     if len(status.datasets) > 1:
@@ -127,7 +133,10 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
 def _members(members: Sequence[MemberView], total: int) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     has_missed = any(member.missed for member in members)
-    for column in ("client", "state", "trainer", "share", "last loss", "heard", *(("missed", "why") * has_missed)):
+    has_waits = any(member.data_wait is not None for member in members)
+    waits_column = ("waits for data",) * has_waits
+    missed_columns = ("missed", "why") * has_missed
+    for column in ("client", "state", "trainer", "share", "last loss", *waits_column, "heard", *missed_columns):
         table.add_column(column)
     for member in sorted(members, key=lambda member: -member.missed)[:MAX_SHOWN_MEMBERS]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
@@ -137,10 +146,27 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
         heard = f"{member.silent_s:.0f} s ago"
         share, trainer = f"{member.share:g} of {member.claim}", Text(visible(member.trainer))
         missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
-        table.add_row(member.client_id[:12], state, trainer, share, loss, heard, *missed)
+        waits = (_data_wait(member.data_wait),) * has_waits
+        table.add_row(member.client_id[:12], state, trainer, share, loss, *waits, heard, *missed)
     if total > MAX_SHOWN_MEMBERS:
         table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
     return table
+
+
+def _data_wait(wait: DataWaitView | None) -> str:
+    """Return the share of a trainer's time that it waited for data, and for what, as "12 % (fetching 9, packing 3)"."""
+    if wait is None:
+        return ""
+    causes = (("fetching", wait.fetching), ("decoding", wait.decoding), ("packing", wait.packing))
+    why = ", ".join(f"{name} {part:.0%}".removesuffix("%") for name, part in causes if part >= SHOWN_WAIT_PART)
+    return f"{100 * wait.share:.0f} %" + (f" ({why})" if why else "")
+
+
+def _fetched_ahead(members: Sequence[MemberView]) -> str | None:
+    """Return a line about the samples that the members fetched ahead, or None without any."""
+    waits = [member.data_wait for member in members if member.data_wait is not None]
+    used, dropped = sum(wait.ahead_samples for wait in waits), sum(wait.dropped_samples for wait in waits)
+    return f"fetched ahead: {used:,} samples used, {dropped:,} thrown away" if used or dropped else None
 
 
 def status_line(status: RunStatus) -> str:

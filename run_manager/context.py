@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from coordinator_client.session import CoordinatorSession
+from data_providers.ahead import AheadSamples
 from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.protocol import DataProvider
 from run_manager.events import Observer, ResultSettled, ignore
@@ -78,6 +79,8 @@ class ClientDependencies:
         trainer_opens_in_s: estimates the seconds until `open_trainer` returns; None where nobody can. A client reports
             that it is ready a little earlier than that.
         open_mirrors: opens the sources of checkpoints beside the coordinator, which the client closes.
+        ahead_bytes: maximum size of the samples that are fetched ahead of their round; None for what the state file
+            says.
     """
 
     retry_policy: RetryPolicy
@@ -91,6 +94,7 @@ class ClientDependencies:
     trainer_opens_in_s: Callable[[], float] | None = None
     feedback_stem: Path | None = None
     open_mirrors: Callable[[StateFile], Sequence[CheckpointSource]] = no_mirrors
+    ahead_bytes: int | None = None
 
 
 class _KeepsInnerState(Protocol):
@@ -151,6 +155,7 @@ class StepContext:
         spool: holds replicas, results and checkpoints outside of memory.
         opening: the trainer, and what packs samples for it, as soon as they are there.
         feedback: what this client's codec has left out; None in a run without error feedback.
+        ahead: the samples that were fetched ahead of their round.
     """
 
     session: CoordinatorSession
@@ -167,6 +172,7 @@ class StepContext:
     worker: Worker
     spool: Spool
     feedback: ErrorFeedback | None
+    ahead: AheadSamples
 
     def result_of(self, header: ResultHeader, lineage: str, difference: Tensors) -> TensorStream:
         """Return the file of a result, encoded with the run's codec. Call it in a worker.
@@ -187,4 +193,4 @@ class StepContext:
             vocabulary: tokens are below it; None to accept any token.
         """
         settings = FetchSettings.of(self.state)
-        return DataFetcher(self.provider, settings, self.dependencies.retry_policy.jitter, vocabulary)
+        return DataFetcher(self.provider, settings, self.dependencies.retry_policy.jitter, vocabulary, self.ahead)

@@ -58,7 +58,10 @@ class RoundTrained:
         token_count: tokens trained on.
         batch_count: batches trained on.
         train_s: seconds from the first sample to the difference, waits for data included.
-        data_wait_s: seconds of those in which the trainer waited for samples.
+        data_wait_s: seconds of those in which the trainer waited for samples: the sum of the next three.
+        fetching_s, decoding_s, packing_s: seconds by what it waited for.
+        ahead_samples: number of the round's samples that had been fetched ahead.
+        dropped_samples: number of samples that were fetched ahead, since the last result, and thrown away.
     """
 
     step: int
@@ -69,6 +72,11 @@ class RoundTrained:
     train_s: float
     data_wait_s: float
     result_sha256: Sha256
+    fetching_s: float = 0.0
+    decoding_s: float = 0.0
+    packing_s: float = 0.0
+    ahead_samples: int = 0
+    dropped_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

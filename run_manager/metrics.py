@@ -49,6 +49,8 @@ class ClientMetrics:
         self._loss = gauge("loss", "Mean loss of the last round trained, in nats per token.")
         self._train = duration("train", "Time to train a round, waits for data included.")
         self._data_wait = duration("data_wait", "Time in a round that the trainer waited for samples.")
+        self._waited = counter("data_wait_seconds", "Time that the trainer waited for samples, by cause.", "cause")
+        self._ahead = counter("samples_ahead", "Samples fetched ahead of their round, used or thrown away.", "fate")
         self._merge = duration("merge", "Time to merge a round's results into the replica.")
         self._upload = duration("upload", "Time to upload a result or checkpoint.")
         self._download = duration("download", "Time to download a result or checkpoint.")
@@ -104,6 +106,14 @@ class ClientMetrics:
         self._tokens.inc(event.token_count)
         self._train.observe(event.train_s)
         self._data_wait.observe(event.data_wait_s)
+        for cause, seconds in (
+            ("fetching", event.fetching_s),
+            ("decoding", event.decoding_s),
+            ("packing", event.packing_s),
+        ):
+            self._waited.labels(cause).inc(seconds)
+        self._ahead.labels("used").inc(event.ahead_samples)
+        self._ahead.labels("thrown_away").inc(event.dropped_samples)
         if event.loss is not None:
             self._loss.set(event.loss)
 

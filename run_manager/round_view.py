@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator_client.api import RunRequests
-from state.assignment import DataAssignments, assign_data_for_state
-from state.documents import Roster, RoundHead, RunDocument, WorkList
+from state.assignment import DataAssignments, assign_data_for_state, proven_ahead
+from state.documents import Roster, RoundAhead, RoundHead, RunDocument, WorkList
 from state.election import elect_witnesses
 from state.errors import InvalidDocument
-from state.wire import ClientId, Sha256
+from state.intervals import BatchId
+from state.wire import ClientId, Seed, Sha256
 
 MAX_CACHED_DOCUMENTS = 8
 
@@ -38,7 +39,7 @@ class RoundView:
         """Return the view of this round."""
         return cls(
             head,
-            assign_data_for_state(roster, work, head.seed),
+            assign_data_for_state(roster, work, head.assignment_seed, head.seed),
             {entry.client_id: position for position, entry in enumerate(roster.clients)},
             frozenset(elect_witnesses(roster, head.seed, head.witness_count)),
         )
@@ -62,6 +63,21 @@ class RoundViews:
                 work = await _cached(self._work, head.work_sha256, self._requests.work)
                 self._view = RoundView.of(head, roster, work)
             return self._view
+
+    async def ahead_of(self, ahead: RoundAhead, seed: Seed, client_id: ClientId) -> tuple[BatchId, ...]:
+        """Return what the provisional next round assigns a client; () if nothing, or if nobody can know yet.
+
+        Args:
+            ahead: names the provisional round.
+            seed: of the round under way.
+            client_id: of the client.
+
+        Raises:
+            Refused: the coordinator no longer has its documents; the round is over.
+        """
+        roster = await _cached(self._rosters, ahead.roster_sha256, self._requests.roster)
+        work = await _cached(self._work, ahead.work_sha256, self._requests.work)
+        return proven_ahead(roster, work, seed).get(client_id, ())
 
 
 async def _cached(cache: OrderedDict[Sha256, T], sha256: Sha256, fetch: Callable[[Sha256], Awaitable[T]]) -> T:

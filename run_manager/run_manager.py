@@ -18,6 +18,7 @@ from typing import TypeVar
 from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from coordinator_client.session import CoordinatorSession
+from data_providers.ahead import AheadSamples
 from data_providers.protocol import DataProvider, SourceUnavailable
 from run_manager.context import ClientDependencies, RunAccess, StepContext, TentativeState
 from run_manager.exchange.star import StarExchange
@@ -134,6 +135,8 @@ class RunManager:
             await merger.verify()
             provider = await self._open_provider(access)
             opened.push_async_callback(provider.aclose)
+            ahead = AheadSamples(provider, self._group)
+            opened.push_async_callback(ahead.aclose)
             opening = await self._begin_opening(opened, access, provider, worker)
             exchange = StarExchange(session, spool, dependencies.observer)
             feedback = await self._open_feedback(document, state.merge, spool, worker)
@@ -160,6 +163,7 @@ class RunManager:
                 worker=worker,
                 spool=spool,
                 feedback=feedback,
+                ahead=ahead,
             )
             machine = StepStateMachine(context, self._group)
             opened.push_async_callback(machine.stop)

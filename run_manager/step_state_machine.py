@@ -10,6 +10,7 @@ import asyncio
 import logging
 
 from run_manager.context import Step, StepContext
+from run_manager.data_ahead import DataAhead
 from run_manager.events import StepEntered, StepRefused
 from run_manager.round_view import round_of
 from run_manager.step_table import DueStep, StepName, due_step, goes_on
@@ -41,6 +42,7 @@ class StepStateMachine:
         self._step_task = BackgroundTask(group, "step")
         self._results_task = BackgroundTask(group, "round results")
         self._checkpoint = EpochCheckpoint(group)
+        self._data_ahead = DataAhead(group)
         self._results: RoundResults | None = None
         self._training: TrainingStepMetadata | None = None
         self._last_round: RoundHead | None = None
@@ -61,6 +63,7 @@ class StepStateMachine:
         has_lost_data = self.context.readiness.loses_run_data(document, is_new_round=is_new_round)
         reports_again = has_lost_data and due.name is StepName.WARMUP
         if goes_on(self._due, due) and not reports_again:
+            await self._data_ahead.follow(self.context, document)
             return
         self._due = due
         await self._step_task.replace(None)
@@ -68,6 +71,7 @@ class StepStateMachine:
         step = self._make(due.name, document)
         self.context.dependencies.observer(StepEntered(due.name.value, document))
         log.debug("step_entered", extra={"step_name": due.name.value, "version": document.version})
+        await self._data_ahead.follow(self.context, document)
         if step is not None:
             await self._step_task.replace(self._run(due.name, step))
 
@@ -89,6 +93,7 @@ class StepStateMachine:
         await self._step_task.replace(None)
         await self._results_task.replace(None)
         await self._checkpoint.stop()
+        await self._data_ahead.stop()
 
     async def _follow_results(self, document: RunDocument) -> None:
         head = document.round
@@ -101,11 +106,14 @@ class StepStateMachine:
             await self._results_task.replace(self._results.run())
 
     def _make(self, goal: StepName, document: RunDocument) -> Step | None:
+        if goal is not StepName.TRAINING:
+            self.context.ahead.release()
         match goal:
             case StepName.WARMUP:
                 self.context.readiness.owe()
                 return WarmupStep(self.context, document)
             case StepName.TRAINING:
+                self.context.ahead.hold_back()
                 self._training = TrainingStepMetadata(self.context, document)
                 return self._training
             case StepName.WITNESS:

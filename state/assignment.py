@@ -1,13 +1,16 @@
 """Assigns a round's batches to its clients: every machine computes the same assignment by `assign_data_for_state`.
 
-The roster is permuted by the round's seed. Each isolated interval goes whole to the first client in that order that
-has not failed on it and has nothing yet, proven clients before others. Everyone else takes a contiguous part of the
-shared batches, in proportion to its share: integers by largest remainder, ties to the client that comes first in the
-permuted order.
+The roster is permuted: first the proven clients, by the round's assignment seed, and after them the others, by the
+round's own seed. Each isolated interval goes whole to the first client in that order that has not failed on it and has
+nothing yet. Everyone else takes a contiguous part of the shared batches, in proportion to its share: integers by
+largest remainder, ties to the client that comes first in the permuted order.
 
 Where some of the clients are proven and others not, the others, whose keys cost nothing, get a quarter of the shared
 batches at most, whatever their number, and one of them at least; each of them counts alike, so that the seed gives
 everyone its turn.
+
+The assignment seed has been known since the round before, so that a proven client can fetch its data ahead. Nobody can
+know a round's own seed before it begins, so nobody can choose keys that have their turn before others'.
 """
 
 from collections.abc import Sequence
@@ -26,16 +29,26 @@ DataAssignments = dict[ClientId, tuple[BatchId, ...]]
 """Each roster client's `BatchId`s, in the permuted order of the round; () for a client without work."""
 
 
-def assign_data_for_state(roster: Roster, work: WorkList, seed: Seed) -> DataAssignments:
+def assign_data_for_state(
+    roster: Roster, work: WorkList, assignment_seed: Seed, seed: Seed | None = None
+) -> DataAssignments:
     """Return the data assignment of every client of the round, in the round's permuted order.
 
     The assignments partition the work list: each batch is in exactly one of them.
 
+    Args:
+        roster: the round's clients.
+        work: the round's work list.
+        assignment_seed: permutes the proven clients.
+        seed: permutes the others; None for the same.
+
     Raises:
         InvalidInput: the work list needs more clients than the roster has; the coordinator's fault.
     """
-    order = shuffled_positions(bytes.fromhex(seed), len(roster.clients), _ASSIGNMENT_DOMAIN)
-    clients = [roster.clients[position] for position in order]
+    clients = [
+        *_permuted([entry for entry in roster.clients if entry.proven], assignment_seed),
+        *_permuted([entry for entry in roster.clients if not entry.proven], seed or assignment_seed),
+    ]
     alone = _assign_isolated(clients, work)
     sharing = [entry for entry in clients if entry.client_id not in alone]
     total = total_batches(work.shared)
@@ -46,6 +59,26 @@ def assign_data_for_state(roster: Roster, work: WorkList, seed: Seed) -> DataAss
     counts = _counts(sharing, total)
     parts = iter(split_consecutively(work.shared, counts))
     return {entry.client_id: alone.get(entry.client_id) or next(parts) for entry in clients}
+
+
+def proven_ahead(roster: Roster, work: WorkList, seed: Seed) -> DataAssignments:
+    """Return the proven clients' assignments of the provisional next round; the others' parts nobody can know yet.
+
+    Args:
+        roster: of the next round, as the run document names it.
+        work: its work list.
+        seed: of the round under way.
+
+    Raises:
+        InvalidInput: the work list needs more clients than the roster has; the coordinator's fault.
+    """
+    assigned = assign_data_for_state(roster, work, seed)
+    return {entry.client_id: assigned[entry.client_id] for entry in roster.clients if entry.proven}
+
+
+def _permuted(entries: Sequence[RosterEntry], seed: Seed) -> list[RosterEntry]:
+    order = shuffled_positions(bytes.fromhex(seed), len(entries), _ASSIGNMENT_DOMAIN) if entries else ()
+    return [entries[position] for position in order]
 
 
 def _counts(sharing: Sequence[RosterEntry], total: int) -> list[int]:
@@ -63,7 +96,6 @@ def _counts(sharing: Sequence[RosterEntry], total: int) -> list[int]:
 
 
 def _assign_isolated(clients: Sequence[RosterEntry], work: WorkList) -> dict[ClientId, tuple[BatchId, ...]]:
-    clients = sorted(clients, key=lambda entry: not entry.proven)
     alone: dict[ClientId, tuple[BatchId, ...]] = {}
     for item in work.isolated:
         free = [entry.client_id for entry in clients if entry.client_id not in alone]

@@ -91,6 +91,20 @@ class WorkList(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class RoundAhead(WireDocument):
+    """The next round if nothing of this one is lost: a hint to fetch data ahead, and nothing to train by.
+
+    Its assignment seed is the `seed` of the round under way.
+
+    Attributes:
+        roster_sha256, work_sha256: digests of the roster and the work list that it would have.
+    """
+
+    roster_sha256: HexSha256
+    work_sha256: HexSha256
+
+
+@dataclass(frozen=True, slots=True)
 class RoundHead(WireDocument):
     """The round under way, as the run document describes it. `(step, attempt)` names the round.
 
@@ -98,7 +112,9 @@ class RoundHead(WireDocument):
         step: counts rounds that were applied, from 1; the round trains from replica `step − 1`.
         attempt: number of earlier attempts at this step.
         height: the round's number within its epoch, from 0, attempts included.
-        seed: 32 random bytes; keys the assignment and the elections.
+        seed: 32 random bytes; keys the elections, the turn of clients that are not proven, and the next assignment.
+        assignment_seed: keys the assignment of proven clients: the `seed` of the round before, or of this one if it is
+            the run's first.
         cursor: the first batch number that no work list up to and including this round contains.
         batches: number of batches in the work list.
         roster_sha256, roster_count: the roster's digest, and its number of clients.
@@ -110,6 +126,7 @@ class RoundHead(WireDocument):
     attempt: Count
     height: Count
     seed: HexSeed
+    assignment_seed: HexSeed
     cursor: Count
     batches: Count
     roster_sha256: HexSha256
@@ -154,7 +171,8 @@ class RunDocument(WireDocument):
         step: the next step to be applied; the agreed replica is `step − 1`.
         cursor: the next fresh batch number.
         data_indices_applied: data indices that outcomes have applied.
-        round: the round under way, in RoundTrain and RoundWitness.
+        round: the round under way, in RoundTrain and RoundWitness; it does not change while it is.
+        ahead: the provisional next round, then; None if there is none.
         last_outcome_sha256: digest of the outcome of step `step − 1`; None when no outcome is kept for it.
         rebuild: replicas disagreed or could not be attested: rebuild from the checkpoint and the outcomes.
         checkpointer: the client that must publish a checkpoint now.
@@ -195,6 +213,7 @@ class RunDocument(WireDocument):
     cold_start_step: Count | None
     data_fingerprint: str | None
     coordinator_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    ahead: RoundAhead | None = None
 
 
 @dataclass(frozen=True, slots=True)

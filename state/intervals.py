@@ -97,6 +97,11 @@ def total_batches(intervals: Iterable[BatchId]) -> int:
     return sum(interval.count for interval in intervals)
 
 
+def total_count(intervals: Iterable[Interval]) -> int:
+    """Return how many numbers the list holds, counted with repetition."""
+    return sum(interval.count for interval in intervals)
+
+
 def counted_batches(count: int) -> str:
     """Return the number with its noun: "1 batch", "2 batches"."""
     return f"{count:,} {'batch' if count == 1 else 'batches'}"

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from state.checkpoint_parts import MAX_PARTS, CheckpointPart
+from state.data_metrics import DataMetrics, DataWaitView
 from state.datasets import DatasetDescription
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
 from state.evaluations import Evaluation
@@ -127,11 +128,13 @@ class ResultMetrics(WireDocument):
         loss: mean training loss, nats per token, each micro-batch measured before its optimizer step.
         tokens: tokens predicted.
         train_s: seconds in the trainer.
+        data: how its data came; None if the client does not know, because its trainer loads them.
     """
 
     loss: float | None
     tokens: Annotated[int, Field(ge=0, le=MAX_CLAIMED_TOKENS)]
     train_s: float
+    data: DataMetrics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +302,7 @@ class MemberView(WireDocument):
         missed: missed rounds that it has not made up for.
         rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.
         last_miss: why it missed a round last; "" if it has missed none.
+        data_wait: how long its trainer waited for data; None before its first result, or if it does not know.
     """
 
     client_id: HexId
@@ -312,6 +316,7 @@ class MemberView(WireDocument):
     missed: Count
     rest_s: float | None
     last_miss: str
+    data_wait: DataWaitView | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ The rule kept here: each data assignment has its own packer, which is emptied at
 covers exactly its samples, and every client packs the same assignment into the same rows.
 """
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Protocol, Self
@@ -12,6 +13,7 @@ from batching.packing.packer import Packer
 from batching.packing.samples import RawSample, raw_samples
 from batching.packing.task_encoder import EncoderContext, Split, TaskEncoder, open_encoder
 from data_providers.protocol import TokenBatch
+from data_providers.waits import WaitTimes
 from runtime.worker_thread import Worker
 from state.config.model import DataType
 from state.config.state_file import PackingConfig, StateFile
@@ -20,9 +22,17 @@ from state.intervals import BatchId, DataIds
 
 
 class AssignedBatches(Protocol):
-    """A data assignment's batches in order; `failed_batch` has the batches on which the iteration failed."""
+    """A data assignment's batches in order.
+
+    Attributes:
+        failed_batch: the batches on which the iteration failed.
+        waited: seconds for which the iterations have waited, by cause.
+    """
 
     failed_batch: BatchId | None
+
+    @property
+    def waited(self) -> WaitTimes: ...
 
     def __aiter__(self) -> AsyncIterator[TokenBatch]: ...
 
@@ -109,6 +119,7 @@ class PackedBatches:
         worker: Worker,
     ) -> None:
         self.failed_batch: BatchId | None = None
+        self._packing_s = 0.0
         self._packer = packer
         self._batches = batches
         self._per_batch = data_indices_per_batch
@@ -121,6 +132,12 @@ class PackedBatches:
     def __aiter__(self) -> "PackedBatches":
         return self
 
+    @property
+    def waited(self) -> WaitTimes:
+        """Seconds for which iterations have waited: for samples, and for rows made of them."""
+        of_samples = self._batches.waited
+        return WaitTimes(of_samples.fetching_s, of_samples.decoding_s, of_samples.packing_s + self._packing_s)
+
     async def __anext__(self) -> TokenBatch:
         """Return the next row. The last batch may be empty; its `source_count` counts the samples left out at the end.
 
@@ -130,7 +147,7 @@ class PackedBatches:
         """
         while True:
             try:
-                row, wants_samples = await self._worker.run(self._advance)
+                row, wants_samples = await self._packed()
                 if row is not None:
                     return row
                 if not wants_samples:
@@ -139,6 +156,14 @@ class PackedBatches:
             except DataError as error:
                 self.failed_batch = self._blamed(error)
                 raise
+
+    async def _packed(self) -> tuple[TokenBatch | None, bool]:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            return await self._worker.run(self._advance)
+        finally:
+            self._packing_s += loop.time() - started_s
 
     def _advance(self) -> tuple[TokenBatch | None, bool]:
         """Return the next row from the samples that have arrived, or None; and whether more samples are wanted."""

@@ -12,6 +12,7 @@ import hashlib
 from dataclasses import replace
 
 from coordinator.machine import checkpoints, datasets, evaluations, membership, reports, stimuli
+from coordinator.machine.ahead import looked_ahead
 from coordinator.machine.blame import release
 from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.instructions import Instruction, PhaseChanged
@@ -42,6 +43,7 @@ def handle(run: Run, stamped: Stamped) -> Handled:
         now = _rebase(now, now.now_s - run.now_s)
     after, instructions = _take(now, stamped.stimulus)
     after, told = _advance(settled(after), stamped.seed)
+    after = looked_ahead(now, after)
     if after is now and not isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
         return run, ()
     return after, (*instructions, *told)

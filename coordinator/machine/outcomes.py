@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.machine.blame import blame_after
-from coordinator.machine.instructions import BatchesQuarantined, Instruction, OutcomeDecided
+from coordinator.machine.data_waits import after_round
+from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
 from coordinator.machine.pace import with_pace
 from coordinator.machine.round import Round
 from coordinator.machine.round_conduct import with_conduct
@@ -81,38 +82,51 @@ def end_round(run: Run, current: Round) -> Handled:
     """Return the run after the round was judged: applied work counted, the rest carried, suspected or quarantined."""
     verdict = judge_round(run.state_file.run_id, current)
     outcome = verdict.outcome
-    applied = tuple(b for entry in outcome.entries for b in entry.assignment) if outcome else ()
     included = frozenset(entry.client_id for entry in outcome.entries) if outcome else frozenset()
-    blame = blame_after(run, current, included, applied)
-    instructions: tuple[Instruction, ...] = (
-        OutcomeDecided(current.step, current.attempt, outcome, verdict.reason),
-        *(BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined),
-    )
-    run, rests = with_conduct(run, current, outcome)
+    run, instructions = settle_work(run, current, included, None if outcome is None else outcome.replica_digest)
+    instructions = (OutcomeDecided(current.step, current.attempt, outcome, verdict.reason), *instructions)
     run = with_pace(run, current, is_applied=outcome is not None)
-    instructions += rests
+    run = replace(run, height=run.height + 1, rebuild=verdict.replicas_differ)
+    if outcome is None:
+        return run, instructions
+    run = replace(
+        run,
+        outcomes={**run.outcomes, outcome.step: outcome},
+        losses=_with_loss(run, current, outcome),
+        members=_with_figures(run, current),
+    )
+    return run, instructions
+
+
+def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed: Sha256 | None) -> Handled:
+    """Return the run after the round, with its work settled: applied, carried, suspected or quarantined.
+
+    Members have earned their shares, and the step has advanced if anything was applied. The rest of the round's end is
+    left to `end_round`.
+
+    Args:
+        run: the run in its round.
+        current: the round.
+        included: the clients whose results are applied; empty if nothing is.
+        agreed: the replica on which a quorum of witnesses agreed.
+    """
+    assignments = current.plan.assignments
+    applied = tuple(batch for client_id, given in assignments.items() if client_id in included for batch in given)
+    blame = blame_after(run, current, included, applied)
+    quarantined = (BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined)
+    run, rests = with_conduct(run, current, included, agreed)
     run = replace(
         run,
         round=None,
-        height=run.height + 1,
-        rebuild=verdict.replicas_differ,
+        step=run.step + (1 if included else 0),
+        attempt=0 if included else run.attempt + 1,
+        batches_applied=run.batches_applied + total_batches(applied),
         carried=subtract(current.work.shared, applied + blame.blamed) + blame.cleared + run.carried,
         suspects=blame.suspects,
         quarantined=run.quarantined + blame.quarantined,
         pause_pending=run.pause_pending or blame.must_stop,
     )
-    if outcome is None:
-        return replace(run, attempt=run.attempt + 1), instructions
-    run = replace(
-        run,
-        step=run.step + 1,
-        attempt=0,
-        batches_applied=run.batches_applied + total_batches(applied),
-        outcomes={**run.outcomes, outcome.step: outcome},
-        losses=_with_loss(run, current, outcome),
-        members=_with_last_losses(run, current),
-    )
-    return run, instructions
+    return run, (*quarantined, *rests)
 
 
 def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, float], ...]:
@@ -130,10 +144,14 @@ def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, f
     return (*run.losses, (outcome.step, mean))[-LOSS_HISTORY_LENGTH:]
 
 
-def _with_last_losses(run: Run, current: Round) -> dict[ClientId, Member]:
+def _with_figures(run: Run, current: Round) -> dict[ClientId, Member]:
+    """Return the members with their own figures of the round, which are only shown."""
     members = dict(run.members)
     for client_id in current.verified:
-        loss = current.commitments[client_id].metrics.loss
-        if client_id in members and loss is not None:
-            members[client_id] = replace(members[client_id], last_loss=loss)
+        metrics, member = current.commitments[client_id].metrics, members.get(client_id)
+        if member is None:
+            continue
+        loss = member.last_loss if metrics.loss is None else metrics.loss
+        waits = member.data_waits if metrics.data is None else after_round(member.data_waits, metrics)
+        members[client_id] = replace(member, last_loss=loss, data_waits=waits)
     return members

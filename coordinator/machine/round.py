@@ -35,6 +35,20 @@ class RoundAssignment:
     decisive_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The next round as it is if nothing more is lost. It is shown to clients, and the machine does nothing by it.
+
+    Attributes:
+        roster: its roster; None if it is that of the round under way.
+    """
+
+    roster_sha256: Sha256
+    work_sha256: Sha256
+    work: WorkList
+    roster: Roster | None = None
+
+
 _NOT_YET_ASSIGNED = RoundAssignment({}, {}, (), 0, frozenset(), 0)
 
 
@@ -43,6 +57,7 @@ class Round:
     """The round under way.
 
     Attributes:
+        assignment_seed: permutes the proven clients; the seed of the round before.
         cursor: the first batch number beyond the round's fresh interval.
         pending: assigned clients that have neither delivered nor failed nor left.
         commitments: the result that each client is bound to.
@@ -61,6 +76,7 @@ class Round:
         timed_out: whether RoundTrain ended before every result had arrived.
         train_s: time that the round took its quicker clients (`coordinator/machine/pace.py`), once RoundTrain is over.
         waited_s: time for which RoundTrain had waited, in vain, only for clients that never delivered.
+        ahead: the provisional next round; None if there is none.
         plan: not in snapshots; computed when the round is made or read.
     """
 
@@ -68,6 +84,7 @@ class Round:
     attempt: int
     height: int
     seed: Seed
+    assignment_seed: Seed
     cursor: int
     roster: Roster
     work: WorkList
@@ -91,6 +108,7 @@ class Round:
     timed_out: bool = False
     train_s: float | None = None
     waited_s: float = 0.0
+    ahead: Ahead | None = None
     plan: Annotated[RoundAssignment, Field(exclude=True)] = field(default=_NOT_YET_ASSIGNED, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +118,7 @@ class Round:
     def _assign(self) -> RoundAssignment:
         electorate = self.roster.electorate()
         count = witness_count(len(electorate), self.witness_nodes)
-        assignments = assign_data_for_state(self.roster, self.work, self.seed)
+        assignments = assign_data_for_state(self.roster, self.work, self.assignment_seed, self.seed)
         return RoundAssignment(
             assignments=assignments,
             positions={entry.client_id: position for position, entry in enumerate(self.roster.clients)},

@@ -10,20 +10,24 @@ from coordinator.machine.instructions import SentToRest
 from coordinator.machine.pace import is_slow, train_limit_s
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run, most_share_units
-from state.documents import Outcome
 from state.wire import ClientId, Sha256
 
 MAX_DEPARTED = 4096
 """Clients that left with bad conduct and are remembered, the latest ones, so that joining again changes nothing."""
 
 
-def with_conduct(run: Run, current: Round, outcome: Outcome | None) -> Handled:
-    """Return the run with the conduct of everyone in the round that ends now with this outcome, or with None.
+def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed: Sha256 | None) -> Handled:
+    """Return the run with the conduct of everyone in the round that ends now.
 
     A client that delivered is not blamed for a round that was void or lost its result for lack of attestations.
+
+    Args:
+        run: the run in its round.
+        current: the round.
+        applied: the clients whose results are applied; empty for a void round.
+        agreed: the replica on which a quorum of witnesses agreed.
     """
-    applied = frozenset[ClientId]() if outcome is None else frozenset(entry.client_id for entry in outcome.entries)
-    reference = _replica_held(run, current, outcome)
+    reference = _replica_held(run, current, agreed)
     faults = _bad_attestations(run, current, applied, reference)
     applied_bits = current.bits_of(applied)
     members, departed = dict(run.members), dict(run.departed)
@@ -33,7 +37,7 @@ def with_conduct(run: Run, current: Round, outcome: Outcome | None) -> Handled:
         before = departed.get(client_id, NEWCOMER) if member is None else member.conduct
         most = before.earned if member is None else most_share_units(member)
         missed = _miss(run, current, client_id, reference) if assignment and client_id not in applied else None
-        if _confirmed_suspicion(run, current, client_id, is_void=outcome is None):
+        if _confirmed_suspicion(run, current, client_id, is_void=not applied):
             missed = None
         if missed is not None:
             failure = current.failures.get(client_id)
@@ -44,7 +48,7 @@ def with_conduct(run: Run, current: Round, outcome: Outcome | None) -> Handled:
             after = before.with_bad_attestation(faults[client_id], run.now_s)
         elif client_id in applied:
             after = before.with_result(before.earned if client_id in current.late else most, current.step)
-        elif outcome is not None and not assignment and client_id in current.plan.electorate:
+        elif applied and not assignment and client_id in current.plan.electorate:
             after = before.with_growth(most)  # too small a share for any work; it must be able to earn more
         else:
             after = before
@@ -107,7 +111,7 @@ def _confirmed_suspicion(run: Run, current: Round, client_id: ClientId, *, is_vo
     return any(batch_id in alone for batch_id in current.plan.assignments[client_id])
 
 
-def _replica_held(run: Run, current: Round, outcome: Outcome | None) -> Sha256 | None:
+def _replica_held(run: Run, current: Round, agreed: Sha256 | None) -> Sha256 | None:
     """Return the digest of the replica from which the round should have been trained, as far as it is known.
 
     A checkpoint proves it. Otherwise it is the replica of most results: a witness alone does not prove it.
@@ -118,7 +122,7 @@ def _replica_held(run: Run, current: Round, outcome: Outcome | None) -> Sha256 |
     for digest, count in Counter(current.verified.values()).items():
         if 2 * count > len(current.verified):
             return digest
-    return None if outcome is None else outcome.replica_digest
+    return agreed
 
 
 def _bad_attestations(

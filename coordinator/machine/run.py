@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.conduct import NEWCOMER, Conduct
+from coordinator.machine.data_waits import DataWaits
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.round import Round
 from coordinator.machine.stimuli import RULES_VERSION
@@ -52,6 +53,7 @@ class Member:
         joined_step: the step of the run when its process joined.
         was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
         conduct: how it did in the rounds so far.
+        data_waits: what it says of its waits for data; None if it says nothing.
     """
 
     client_id: ClientId
@@ -67,6 +69,7 @@ class Member:
     data_fingerprint: str | None = None
     conduct: Conduct = NEWCOMER
     joined_step: int = 0
+    data_waits: DataWaits | None = None
 
     @property
     def is_proven(self) -> bool:
@@ -139,6 +142,7 @@ class Run(WireDocument):
     """The whole run. See `RunDocument` for the fields that both have.
 
     Attributes:
+        next_assignment_seed: the last round's seed, which permutes the next one's proven clients; None before a round.
         carried: batches of earlier rounds that no outcome applied, in the order of their next attempts.
         suspects: batches that failed and are attempted alone.
         quarantined: batches that left the run.
@@ -179,6 +183,7 @@ class Run(WireDocument):
     height: int = 0
     batches_applied: int = 0
     rules_version: int = RULES_VERSION
+    next_assignment_seed: Seed | None = None
     carried: tuple[BatchId, ...] = ()
     suspects: tuple[Suspect, ...] = ()
     quarantined: tuple[Suspect, ...] = ()

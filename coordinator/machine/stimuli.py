@@ -20,7 +20,7 @@ from state.intervals import BatchId
 from state.messages import Attestation, Capabilities, CheckpointReport, FailureReport, ReadyReport, ResultCommitment
 from state.wire import ClientId, Seed, Sha256
 
-RULES_VERSION = 5
+RULES_VERSION = 6
 """Version of the machine's rules. A journal that was written under another version is refused."""
 
 

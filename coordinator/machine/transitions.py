@@ -54,10 +54,10 @@ def decide(run: Run) -> Move | None:
         case RunState.PAUSED:
             return None if run.pause_pending else Move("resumed", "an operator resumed the run", run)
         case RunState.FINISHED:
-            return None if _steps_done(run) else _extend(run)
+            return None if steps_done(run) else _extend(run)
 
 
-def _steps_done(run: Run) -> bool:
+def steps_done(run: Run) -> bool:
     """Whether every step is done, and the carried work too or its drain rounds are used up."""
     if run.step <= run.state_file.config.total_steps:
         return False
@@ -89,7 +89,7 @@ def _leave_waiting(run: Run) -> Move | None:
     config = run.state_file.config
     if run.pause_pending:
         return Move("held", "an operator paused the run", run)
-    if _steps_done(run):
+    if steps_done(run):
         return Move("finished", _done_reason(run), run)
     if _awaits_genesis(run) or run.enough_since_s is None:
         return None
@@ -214,7 +214,7 @@ def _epoch_end_reason(run: Run) -> str | None:
     ready_count = len(run.ready_members())
     if run.pause_pending:
         return "an operator paused the run"
-    if _steps_done(run):
+    if steps_done(run):
         return _done_reason(run)
     if ready_count < config.min_clients:
         return hold_reason(run) or f"{ready_count} ready members, {config.min_clients} needed"
@@ -240,7 +240,7 @@ def _leave_cooldown(run: Run) -> Move | None:
     run = replace(run, epoch=run.epoch + 1)
     if run.pause_pending:
         return Move("held", reason, run, instructions)
-    if _steps_done(run):
+    if steps_done(run):
         return Move("finished", _done_reason(run), run, instructions)
     hold = hold_reason(run)
     if hold is not None:

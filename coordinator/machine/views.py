@@ -6,7 +6,7 @@ from typing import Literal
 from coordinator.machine.checkpointers import current_checkpointer, may_write
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run
-from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundHead, RunDocument
+from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundAhead, RoundHead, RunDocument
 from state.errors import Refused
 from state.intervals import total_batches
 from state.messages import CheckpointReport, ResultCommitment
@@ -47,7 +47,12 @@ def document_of(run: Run, version: int) -> RunDocument:
         cold_start_step=run.cold_start_step,
         data_fingerprint=run.data_fingerprint,
         coordinator_key=run.coordinator_key,
+        ahead=None if current is None else _ahead(current),
     )
+
+
+def _ahead(current: Round) -> RoundAhead | None:
+    return None if current.ahead is None else RoundAhead(current.ahead.roster_sha256, current.ahead.work_sha256)
 
 
 def _round_head(current: Round) -> RoundHead:
@@ -56,6 +61,7 @@ def _round_head(current: Round) -> RoundHead:
         attempt=current.attempt,
         height=current.height,
         seed=current.seed,
+        assignment_seed=current.assignment_seed,
         cursor=current.cursor,
         batches=current.work.batch_count(),
         roster_sha256=current.roster_sha256,

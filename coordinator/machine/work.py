@@ -3,18 +3,28 @@
 Suspected batches (`coordinator/machine/blame.py`) go to one client each, then come carried batches, then new ones.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, Suspect, roster_of
-from state.documents import IsolatedWork, WorkList
+from state.documents import IsolatedWork, Roster, WorkList
 from state.intervals import BatchId, take_positions, total_batches
 from state.schedule import global_batch_size
 from state.wire import Seed, document_digest
 
 
-def begin_round(run: Run, seed: Seed) -> Run:
-    """Return the run with its next round: roster of the ready members, work list, seed.
+@dataclass(frozen=True, slots=True)
+class PlannedWork:
+    """The next round of a run: its clients and its work, and the carried work and the cursor that it leaves."""
+
+    roster: Roster
+    work: WorkList
+    carried: tuple[BatchId, ...]
+    cursor: int
+
+
+def plan_work(run: Run) -> PlannedWork:
+    """Return the work of the run's next round, for the ready members.
 
     The work list holds up to `global_batch_size` batches: suspects that are due, one client each; then carried work;
     then, until `total_steps`, a fresh interval from the cursor.
@@ -36,26 +46,33 @@ def begin_round(run: Run, seed: Seed) -> Run:
         if fresh:
             shared += (BatchId(cursor, cursor + fresh - 1),)
             cursor += fresh
-    work = WorkList(isolated, shared)
+    return PlannedWork(roster, WorkList(isolated, shared), carried, cursor)
+
+
+def begin_round(run: Run, seed: Seed) -> Run:
+    """Return the run with its next round: roster of the ready members, work list, seed."""
+    config, planned = run.state_file.config, plan_work(run)
     current = Round(
         step=run.step,
         attempt=run.attempt,
         height=run.height,
         seed=seed,
-        cursor=cursor,
-        roster=roster,
-        work=work,
-        roster_sha256=document_digest(roster),
-        work_sha256=document_digest(work),
+        assignment_seed=run.next_assignment_seed or seed,
+        cursor=planned.cursor,
+        roster=planned.roster,
+        work=planned.work,
+        roster_sha256=document_digest(planned.roster),
+        work_sha256=document_digest(planned.work),
         witness_nodes=config.witness_nodes,
     )
     pending = frozenset(client for client, assigned in current.plan.assignments.items() if assigned)
     return replace(
         run,
         round=replace(current, pending=pending),
-        carried=carried,
-        cursor=cursor,
-        drain_rounds=run.drain_rounds + draining,
+        next_assignment_seed=seed,
+        carried=planned.carried,
+        cursor=planned.cursor,
+        drain_rounds=run.drain_rounds + (run.step > config.total_steps),
     )
 
 

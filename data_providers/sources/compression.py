@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from data_providers.protocol import CorruptData, Rejected
+from data_providers.waits import decoding
 from state.errors import InvalidInput
 
 SUFFIXES = {".zst": "zstd", ".gz": "gz", ".bz2": "bz2", ".xz": "xz"}
@@ -95,7 +96,8 @@ class Unpacked:
             if self._opened is None:
                 self._opened = _READERS[self._kind](self._file, self._size_bytes)
             failures, read = self._opened
-            return read(size_bytes)
+            with decoding():
+                return read(size_bytes)
         except failures as error:
             reason = str(error).partition("\n")[0]
             raise CorruptData(

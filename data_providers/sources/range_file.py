@@ -9,10 +9,12 @@ import concurrent.futures
 import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from data_providers.protocol import SourceUnavailable
 from data_providers.sources.protocol import ByteSource, SourceFile
+from data_providers.waits import fetching
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -40,7 +42,8 @@ class SourceThreads:
 
     async def run(self, call: Callable[[], T]) -> T:
         """Return the call's result, or raise its exception. A call that runs is not stopped by a cancellation."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        context = copy_context()  # which counts its time (`data_providers/waits.py`)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, call)
 
     def close(self) -> None:
         """Let no further call begin. Does not wait."""
@@ -158,7 +161,8 @@ class RangeFile(io.RawIOBase):
 
     def _wait(self, asked: "concurrent.futures.Future[bytes]") -> bytes:
         try:
-            return asked.result(MAX_WAIT_S)
+            with fetching():
+                return asked.result(MAX_WAIT_S)
         except concurrent.futures.CancelledError as error:
             raise SourceUnavailable(f"{self._file.place} is not read any more", place=self._file.place) from error
         except TimeoutError as error:

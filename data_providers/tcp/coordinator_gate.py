@@ -1,7 +1,8 @@
 """The gate of a run's data server: it follows the coordinator, and lets a client read its assigned data indices.
 
-It reads only public documents: the run document by long poll, and its roster, work list and configuration, from which
-it computes who may read which data indices. A client often asks a moment before the server has seen the new round; so
+It reads only public documents: the run document by long poll, and its rosters, work lists and configuration, from which
+it computes who may read which data indices: those of the present round, of the one before, and of the provisional next
+one, which clients fetch ahead. A client often asks a moment before the server has seen the new round; so
 the gate waits `CATCH_UP_S` for news before it refuses, and refuses only if it can reach the coordinator. Where the
 coordinator tells it late or refuses its long poll, because the gate has no token and thousands of others wait, the gate
 asks without waiting, `ASK_AFTER_S` after its client did.
@@ -25,14 +26,14 @@ from data_providers.tcp.frames import ANY_VERSION
 from runtime.broadcast import Broadcast
 from runtime.rare_log import RareLog
 from runtime.retry import RetryPolicy
-from state.assignment import assign_data_for_state
+from state.assignment import DataAssignments, assign_data_for_state, proven_ahead
 from state.config.state_file import StateFile
-from state.documents import RoundHead, RunDocument
+from state.documents import Roster, RoundAhead, RunDocument
 from state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from state.intervals import DataIds, coalesce
 from state.messages import DATA_TICKET_AUDIENCE
 from state.refusals import Refusal
-from state.wire import ClientId
+from state.wire import ClientId, Seed, Sha256
 
 CLOCK_LEEWAY_S = 60.0
 """Allowed difference between the server's clock and the coordinator's when a ticket's expiry is checked."""
@@ -64,6 +65,9 @@ class CoordinatorGate:
         self._is_reachable = False
         self._reached_at_s = time.monotonic()
         self._rounds: OrderedDict[tuple[str, int, int], Readable] = OrderedDict()
+        self._ahead: Readable = {}
+        self._ahead_of: tuple[Seed, RoundAhead | None] | None = None
+        self._rosters: dict[Sha256, Roster] = {}
         self._news = Broadcast()
         self._waiting: asyncio.Timeout | None = None
         """The wait that a client's question cuts short."""
@@ -104,7 +108,7 @@ class CoordinatorGate:
         return ClientId(claims["sub"])
 
     async def allow(self, client_id: ClientId, data_ids: DataIds, version: int = ANY_VERSION) -> None:
-        """Raise unless one of the last `KEPT_ROUNDS` rounds assigns the client all of these data indices.
+        """Raise unless one of the last `KEPT_ROUNDS` rounds, or the provisional next, assigns the client all of these.
 
         What is known to be the client's is allowed at once. For anything else the gate waits for news; it refuses only
         what it does not find in a document as new as the request's.
@@ -183,28 +187,47 @@ class CoordinatorGate:
         known = self._document
         if self._config is None or known is None or document.config_sha256 != known.config_sha256:
             self._config = await self._coordinator.config(document.config_sha256)
-        if document.round is not None:
-            name = (document.lineage, document.round.step, document.round.attempt)
+        k = self._config.config.data_indices_per_batch
+        head = document.round
+        if head is not None:
+            name = (document.lineage, head.step, head.attempt)
             if name not in self._rounds:
-                self._rounds[name] = await self._readable(document.round, self._config)
+                roster, work = await self._roster(head.roster_sha256), await self._coordinator.work(head.work_sha256)
+                assigned = await asyncio.to_thread(assign_data_for_state, roster, work, head.assignment_seed, head.seed)
+                self._rounds[name] = _readable(assigned, k)
                 while len(self._rounds) > KEPT_ROUNDS:
                     self._rounds.popitem(last=False)
         self._document = document
         self._news.notify()
+        if head is not None and (head.seed, document.ahead) != self._ahead_of:
+            self._ahead = await self._readable_ahead(document.ahead, head.seed, k)
+            self._ahead_of = head.seed, document.ahead
+            self._news.notify()
 
-    async def _readable(self, head: RoundHead, config: StateFile) -> Readable:
-        roster = await self._coordinator.roster(head.roster_sha256)
-        work = await self._coordinator.work(head.work_sha256)
-        k = config.config.data_indices_per_batch
-        assignments = await asyncio.to_thread(assign_data_for_state, roster, work, head.seed)
-        return {
-            client_id: tuple(part.to_data_ids(k) for part in coalesce(parts))
-            for client_id, parts in assignments.items()
-        }
+    async def _readable_ahead(self, ahead: RoundAhead | None, seed: Seed, data_indices_per_batch: int) -> Readable:
+        """Return what clients may fetch ahead of the next round: only those whose part is known already."""
+        if ahead is None:
+            return {}
+        try:
+            roster = await self._roster(ahead.roster_sha256)
+            work = await self._coordinator.work(ahead.work_sha256)
+        except Refused as refusal:  # the round is over
+            _log.debug("no provisional round", extra={"kind": refusal.kind})
+            return {}
+        assigned = await asyncio.to_thread(proven_ahead, roster, work, seed)
+        return _readable(assigned, data_indices_per_batch)
+
+    async def _roster(self, sha256: Sha256) -> Roster:
+        """Return a roster; it is often that of the next round too, and then asked for once."""
+        if sha256 not in self._rosters:
+            self._rosters = {sha256: await self._coordinator.roster(sha256)}
+        return self._rosters[sha256]
 
     def _may_read(self, client_id: ClientId, data_ids: DataIds) -> bool:
         return any(
-            interval.covers(data_ids) for readable in self._rounds.values() for interval in readable.get(client_id, ())
+            interval.covers(data_ids)
+            for readable in (*self._rounds.values(), self._ahead)
+            for interval in readable.get(client_id, ())
         )
 
     async def _eventually(self, probe: Callable[[], T | None]) -> T | None:
@@ -220,3 +243,10 @@ class CoordinatorGate:
         except TimeoutError:
             return None
         return found
+
+
+def _readable(assigned: DataAssignments, data_indices_per_batch: int) -> Readable:
+    return {
+        client_id: tuple(part.to_data_ids(data_indices_per_batch) for part in coalesce(parts))
+        for client_id, parts in assigned.items()
+    }

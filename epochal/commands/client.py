@@ -54,6 +54,7 @@ from runtime.http_client import check_url
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.worker_thread import WorkerThread
 from state.codecs.named import SPOKEN
+from state.config.state_file import MAX_AHEAD_BYTES
 from state.errors import InvalidInput
 from state.messages import Capabilities
 from trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
@@ -130,6 +131,15 @@ TrainerUrlOption = Annotated[
 ChunkPolicyOption = Annotated[
     Literal["bytes", "numbers"],
     typer.Option(help="Limit requests to the training service by bytes (10 for each number) or by numbers."),
+]
+AheadBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MAX_AHEAD_BYTES,
+        help="Maximum size of the samples that are fetched ahead of their round; 0: none."
+        " Default: as the state file says.",
+    ),
 ]
 DataOption = Annotated[
     str | None,
@@ -216,6 +226,7 @@ def client(
     leave_bound_s: LeaveOption = LEAVE_BOUND_S,
     cache: CacheOption = None,
     cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
+    ahead_bytes: AheadBytesOption = None,
     spool: SpoolOption = None,
     mirror: MirrorOption = None,
     metrics_port: MetricsPortOption = None,
@@ -247,6 +258,7 @@ def client(
         trainer_opens_in_s=own_trainer.opens_in_s if own_trainer.may_open_late else None,
         feedback_stem=key,
         open_mirrors=mirror_opener(mirror or (), verify),
+        ahead_bytes=ahead_bytes,
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = ClientProfile(_identity(key, new_key), capabilities, invitation)

@@ -12,11 +12,13 @@ from functools import partial
 from batching.packing.packed_batches import AssignedBatches
 from batching.round_plan import plan_round
 from data_providers.fetcher import failure_kind
+from data_providers.waits import WaitTimes
 from run_manager.context import StepContext
 from run_manager.events import RoundFailed, RoundTrained
 from run_manager.replica.keeper import HeldReplica, round_bytes
 from run_manager.round_view import round_of
 from runtime.spool import SpoolFile
+from state.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics
 from state.documents import RunDocument
 from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId, total_batches
@@ -51,7 +53,7 @@ class _Trained:
     round: TrainedRound
     held: HeldReplica
     train_s: float
-    data_wait_s: float
+    data: DataMetrics | None
     batch_count: int
 
 
@@ -61,7 +63,6 @@ class _Result:
 
     file: SpoolFile
     metrics: ResultMetrics
-    data_wait_s: float
     batch_count: int
 
 
@@ -83,6 +84,7 @@ class TrainingStepMetadata:
         try:
             await self._deliver()
         finally:
+            self._context.ahead.release()
             self.delivered.set()
         await self._context.readiness.keep(self._head.step - 1)
 
@@ -143,7 +145,18 @@ class TrainingStepMetadata:
             await self._report(failure, failure.context.get("batch_id", batches.failed_batch))
             return None
         train_s = clock.monotonic_s() - started_s
-        return _Trained(trained, held, train_s, receiver.waited_s, total_batches(data_assignments))
+        data = None if opened.trainer.loads_data else self._data_metrics(batches.waited)
+        return _Trained(trained, held, train_s, data, total_batches(data_assignments))
+
+    def _data_metrics(self, waited: WaitTimes) -> DataMetrics:
+        used, dropped = self._context.ahead.counts_since_last()
+        return DataMetrics(
+            fetching_s=min(waited.fetching_s, MAX_CLAIMED_S),
+            decoding_s=min(waited.decoding_s, MAX_CLAIMED_S),
+            packing_s=min(waited.packing_s, MAX_CLAIMED_S),
+            ahead_samples=min(used, MAX_CLAIMED_SAMPLES),
+            dropped_samples=min(dropped, MAX_CLAIMED_SAMPLES),
+        )
 
     async def _spooled(self, trained: _Trained) -> _Result:
         context, head = self._context, self._head
@@ -159,8 +172,8 @@ class TrainingStepMetadata:
         encoding = partial(context.result_of, header, self._document.lineage, trained.round.difference)
         stream = await context.worker.run(encoding)
         file = await context.worker.run(partial(context.spool.keep, stream.views(), stream.size_bytes))
-        metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s)
-        return _Result(file, metrics, trained.data_wait_s, trained.batch_count)
+        metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s, trained.data)
+        return _Result(file, metrics, trained.batch_count)
 
     async def _publish(self, result: _Result) -> None:
         context, head = self._context, self._head
@@ -178,18 +191,7 @@ class TrainingStepMetadata:
             reason = f"the result was not taken: {refusal.kind}: {refusal.message}"
             await self._report_failed("unavailable", reason, None)
             return
-        context.dependencies.observer(
-            RoundTrained(
-                step=head.step,
-                attempt=head.attempt,
-                loss=metrics.loss,
-                token_count=metrics.tokens,
-                batch_count=result.batch_count,
-                train_s=metrics.train_s,
-                data_wait_s=result.data_wait_s,
-                result_sha256=sha256,
-            )
-        )
+        context.dependencies.observer(round_trained(commitment, result.batch_count))
 
     async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:
         kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"
@@ -201,3 +203,24 @@ class TrainingStepMetadata:
         log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": reason})
         context.dependencies.observer(RoundFailed(head.step, head.attempt, kind, reason, batch_id))
         await context.session.report(report)
+
+
+def round_trained(commitment: ResultCommitment, batch_count: int) -> RoundTrained:
+    """Return the event of a result that is with the coordinator."""
+    metrics = commitment.metrics
+    data = metrics.data or DataMetrics(0.0, 0.0, 0.0)
+    return RoundTrained(
+        step=commitment.step,
+        attempt=commitment.attempt,
+        loss=metrics.loss,
+        token_count=metrics.tokens,
+        batch_count=batch_count,
+        train_s=metrics.train_s,
+        data_wait_s=data.fetching_s + data.decoding_s + data.packing_s,
+        result_sha256=commitment.result_sha256,
+        fetching_s=data.fetching_s,
+        decoding_s=data.decoding_s,
+        packing_s=data.packing_s,
+        ahead_samples=data.ahead_samples,
+        dropped_samples=data.dropped_samples,
+    )

@@ -31,6 +31,8 @@ MAX_MIRRORS = 8
 MAX_MIRROR_CHARS = 1024
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
 MAX_CHECKER_WAIT_S = 3600
+DEFAULT_AHEAD_BYTES = 64 * 1024**2
+MAX_AHEAD_BYTES = 2**40
 
 
 def _check_run_id(run_id: str) -> str:
@@ -174,6 +176,8 @@ class ClientConfig(Section):
         fetch_timeout_s: seconds for one attempt.
         prefetch_requests: maximum number of answers that wait for the trainer.
         spool_bytes: maximum size of a client's temporary files; no such line: what its disk holds. Epochal's addition.
+        ahead_bytes: maximum size of the samples that a client fetches ahead of their round; 0 fetches none. Epochal's
+            addition.
         mirrors: URLs of copies of the coordinator's folder of blobs, from which checkpoints are fetched too. Epochal's
             addition.
     """
@@ -182,6 +186,7 @@ class ClientConfig(Section):
     fetch_timeout_s: Duration = 30.0
     prefetch_requests: Annotated[int, Field(ge=1, le=MAX_PREFETCH_REQUESTS)] = 2
     spool_bytes: Annotated[int | None, Field(ge=1, description="a positive integer, or no such line")] = None
+    ahead_bytes: Annotated[int, Field(ge=0, le=MAX_AHEAD_BYTES)] = DEFAULT_AHEAD_BYTES
     mirrors: Mirrors = ()
 
 

@@ -157,7 +157,7 @@ class ByHand(HandClient):
         """Return the number of batches assigned to this client in the document's round."""
         head = round_of(document)
         roster, work = await self.api.roster(head.roster_sha256), await self.api.work(head.work_sha256)
-        return total_batches(assign_data_for_state(roster, work, head.seed)[self.client_id])
+        return total_batches(assign_data_for_state(roster, work, head.assignment_seed, head.seed)[self.client_id])
 
 
 def commitment(head: RoundHead, data: bytes) -> ResultCommitment:

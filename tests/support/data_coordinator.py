@@ -9,7 +9,7 @@ from coordinator.auth.tokens import SessionTokens
 from coordinator.machine.run import config_json
 from runtime.broadcast import Broadcast
 from state.config.state_file import StateFile
-from state.documents import Roster, RosterEntry, RunDocument, WorkList
+from state.documents import Roster, RosterEntry, RoundAhead, RunDocument, WorkList
 from state.intervals import BatchId
 from state.phases import RunState
 from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
@@ -54,6 +54,10 @@ class PublishedRun:
         )
         changes.setdefault("version", step + 1)
         self.announce(self._document(RunState.ROUND_TRAIN, step, round=head, **changes))
+
+    def ahead(self, work: tuple[BatchId, ...]) -> RoundAhead:
+        """Serve and return a provisional next round over these batches."""
+        return RoundAhead(self.keep(self.roster), self.keep(WorkList((), work)))
 
     def announce(self, document: RunDocument) -> None:
         """Publish a document."""

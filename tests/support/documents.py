@@ -14,6 +14,7 @@ def round_head(step: int, attempt: int = 0) -> RoundHead:
         attempt=attempt,
         height=step - 1,
         seed=Seed("11" * 32),
+        assignment_seed=Seed("10" * 32),
         cursor=12,
         batches=12,
         roster_sha256=Sha256("22" * 32),

@@ -126,7 +126,7 @@ class Dishonest(ForwardedApi):
         if head is None:
             return ()
         roster, work = self._rosters[head.roster_sha256], self._works[head.work_sha256]
-        return assign_data_for_state(roster, work, head.seed).get(self.client_id, ())
+        return assign_data_for_state(roster, work, head.assignment_seed, head.seed).get(self.client_id, ())
 
     # What subclasses change
 

@@ -20,10 +20,10 @@ from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec, Rejected, SourceUnavailable
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
-from state.assignment import assign_data_for_state
-from state.documents import WorkList
+from state.assignment import assign_data_for_state, proven_ahead
+from state.documents import Roster, RoundAhead, WorkList
 from state.intervals import BatchId, DataIds
-from state.wire import ClientId
+from state.wire import ClientId, Sha256
 from tests.support.bounds import BOUND_S
 from tests.support.data_coordinator import CLIENTS, CROWDED_RETRY_S, PublishedRun
 from tests.support.data_files import SPEC, write_dataset
@@ -67,7 +67,7 @@ async def following(run: PublishedRun) -> AsyncIterator[CoordinatorGate]:
 def data_of(client_id: ClientId, work: tuple[BatchId, ...] = WORK, step: int = 1) -> list[DataIds]:
     """The data indices that the round assigns the client, part by part."""
     roster = PublishedRun(state_file()).roster
-    parts = assign_data_for_state(roster, WorkList((), work), round_head(step).seed)[client_id]
+    parts = assign_data_for_state(roster, WorkList((), work), round_head(step).assignment_seed)[client_id]
     return [part.to_data_ids(BATCH) for part in parts]
 
 
@@ -107,6 +107,51 @@ async def test_gate_rejects_every_other_ticket(name: str, run: PublishedRun) -> 
     async with following(run) as gate:
         with pytest.raises(Rejected):
             await gate.admit(run_id, ticket)
+
+
+async def test_gate_allows_what_the_provisional_round_assigns_until_it_changes(run: PublishedRun) -> None:
+    client_id, first, second = CLIENTS[0], (BatchId(200, 211),), (BatchId(500, 511),)
+    run.publish(1, WORK, ahead=run.ahead(first))
+    (part, changed), (others, _) = (
+        [
+            proven_ahead(run.roster, WorkList((), work), round_head(1).seed)[of][0].to_data_ids(BATCH)
+            for work in (first, second)
+        ]
+        for of in CLIENTS[:2]
+    )
+    async with following(run) as gate:
+        await gate.allow(client_id, part)
+        for wrong in (others, DataIds(part.start, part.end + 1)):
+            with impatient(), pytest.raises(Rejected, match="not assigned"):
+                await gate.allow(client_id, wrong)
+        for own in data_of(client_id):
+            await gate.allow(client_id, own)
+        run.publish(1, WORK, version=9, ahead=run.ahead(second))
+        await gate.allow(client_id, changed)
+        with impatient(), pytest.raises(Rejected, match="not assigned"):
+            await gate.allow(client_id, part)
+
+
+async def test_gate_allows_newcomers_nothing_ahead(run: PublishedRun) -> None:
+    """Their turn follows from a seed that nobody knows yet."""
+    run.roster = Roster(tuple(replace(entry, proven=entry.client_id != CLIENTS[2]) for entry in run.roster.clients))
+    work = WorkList((), (BatchId(200, 211),))
+    run.publish(1, WORK, ahead=run.ahead(work.shared))
+    (last,) = assign_data_for_state(run.roster, work, round_head(1).seed)[CLIENTS[2]]
+    async with following(run) as gate:
+        for other in CLIENTS[:2]:
+            await gate.allow(other, proven_ahead(run.roster, work, round_head(1).seed)[other][0].to_data_ids(BATCH))
+        with impatient(), pytest.raises(Rejected, match="not assigned"):
+            await gate.allow(CLIENTS[2], last.to_data_ids(BATCH))
+
+
+async def test_gate_goes_on_without_the_documents_of_a_provisional_round(run: PublishedRun) -> None:
+    missing = RoundAhead(Sha256("e" * 64), Sha256("f" * 64))
+    run.publish(1, WORK, ahead=missing)
+    async with following(run) as gate:
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
+        run.publish(2, WORK)
+        await gate.allow(CLIENTS[0], data_of(CLIENTS[0], step=2)[0])
 
 
 async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: PublishedRun) -> None:

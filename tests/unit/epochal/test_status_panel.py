@@ -8,6 +8,7 @@ from rich.console import Console
 
 from epochal.commands.up import plain_lines
 from epochal.status_panel import curve, status_line, status_panel
+from state.data_metrics import DataWaitView
 from state.evaluations import Evaluation
 from state.intervals import BatchId
 from state.messages import FailedBatches, FailedData, MemberView, RunStatus
@@ -155,3 +156,17 @@ def test_printed_status_is_one_line_however_narrow_the_console() -> None:
 def test_status_line_is_one_line() -> None:
     line = status_line(status_of(2, 2.5))
     assert line == "RoundTrain epoch 1 round 2/2 clients 2/2 tokens/s 1,000 loss 2.500"
+
+
+def test_panel_shows_how_long_clients_waited_for_data_and_why() -> None:
+    status = status_of(2, 2.5)
+    console = Console(file=StringIO(), width=160, record=True)
+    console.print(status_panel(status))
+    assert "waits for data" not in console.export_text()
+    wait = DataWaitView(0.124, 0.09, 0.004, 0.03, 1200, 16)
+    waiting = replace(status.members[0], data_wait=wait)
+    console.print(status_panel(replace(status, members=(waiting, status.members[1]))))
+    shown = console.export_text()
+    assert "waits for data" in shown
+    assert "12 % (fetching 9, packing 3)" in shown
+    assert "fetched ahead: 1,200 samples used, 16 thrown away" in shown

@@ -102,8 +102,10 @@ class _SlowData(FaultyData):
 
 
 def _epoch_starts(client: SimulatedClient) -> list[RunDocument]:
+    """The first document of each epoch's first round; others of the round may follow it."""
     documents = [event.document for event in client.of(DocumentArrived)]
-    return [d for d in documents if d.run_state is RunState.ROUND_TRAIN and d.round and d.round.height == 0]
+    firsts = [d for d in documents if d.run_state is RunState.ROUND_TRAIN and d.round and d.round.height == 0]
+    return list({d.epoch: d for d in reversed(firsts)}.values())[::-1]
 
 
 @in_virtual_time

@@ -18,7 +18,6 @@ from coordinator.machine.round_conduct import with_conduct
 from coordinator.machine.run import Run, Suspect
 from coordinator.machine.stimuli import BatchesReleased
 from coordinator.machine.work import begin_round
-from state.documents import Outcome
 from state.intervals import BatchId
 from state.messages import FailureReport
 from state.wire import ClientId, Seed
@@ -260,7 +259,6 @@ def test_failure_on_a_suspect_is_no_miss_of_who_delivers_or_beside_results(
     assert run.round is not None
     failing = who_has(run, suspect.batch_id)
     current = replace(run.round, failures={failing: FailureReport(2, 0, "corrupt", "bad", None)})
-    digests = current.roster_sha256, current.work_sha256, digest_of("replica 1")
-    outcome = None if is_void else Outcome("test-run", 2, 0, current.seed, *digests, ())
-    after, _ = with_conduct(run, current, outcome)
+    applied = frozenset[ClientId]() if is_void else frozenset({next(who for who in run.members if who != failing)})
+    after, _ = with_conduct(run, current, applied, None if is_void else digest_of("replica 1"))
     assert after.members[failing].conduct.missed == missed
