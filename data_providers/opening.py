@@ -33,7 +33,7 @@ from data_providers.sources.protocol import ByteSource, read
 from data_providers.sources.spool import DataSpool
 from data_providers.splits import DEFAULT_SPLIT
 from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
+from data_providers.tcp.client_connection import DataServerAddress, TicketOrAccess
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
 from state.config.data_file import DataConfig, parse_data_config
 from state.config.data_location import (
@@ -79,7 +79,7 @@ class OpenOptions:
     """
 
     run_id: str
-    ticket: Callable[[], str] | DataServerAccess | None
+    ticket: TicketOrAccess | None
     cache: BlockCache | None = None
     packs: bool = False
     split: str = DEFAULT_SPLIT
@@ -93,7 +93,7 @@ class OpenOptions:
 
 async def open_provider(
     state: StateFile,
-    ticket: Callable[[], str] | DataServerAccess,
+    ticket: TicketOrAccess,
     override: str | None = None,
     cache: BlockCache | None = None,
 ) -> DataProvider:
@@ -305,9 +305,7 @@ def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
     return config
 
 
-async def _open_tcp(
-    addresses: Sequence[DataServerAddress], access: Callable[[], str] | DataServerAccess, spec: DatasetSpec
-) -> DataProvider:
+async def _open_tcp(addresses: Sequence[DataServerAddress], access: TicketOrAccess, spec: DatasetSpec) -> DataProvider:
     provider = await TcpDataProvider.open(addresses, access)
     if provider.sequence_length != spec.sequence_length:
         await provider.aclose()

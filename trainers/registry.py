@@ -1,9 +1,9 @@
 """Trainers by name."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from batching.chunking.policies import POLICIES
+from data_providers.tcp.client_connection import TicketOrAccess
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import Worker
 from state.config.model import AdamW, Architecture, DataType, DummyOptimizer, ModelSpec
@@ -153,7 +153,7 @@ def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -
 
 
 async def open_mesh_trainer(
-    options: MeshOptions, state: StateFile, spec: ModelSpec, ticket: Callable[[], str], worker: Worker
+    options: MeshOptions, state: StateFile, spec: ModelSpec, servers: TicketOrAccess, worker: Worker
 ) -> MeshTrainer:
     """Open the `numpy` or the `torch` trainer on a mesh and start its processes.
 
@@ -161,7 +161,7 @@ async def open_mesh_trainer(
         options: the mesh, and which of the trainers it is.
         state: the run's state file.
         spec: the run's model, complete.
-        ticket: returns the client's current ticket for data servers.
+        servers: as in `MeshTrainer`.
         worker: as in `open_trainer`.
 
     Raises:
@@ -170,7 +170,7 @@ async def open_mesh_trainer(
         MeshBroken: the processes did not start.
     """
     check_mesh_trains(options, state, spec)
-    return await MeshTrainer.open(options, state, spec, ticket, worker)
+    return await MeshTrainer.open(options, state, spec, servers, worker)
 
 
 def check_trainer_name(name: str) -> None:

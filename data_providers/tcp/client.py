@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -21,6 +21,7 @@ from data_providers.tcp.client_connection import (
     ClientConnection,
     DataServerAccess,
     DataServerAddress,
+    TicketOrAccess,
     WantedPiece,
     connect,
 )
@@ -92,7 +93,7 @@ class TcpDataProvider:
     async def open(
         cls,
         addresses: DataServerAddress | Sequence[DataServerAddress],
-        access: DataServerAccess | Callable[[], str],
+        access: TicketOrAccess,
         spread: float | None = None,
     ) -> Self:
         """Connect to the servers; at least one must answer.

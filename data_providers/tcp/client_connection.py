@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from data_providers.protocol import OutOfRange, Rejected, SourceUnavailable
 from data_providers.tcp.frames import (
@@ -83,6 +83,10 @@ class DataServerAccess:
             return ssl.create_default_context(cafile=cafile)
         except OSError as error:  # ssl.SSLError is one
             raise InvalidInput(f"--tls-ca {cafile}: {error.strerror or error}", path=cafile) from error
+
+
+TicketOrAccess: TypeAlias = Callable[[], str] | DataServerAccess
+"""A function that returns a client's ticket suffices where the rest is as usual."""
 
 
 class WantedPiece(NamedTuple):

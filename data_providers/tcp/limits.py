@@ -26,8 +26,10 @@ class ServerLimits:
             address that has the most.
         max_strangers_per_address: the same, of one address (IPv6: of one network of 64 bits).
         displaced_after_s: time that a stranger has before it may give way; until then no others are accepted.
-        max_answer_bytes: the sizes of all answers under way; further requests wait. One answer may be larger.
-        handshake_timeout_s: from the connection to a complete `HELLO`.
+        max_answer_bytes: the memory of all answers under way; further requests wait. One answer may be larger. One from
+            files takes two pieces of `sending.SEND_PIECE_BYTES`, one from another provider its whole size.
+        handshake_timeout_s: from the connection to a complete `HELLO`; with TLS its handshake may take as long before.
+            The rest of a request whose header has arrived may take as long, too.
         idle_timeout_s: a connection without a request for longer is closed; the client reconnects when it needs to.
         send_timeout_s: for a client to receive one answer.
         least_bytes_per_s: the rate at which a client must receive an answer, on average since `slow_after_s`.

@@ -195,7 +195,9 @@ class DataServer:
         except AnswerBroken as error:
             _log.warning("answer broken off", extra={"client_id": connection.client_id, "error": str(error)})
             self._watcher(RequestEnded("unavailable", client_id=connection.client_id, duration_s=0.0))
-        except OSError as error:
+        except OSError as error:  # a TimeoutError is one
+            if not is_open and isinstance(error, ConnectionAbortedError):  # the TLS handshake took too long
+                self._watcher(ConnectionShed("silent"))
             _log.debug("data connection ended", extra={"error": type(error).__name__})
         except Exception:  # a bug here or in a provider: only this client's connection breaks
             _log.exception("data connection failed")
@@ -213,7 +215,7 @@ class DataServer:
             return
         while not self._closing:
             try:
-                header, payload = await self._read_frame(connection, stream, FrameKind.GET, self._limits.idle_timeout_s)
+                header, payload = await self._read_frame(connection, stream, FrameKind.GET)
                 wanted = parse_get(payload)
             except InvalidInput as error:
                 connection.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
@@ -260,7 +262,8 @@ class DataServer:
         try:
             if self._closing:
                 raise SourceUnavailable("the data server is closing")
-            _, payload = await self._read_frame(connection, stream, FrameKind.HELLO, self._limits.handshake_timeout_s)
+            async with asyncio.timeout(self._limits.handshake_timeout_s):
+                _, payload = await self._read_frame(connection, stream, FrameKind.HELLO)
             hello = parse_document(Hello, payload)
             client_id = await self._gate.admit(hello.run_id, hello.ticket)
             self._displace(self.connections.admit(connection, client_id))
@@ -282,17 +285,18 @@ class DataServer:
         return client_id
 
     async def _read_frame(
-        self, connection: ServerConnection, stream: ServerStream, expected: FrameKind, timeout_s: float
+        self, connection: ServerConnection, stream: ServerStream, expected: FrameKind
     ) -> tuple[FrameHeader, bytes]:
         if not stream.has(HEADER_BYTES):  # else the next request is already there, and nobody need wait for it
             connection.busy = False
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._limits.idle_timeout_s):
                 await stream.until(HEADER_BYTES)
         header = parse_header(stream.peek(HEADER_BYTES))
         if header.kind is not expected:
             raise InvalidInput(f"a {header.kind.name} frame where {expected.name} is expected")
         if not stream.has(HEADER_BYTES + header.length):
-            async with asyncio.timeout(timeout_s):
+            connection.busy = False
+            async with asyncio.timeout(self._limits.handshake_timeout_s):
                 await stream.until(HEADER_BYTES + header.length)
         connection.busy = True
         return header, stream.take(HEADER_BYTES + header.length)[HEADER_BYTES:]

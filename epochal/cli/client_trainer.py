@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from data_providers.tcp.client_connection import DataServerAccess
 from run_manager.context import RunAccess
 from runtime.garbage import no_collections
 from runtime.importing_call import ImportingCall
@@ -82,7 +83,8 @@ class ClientTrainer:
         """Return the trainer, once it is checked. Raises what `open_trainer` does."""
         state, spec = access.state, access.spec
         if self._mesh is not None:
-            return await open_mesh_trainer(self._mesh, state, spec, access.ticket, worker)
+            servers = DataServerAccess(access.ticket, access.document_version)
+            return await open_mesh_trainer(self._mesh, state, spec, servers, worker)
         if is_surely_opened(self._name, spec, self._options):
             await self._check_beside(state, spec).ended()
         opening = partial(open_trainer, self._name, state, spec, worker, self._options)

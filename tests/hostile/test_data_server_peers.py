@@ -44,6 +44,11 @@ LARGE = DatasetSpec(2, SEND_PIECE_BYTES)
 """Samples of 512 KiB, which are sent in two pieces."""
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", BOUND_S)
+
+
 @pytest.fixture
 def run() -> PublishedRun:
     return PublishedRun(state_file(config__data_indices_per_batch=BATCH))
@@ -84,13 +89,14 @@ async def test_forged_expired_and_foreign_tickets_open_nothing(name: str, run: P
 async def test_client_gets_its_own_data_and_not_anothers(
     run: PublishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
     run.publish(1, WORK)
     parts = assign_data_for_state(run.roster, WorkList((), WORK), round_head(1).seed)
     own, anothers = (parts[client_id][0].to_data_ids(BATCH) for client_id in CLIENTS[:2])
     async with asyncio.timeout(BOUND_S), serving_run(run, tmp_path) as address:
         access = DataServerAccess(lambda: run.tokens.data_ticket(CLIENTS[0], time.time()), lambda: 2)
         client = await TcpDataProvider.open(address, access)
+        assert (await client.get_samples(own)).sample_count == own.count
+        monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
         with pytest.raises(Rejected, match="not assigned to client"):
             await client.get_samples(anothers)
         assert (await client.get_samples(own)).sample_count == own.count
@@ -100,11 +106,11 @@ async def test_client_gets_its_own_data_and_not_anothers(
 async def test_client_ahead_of_its_server_is_told_to_come_again(
     run: PublishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
     run.publish(1, WORK)
     async with asyncio.timeout(BOUND_S), serving_run(run, tmp_path) as address:
         access = DataServerAccess(lambda: run.tokens.data_ticket(CLIENTS[0], time.time()), lambda: 9)
         client = await TcpDataProvider.open(address, access)
+        monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
         with pytest.raises(SourceUnavailable, match="behind: it follows version 2 of the run document, the request 9"):
             await client.get_samples(DataIds(100, 100))
         await client.aclose()

@@ -77,6 +77,7 @@ class RoundTask:
         steps_taken: the optimizer's step count.
         inner_names: the names of the tensors of the optimizer's state, which the first process gets.
         keeps_state: whether the answer holds the optimizer's state.
+        document_version: of the run document that the client follows, for data servers.
     """
 
     plan: RoundPlan
@@ -84,6 +85,7 @@ class RoundTask:
     steps_taken: int
     inner_names: tuple[str, ...]
     keeps_state: bool
+    document_version: int = 0
     kind: Literal["task"] = "task"
 
 

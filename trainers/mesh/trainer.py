@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import NoReturn, Self
 
@@ -11,6 +11,7 @@ import numpy as np
 from batching.mesh.rows import global_batches
 from batching.round_plan import RoundPlan
 from data_providers.protocol import CorruptData, OutOfRange, Rejected, SourceUnavailable, TokenBatch
+from data_providers.tcp.client_connection import DataServerAccess, TicketOrAccess
 from runtime.worker_thread import Worker
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
@@ -38,14 +39,14 @@ class MeshTrainer:
         options: the mesh.
         state: the run's state file.
         spec: the run's model, complete.
-        ticket: returns the client's current ticket for data servers.
+        servers: returns the client's current ticket for data servers, or says what else they are told.
         worker: computes differences; closed by `aclose`.
     """
 
     loads_data = True
 
     def __init__(
-        self, options: MeshOptions, state: StateFile, spec: ModelSpec, ticket: Callable[[], str], worker: Worker
+        self, options: MeshOptions, state: StateFile, spec: ModelSpec, servers: TicketOrAccess, worker: Worker
     ) -> None:
         self.name = options.trainer
         self._model = open_model(spec)
@@ -53,7 +54,7 @@ class MeshTrainer:
         self.vocabulary = self._model.vocabulary
         self._options = options
         self._state = state
-        self._ticket = ticket
+        self._servers = servers if isinstance(servers, DataServerAccess) else DataServerAccess(servers)
         self._worker = worker
         self._processes: MeshProcesses | None = None
         self._fitting_places: int | None = None
@@ -61,10 +62,10 @@ class MeshTrainer:
 
     @classmethod
     async def open(
-        cls, options: MeshOptions, state: StateFile, spec: ModelSpec, ticket: Callable[[], str], worker: Worker
+        cls, options: MeshOptions, state: StateFile, spec: ModelSpec, servers: TicketOrAccess, worker: Worker
     ) -> Self:
         """Start the processes and return their trainer. Raise `MeshBroken` if they do not start."""
-        trainer = cls(options, state, spec, ticket, worker)
+        trainer = cls(options, state, spec, servers, worker)
         trainer._processes = await trainer._start()
         return trainer
 
@@ -95,7 +96,8 @@ class MeshTrainer:
         """Return each process's answer; the tensors of the round's end go to `end`."""
         state = self._inner_state.committed
         names = tuple(state.tensors)
-        task = RoundTask(plan, self._ticket(), state.step_count, names, self._inner_state.is_kept)
+        ticket, version = self._servers.ticket(), self._servers.document_version()
+        task = RoundTask(plan, ticket, state.step_count, names, self._inner_state.is_kept, version)
         start = itertools.chain(
             (SentTensor(PARAMETERS, name, parameters[name]) for name in self._model.shapes),
             (SentTensor(INNER, name, state.tensors[name]) for name in names),

@@ -75,6 +75,7 @@ class MeshWorker:
         self._provider: DataProvider | None = None
         self._receiver: BatchReceiver | None = None
         self._ticket = ""
+        self._document_version = 0
 
     async def connect(self) -> None:
         """Find the other processes.
@@ -87,7 +88,7 @@ class MeshWorker:
 
     async def take_part(self, task: RoundTask, tensors: AgentTensors) -> RoundDone | Failed:
         """Take part in a round and return the answer."""
-        self._ticket = task.ticket
+        self._ticket, self._document_version = task.ticket, task.document_version
         self._receiver = None
         assert self._rounds is not None
         try:
@@ -125,7 +126,9 @@ class MeshWorker:
             options = self._start.options
             cache = None if options.cache_dir is None else BlockCache(Path(options.cache_dir), options.cache_bytes)
             trust = True if options.data_trust is None else options.data_trust
-            servers = DataServerAccess(lambda: self._ticket, trust=trust, insecure=options.data_insecure)
+            servers = DataServerAccess(
+                lambda: self._ticket, lambda: self._document_version, trust, options.data_insecure
+            )
             self._provider = await open_provider(self._state, servers, options.data, cache)
         fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, self._model.vocabulary)
         # Processes share batches; for this fetcher each data index is a batch.
