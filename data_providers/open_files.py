@@ -15,7 +15,7 @@ from data_providers.file_names import (
 from data_providers.formats.discovery import mds_indexes, with_unpacked_shards
 from data_providers.formats.mds import SHARD_SUFFIXES
 from data_providers.local import LocalDataProvider
-from data_providers.local_places import cannot_open
+from data_providers.local_places import cannot_open, files_below
 from data_providers.local_source import LocalSource
 from data_providers.preprocessed import PreprocessedDataProvider, chosen_rows
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec
@@ -54,7 +54,7 @@ async def open_local_tokens(
 
 def _is_mds(path: Path) -> bool:
     try:
-        return (path / MDS_INDEX_NAME).is_file()
+        return path.is_dir() and any(name.rpartition("/")[2] == MDS_INDEX_NAME for name, _ in files_below(path))
     except OSError as error:
         raise cannot_open(path, error) from error
 

@@ -9,7 +9,7 @@ a cache the places are kept in its folder. A compressed file is unpacked there f
 import asyncio
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, Self, cast
 
@@ -32,7 +32,7 @@ from data_providers.protocol import (
     dataset_fingerprint,
 )
 from data_providers.sources.compression import compression_of, stem_of
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, run_bounded
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, Wanted, read_many, run_bounded
 from data_providers.sources.range_file import RangeFile, SourceThreads
 from data_providers.sources.spool import DataSpool, SpooledReader, SpoolSink
 from data_providers.sources.unpacked import PackedFile, Unpacker, spool_key
@@ -121,18 +121,21 @@ class RecordsDataProvider:
         wanted = [self._places_of(extent) for extent in extents]
         if 2 * sum(int((places[1::2] - places[::2]).sum()) for places in wanted) > MAX_REQUEST_BYTES:
             raise Rejected(f"the records asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
-        read = _Parts(self._source, self._unpacker)
+        parts = _Parts(self._source, self._unpacker)
         for extent, places in zip(extents, wanted, strict=True):
-            read.want(self.files[extent.file], places)
-        await read.all()
+            parts.want(self.files[extent.file], places)
+        await parts.read()
         records: list[bytes] = []
         for extent, places in zip(extents, wanted, strict=True):
             file = self.files[extent.file]
-            for number, column in enumerate(places.T.tolist(), start=extent.sequence):
-                parts = [read.bytes_at(file, column[at], column[at + 1]) for at in range(0, len(column), 2)]
-                is_line = len(parts) == 1
-                place = f"{file.source.place}, sample {number + 1}"
-                records.append(parts[0] or b"" if is_line else record_of(parts[0], parts[1], place))
+            found = [parts.bytes_at(file, *places[row : row + 2]) for row in range(0, len(places), 2)]
+            if len(found) == 1:
+                records += found[0]
+                continue
+            for number, (record, text) in enumerate(zip(*found, strict=True), start=extent.sequence + 1):
+                has_record, has_text = places[:, number - extent.sequence - 1][::2] >= 0
+                place = f"{file.source.place}, sample {number}"
+                records.append(record_of(record if has_record else None, text if has_text else None, place))
         offsets = np.concatenate(([0], np.cumsum([len(record) for record in records], dtype=np.int64)))
         return TokenBatch(np.frombuffer(b"".join(records), np.uint8).astype("<u2"), offsets, is_text=True)
 
@@ -147,12 +150,12 @@ class RecordsDataProvider:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Bytes `[start, stop)` of a file's content."""
+class _Stretch:
+    """Bytes of a file's content from `start` on."""
 
     file: RecordFile
     start: int
-    stop: int
+    body: bytearray
 
 
 class _Parts:
@@ -165,48 +168,56 @@ class _Parts:
         self._held: dict[str, tuple[NDArray[np.int64], list[bytes]]] = {}
 
     def want(self, file: RecordFile, places: NDArray[np.int64]) -> None:
+        """Note records, by their columns of the file's `places`, which are neighbours of each other."""
         spans = self._spans.setdefault(file.name, (file, []))[1]
+        if len(places) == 2 and places[1, -1] - places[0, 0] <= MAX_RANGE_BYTES:  # lines lie one after the other
+            spans.append((int(places[0, 0]), int(places[1, -1])))
+            return
         for row in range(0, len(places), 2):
             spans += [span for span in zip(places[row].tolist(), places[row + 1].tolist(), strict=True) if span[0] >= 0]
 
-    async def all(self) -> None:
+    async def read(self) -> None:
         """Read what is wanted. Raises what `ByteSource.read_into` and `Unpacker.whole` raise."""
-        parts = [part for file, spans in self._spans.values() for part in _joined(file, spans)]
-        found: dict[_Part, bytes] = {}
+        stretches = [stretch for file, spans in self._spans.values() for stretch in _joined(file, spans)]
+        plain = [one for one in stretches if one.file.packed is None]
+        await read_many(self._source, [Wanted(one.file.name, one.start, memoryview(one.body)) for one in plain])
 
-        async def read(part: _Part) -> None:
-            body = bytearray(part.stop - part.start)
-            if part.file.packed is None:
-                await self._source.read_into(part.file.name, part.start, memoryview(body))
-            else:
-                content = await self._unpacker.whole(part.file.packed)
-                await asyncio.to_thread(content.read_into, part.start, memoryview(body))
-            found[part] = bytes(body)
+        async def unpack(one: _Stretch) -> None:
+            if one.file.packed is not None:
+                content = await self._unpacker.whole(one.file.packed)
+                await asyncio.to_thread(content.read_into, one.start, memoryview(one.body))
 
-        await run_bounded(read, parts, MAX_CONCURRENT_READS)
+        packed = [one for one in stretches if one.file.packed is not None]
+        await run_bounded(unpack, packed, MAX_CONCURRENT_READS)
         for name in self._spans:
-            own = sorted((part for part in parts if part.file.name == name), key=lambda part: part.start)
-            self._held[name] = np.array([part.start for part in own], np.int64), [found[part] for part in own]
+            own = [one for one in stretches if one.file.name == name]
+            self._held[name] = np.array([one.start for one in own], np.int64), [bytes(one.body) for one in own]
 
-    def bytes_at(self, file: RecordFile, start: int, stop: int) -> bytes | None:
-        """Return the wanted bytes `[start, stop)`; None for a place that says that there are none."""
-        if start < 0:
-            return None
+    def bytes_at(self, file: RecordFile, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+        """Return the bytes `[start, stop)` of each place; b"" for a place that says that there are none."""
         begins, bodies = self._held[file.name]
-        number = int(np.searchsorted(begins, start, side="right")) - 1
-        begin = int(begins[number])
-        return bodies[number][start - begin : stop - begin]
+        if not len(begins):
+            return [b""] * len(starts)
+        numbers = np.maximum(np.searchsorted(begins, starts, side="right") - 1, 0)
+        begin = begins[numbers]
+        places = zip(
+            numbers.tolist(), (starts - begin).tolist(), (stops - begin).tolist(), starts.tolist(), strict=True
+        )
+        return [bodies[number][first:end] if start >= 0 else b"" for number, first, end, start in places]
 
 
-def _joined(file: RecordFile, spans: list[tuple[int, int]]) -> list[_Part]:
-    parts: list[_Part] = []
+def _joined(file: RecordFile, spans: list[tuple[int, int]]) -> list[_Stretch]:
+    """Return what to read for these places, in ascending order: neighbours with small gaps as one."""
+    stretches: list[_Stretch] = []
+    begin, end = -1, -1
     for start, stop in sorted(spans):
-        last = parts[-1] if parts else None
-        if last and start <= last.stop + MAX_GAP_BYTES and max(stop, last.stop) - last.start <= MAX_RANGE_BYTES:
-            parts[-1] = replace(last, stop=max(stop, last.stop))
-        else:
-            parts.append(_Part(file, start, stop))
-    return parts
+        if begin >= 0 and start <= end + MAX_GAP_BYTES and max(stop, end) - begin <= MAX_RANGE_BYTES:
+            end = max(stop, end)
+            continue
+        if begin >= 0:
+            stretches.append(_Stretch(file, begin, bytearray(end - begin)))
+        begin, end = start, stop
+    return [*stretches, _Stretch(file, begin, bytearray(end - begin))] if begin >= 0 else stretches
 
 
 async def _indexed(source: ByteSource, file: SourceFile, unpacker: Unpacker, reader: SourceThreads) -> RecordFile:

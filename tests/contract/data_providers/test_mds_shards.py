@@ -15,6 +15,7 @@ import pytest
 from data_providers.formats import mds_table
 from data_providers.local_source import LocalSource
 from data_providers.open_files import open_local_tokens, open_samples, open_tokens
+from data_providers.opening import open_described
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources import unpacked
@@ -22,9 +23,11 @@ from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache, CachedSour
 from data_providers.sources.http.source import HttpSource
 from data_providers.sources.spool import DataSpool
 from data_providers.token_records import TokenRecordsDataProvider
+from state.config.data_file import parse_data_config
 from state.intervals import DataIds
 from tests.support.data_formats import write_mds
 from tests.support.data_http import FileServer, http_server
+from tests.support.data_server import open_client, serving
 from tests.support.heavy import need_module
 
 SPEC = DatasetSpec(2, 8)
@@ -238,3 +241,22 @@ async def test_table_that_changes_under_the_run_is_corrupt(tmp_path: Path) -> No
     path.write_bytes(data)
     with pytest.raises(CorruptData, match=r"shard\.00000\.mds"):
         await tokens_of(provider)
+
+
+async def test_data_server_serves_compressed_samples_of_any_length(tmp_path: Path) -> None:
+    write_mds(tmp_path / "mds", [samples_of([5, 1, 0, 300, 8, 700, 3])], "ndarray:uint16")
+    compress_shards(tmp_path / "mds", "gz", "gz")
+    config = parse_data_config('dir = "mds"\ntoken_size = 2\nseq_len = 8\n', "data.toml")
+    source = await open_described(config, tmp_path)
+    async with serving(source, spec=source.order.spec) as (_, address):
+        client = await open_client(address)
+        assert client.fingerprint == source.fingerprint
+        assert await tokens_of(client) == list(range(1016))
+    await source.aclose()
+
+
+async def test_compressed_shards_in_folders_below_are_found(tmp_path: Path) -> None:
+    for number in range(2):
+        write_mds(tmp_path / f"{number}", [rows_of(4, 8, 32 * number)])
+        compress_shards(tmp_path / f"{number}", "gz", "gz")
+    assert await tokens_of(await open_local_tokens(tmp_path, SPEC)) == list(range(64))

@@ -25,6 +25,7 @@ from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from data_providers.records import RecordsDataProvider
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES, write_manifest
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.spool import DataSpool
 from state.config.data_location import Urls
@@ -378,3 +379,27 @@ async def test_member_of_a_tar_over_http_is_skipped_without_reading_it(tmp_path:
         assert len(await records(provider, 0, 1)) == 2
         await provider.aclose()
     assert served < 10 * 1024**2
+
+
+async def test_manifest_that_changes_makes_other_data_for_those_who_come_later(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(TEXT)
+    write_manifest(tmp_path, ["a.jsonl"], MIN_BLOCK_BYTES)
+    async with http_server(FileServer(tmp_path)) as url:
+        place = parse_location(f"{url}/a.jsonl")
+        first = await open_location(place, DatasetSpec(2, 16), OPTIONS)
+        assert first.fingerprint == (await open_lines(tmp_path)).fingerprint
+        manifest = tmp_path / MANIFEST_NAME
+        about = path.stat()
+        path.write_bytes(TEXT.replace(b"record 1", b"RECORD 1"))
+        write_manifest(tmp_path, ["a.jsonl"], MIN_BLOCK_BYTES)
+        second = await open_location(place, DatasetSpec(2, 16), OPTIONS)
+        assert second.fingerprint != first.fingerprint
+        path.write_bytes(TEXT)
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+        assert manifest.is_file()
+        assert await records(first, 0, 9) == RECORDS[:10], "what was opened goes by the manifest that it read"
+        with pytest.raises(CorruptData, match=r"changed|differs from the manifest"):
+            await records(second, 0, 9)
+        await first.aclose()
+        await second.aclose()
