@@ -1,8 +1,7 @@
-"""Data providers: from the disk, over HTTP, out of a bucket, and the opening of a very large location."""
+"""Data providers: from the disk, out of a bucket, and the opening of a very large location."""
 
 import asyncio
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -20,12 +19,10 @@ from benchmarks.figures import Figure
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec
 from data_providers.ranged import RangedDataProvider
-from data_providers.sources.http.source import HttpSource
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import SourceFile
 from state.config.data_location import S3
 from state.intervals import DataIds
-from tests.support.nginx import nginx
 from tests.support.ports import free_port
 
 LENGTH = 2048
@@ -38,7 +35,6 @@ IN_ORDER = DatasetSpec(2, LENGTH)
 HTTP_SEQUENCES = 16_384
 HTTP_PER_REQUEST = 4096
 HTTP_PASSES = 15
-OVER_FETCH_SEQUENCES = 1000
 LARGE_FILES = 10_000
 LARGE_TOKENS = 10**12
 PASSES = 3
@@ -108,28 +104,6 @@ async def _bare_pass(client: httpx.AsyncClient, urls: Sequence[str], wanted: int
                 async for chunk in response.aiter_raw():
                     received += len(chunk)
     return (time.perf_counter() - begin_s) * wanted / received
-
-
-async def _http_figures(folder: Path, root: Path) -> list[Figure]:
-    with nginx(folder / "nginx", root) as server:
-        urls = [f"{server.url}/data/part-{number}.bin" for number in range(FILES)]
-        provider = await RangedDataProvider.open(await HttpSource.open(urls), IN_ORDER)
-        measured, bare = await _contiguous_rates(provider, urls)
-        await provider.aclose()
-        shuffled = await RangedDataProvider.open(await HttpSource.open(urls), SHUFFLED)
-        before = len(server.requests())
-        for start in range(0, OVER_FETCH_SEQUENCES, PER_REQUEST):
-            await shuffled.get_samples(DataIds(start, min(start + PER_REQUEST, OVER_FETCH_SEQUENCES) - 1))
-        asked = server.requests()[before:]
-        await shuffled.aclose()
-    wanted = OVER_FETCH_SEQUENCES * SHUFFLED.sequence_bytes
-    sent = sum(int(line.rpartition(" ")[2]) for line in asked)
-    name, bare_name = "requests per 1,000 shuffled sequences", "one request per sequence"
-    return [
-        Figure("HTTP, contiguous, from nginx", measured / 1e6, "MB/s", "≥ 0.8 x", bare / 1e6, BARE_STREAM),
-        Figure(name, len(asked), "requests", "", OVER_FETCH_SEQUENCES, bare_name),
-        Figure("bytes over-fetched for them", 100 * (sent - wanted) / wanted, "%"),
-    ]
 
 
 def _start_s3(port: int) -> subprocess.Popen[bytes]:
@@ -209,7 +183,7 @@ async def _opening_figures() -> list[Figure]:
 
 
 async def measure(folder: Path) -> list[Figure]:
-    """Measure every figure; those that need nginx or moto only if these are installed."""
+    """Measure every figure; those that need moto only if it is installed."""
     root = folder / "root"
     root.mkdir()
     write_data(root)
@@ -221,8 +195,6 @@ async def measure(folder: Path) -> list[Figure]:
         Figure("the same", local, "seq/s", "", rows, "memmap, gather of whole aligned rows"),
         *await _opening_figures(),
     ]
-    if shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin"):
-        figures += await _http_figures(folder, root)
     try:
         import moto  # noqa: F401
         import obstore  # noqa: F401

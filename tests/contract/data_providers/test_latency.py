@@ -58,6 +58,7 @@ async def test_client_of_50_samples_a_second_hardly_waits(tmp_path: Path, is_tol
                     waits.append(loop.time() - begun_s)
                     await asyncio.sleep(PER_REQUEST / SAMPLES_PER_S)
             await provider.aclose()
-    assert sum(waits[BEGINNING:]) < ROUND_TRIP_S * (REQUESTS - BEGINNING) / 2, waits
+    # Each request that waited for the way would take a round trip; a busy machine takes some time of its own.
+    assert sum(waits[BEGINNING:]) < ROUND_TRIP_S * (REQUESTS - BEGINNING) * 0.8, waits
     if cached != "warm":
         assert waits[0] > ROUND_TRIP_S, "the way is long"
