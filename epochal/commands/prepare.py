@@ -27,8 +27,8 @@ SourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE…",
-        help="Files and folders of text, JSON lines and parquet, by path, URL or bucket (s3://bucket/folder); "
-        "text and JSON lines also as .gz and .zst.",
+        help="Files and folders of text, JSON lines and parquet, by path, URL, bucket (s3://bucket/folder) or name "
+        "(hf://datasets/NAME); text and JSON lines also as .gz and .zst.",
     ),
 ]
 TokenizerOption = Annotated[

@@ -1,7 +1,7 @@
 """The sources of a preparation: every file that is read, in order, wherever it lies.
 
-A source is a file or folder on this machine, a URL of a file, or a file or folder in a bucket. `open_remote` is the one
-place that resolves an address. The files are in the order of the sources, and within a folder in that of their names.
+A source is a file or folder on this machine, a URL of a file, a file or folder in a bucket, or a dataset of the Hugging
+Face Hub. The files are in the order of the sources, and within a folder in that of their names.
 """
 
 import asyncio
@@ -17,9 +17,11 @@ from typing import Any, Self, TypeVar
 from data_providers.file_names import is_hidden
 from data_providers.locations import parse_location
 from data_providers.sources.http.source import HttpSource, without_secrets
+from data_providers.sources.hub_dataset import HUB_SCHEME, downloaded, parse_hub_dataset
 from data_providers.sources.manifest import MANIFEST_NAME
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import ByteSource, read
+from data_providers.splits import DEFAULT_SPLIT
 from epochal.preparation.file_kinds import READ, FileKind, kind_of
 from epochal.preparation.reading import BadFile, RangeReader
 from state.config.data_location import S3, Azure, Gcp
@@ -90,7 +92,9 @@ class Sources:
         try:
             for place in places:
                 before = len(found.files)
-                if "://" in place:
+                if place.startswith(HUB_SCHEME + "://"):
+                    found._list_hub(place)
+                elif "://" in place:
                     found._list_remote(place, further_text)
                 else:
                     found._list_local(Path(place), further_text)
@@ -173,6 +177,14 @@ class Sources:
                 version = f"{file.version} {file.distinction}".strip()
                 self.files.append(SourceText(file.place, kind, file.size_bytes, version, source, file.name))
 
+    def _list_hub(self, place: str) -> None:
+        """List a dataset of the Hugging Face Hub, which is downloaded into its cache first."""
+        held = downloaded(parse_hub_dataset(place), DEFAULT_SPLIT)
+        for file in sorted(held.files, key=lambda file: file.name):
+            path = held.paths[file.name]
+            version = str(path.stat().st_mtime_ns)
+            self.files.append(SourceText(file.place, FileKind("parquet"), file.size_bytes, version, local=path))
+
     def _skip(self, name: str) -> None:
         if name.rpartition("/")[2] == MANIFEST_NAME:
             return
@@ -197,7 +209,7 @@ async def open_remote(place: str, further_text: tuple[str, ...] = ()) -> tuple[B
             parent = location.model_copy(update={"filter_directory": folder})
             return await ObjectStoreSource.open(parent), last
         return await ObjectStoreSource.open(location), None
-    allowed = "a path, http(s)://… of a file, s3://, gs:// or az://… of a file or folder"
+    allowed = "a path, http(s)://… of a file, s3://, gs:// or az://… of a file or folder, hf://datasets/NAME"
     raise InvalidInput(f"source {place!r} cannot be read; allowed: {allowed}", place=place)
 
 

@@ -25,6 +25,8 @@ from state.errors import EpochalError, InvalidInput
 from tests.support.bounds import BOUND_S
 from tests.support.cli import run_main
 from tests.support.data_http import FileServer, http_server
+from tests.support.heavy import need_module
+from tests.support.hub_server import fake_hub, point_at
 from tests.support.prepared import documents_in, everything_in, write_records
 
 TEXTS = [f"document {number % 450}: " + "some words " * (number % 450 % 40) for number in range(500)]
@@ -365,3 +367,19 @@ def test_an_extra_that_is_missing_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InvalidInput, match=rf"need the {package} package: pip install 'epochal\[prepare\]'"):
         prepare([path], "bytes", tmp_path / "data", PrepareOptions(workers=1))
+
+
+def test_text_comes_from_the_hub_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("huggingface_hub")
+    need_module("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "train.parquet")
+    with fake_hub() as hub:
+        hub.kind, hub.commit = "datasets", "1" * 40
+        hub.files = {"data/train-00000-of-00001.parquet": (tmp_path / "train.parquet").read_bytes()}
+        point_at(hub, tmp_path / "cache", monkeypatch)
+        made = prepare(["hf://datasets/org/model"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
+    assert documents_in(tmp_path / "data" / "train") == [text.encode() for text in TEXTS]
+    assert list(made.counts["files"]) == [f"hf://datasets/org/model@{'1' * 40}/data/train-00000-of-00001.parquet"]
