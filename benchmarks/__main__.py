@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    ahead,
     assignment,
     chunking,
     codec_quality,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "rounds": lambda: _in_folder(rounds.measure),
     "members": lambda: _in_folder(members.measure),
     "data": lambda: _in_folder(data.measure),
+    "ahead": lambda: _in_folder(ahead.measure),
     "tcp": lambda: _in_folder(tcp.measure),
     "http": lambda: _in_folder(http_ranges.measure),
     "packing": packing.measure,
