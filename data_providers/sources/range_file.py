@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from data_providers.protocol import SourceUnavailable
 from data_providers.sources.protocol import ByteSource, SourceFile
-from data_providers.waits import fetching
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -23,6 +22,9 @@ WINDOW_BYTES = 4 * 1024**2
 """Number of bytes that are read at a time from a file that is read in order; the next ones are on their way."""
 MAX_WAIT_S = 600.0
 """Maximum time for one range. Sources have shorter limits of their own for each of their attempts."""
+
+LOOK_S = 1.0
+"""How often a waiting thread looks whether the event loop has ended."""
 
 T = TypeVar("T")
 
@@ -160,11 +162,16 @@ class RangeFile(io.RawIOBase):
             raise SourceUnavailable(f"{self._file.place} is not read any more", place=self._file.place) from error
 
     def _wait(self, asked: "concurrent.futures.Future[bytes]") -> bytes:
-        try:
-            with fetching():
-                return asked.result(MAX_WAIT_S)
-        except concurrent.futures.CancelledError as error:
-            raise SourceUnavailable(f"{self._file.place} is not read any more", place=self._file.place) from error
-        except TimeoutError as error:
-            asked.cancel()
-            raise SourceUnavailable(f"{self._file.place} does not answer", place=self._file.place) from error
+        place = self._file.place
+        for _ in range(int(MAX_WAIT_S / LOOK_S)):
+            try:
+                return asked.result(LOOK_S)
+            except concurrent.futures.CancelledError as error:
+                raise SourceUnavailable(f"{place} is not read any more", place=place) from error
+            except TimeoutError:
+                if asked.done():  # the reading itself took too long
+                    raise
+                if self._loop.is_closed():
+                    raise SourceUnavailable(f"{place} is not read any more", place=place) from None
+        asked.cancel()
+        raise SourceUnavailable(f"{place} does not answer in {MAX_WAIT_S:.0f} s", place=place)

@@ -142,10 +142,14 @@ class DataSpool:
 
     Args:
         folder: where to keep them; None for a temporary folder.
-        max_bytes: of all files together.
+        max_bytes: of all files together; by default `DEFAULT_SPOOL_BYTES`, or in a temporary folder half of what is
+            free there if that is less.
     """
 
-    def __init__(self, folder: Path | None = None, max_bytes: int = DEFAULT_SPOOL_BYTES) -> None:
+    def __init__(self, folder: Path | None = None, max_bytes: int | None = None) -> None:
+        if max_bytes is None:
+            free_bytes = 2 * DEFAULT_SPOOL_BYTES if folder else shutil.disk_usage(tempfile.gettempdir()).free
+            max_bytes = min(DEFAULT_SPOOL_BYTES, free_bytes // 2)
         self.max_bytes = max_bytes
         self.is_kept = folder is not None
         """Whether the files are kept for the next start."""

@@ -21,6 +21,10 @@ from data_providers.sources.spool import DataSpool, SpooledFile, SpoolSink
 MAX_CONCURRENT_UNPACKS = 4
 MAX_PREFIX_BYTES = 1024**2
 """Maximum number of first bytes that are read from a file that is not unpacked yet."""
+MAX_EXPANSION = 200
+"""A file whose unpacked size nobody announces may unpack to at most so many times its size; text does to 3 to 20."""
+ALWAYS_ALLOWED_BYTES = 64 * 1024**2
+"""Unpacked size that is allowed however small the file is."""
 _PART_BYTES = 1024**2
 _log = logging.getLogger(__name__)
 
@@ -103,12 +107,18 @@ class Unpacker:
 
 
 def _unpack(ranges: RangeFile, file: PackedFile, hashes: "_Hashes", sink: SpoolSink) -> None:
+    most_bytes = max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * file.packed.size_bytes)
     place = file.packed.place
     reader = unpacked(cast("BinaryIO", ranges), file.compression, place, file.size_bytes)
     try:
         while part := reader.read(_PART_BYTES):
             if file.size_bytes is not None and sink.size_bytes + len(part) > file.size_bytes:
                 raise CorruptData(f"{place} unpacks to more than the {file.size_bytes} bytes of its index", place=place)
+            if file.size_bytes is None and sink.size_bytes + len(part) > most_bytes:
+                ratio = f"{MAX_EXPANSION} times its {file.packed.size_bytes} bytes"
+                raise CorruptData(
+                    f"{place} unpacks to more than {ratio}; unpack it yourself if that is meant", place=place
+                )
             sink.write(part)
             for one in hashes.unpacked.values():
                 one.update(part)

@@ -270,10 +270,18 @@ def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder
     say(f"{folder}: {count} files match the manifest")
 
 
+def _holds_records_as_rows(path: Path) -> bool:
+    """Return whether a file holds rows without tokens."""
+    try:
+        return path.suffix in ROW_SUFFIXES and PreprocessedDataProvider.open(path, records=True).is_text
+    except (DataError, InvalidInput):  # opening the file will raise the same error with its reason
+        return False
+
+
 def _holds_samples(path: Path) -> bool:
     """Return whether a path holds samples of different lengths (JSON lines or parquet files) and no token files."""
     if not path.is_dir():
-        return path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES))
+        return path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) or _holds_records_as_rows(path)
     try:
         if any(entry.name.endswith(TOKEN_SUFFIXES) or entry.name == MDS_INDEX_NAME for entry in path.iterdir()):
             return False

@@ -1,5 +1,6 @@
 """Records wherever their files are: compressed, in tars, over HTTP and in buckets; and files that are damaged."""
 
+import asyncio
 import gzip
 import io
 import json
@@ -22,11 +23,13 @@ from data_providers.local_source import LocalSource
 from data_providers.locations import parse_location
 from data_providers.open_files import open_samples
 from data_providers.opening import OpenOptions, open_location
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.records import RecordsDataProvider
+from data_providers.sources import unpacked
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES, write_manifest
 from data_providers.sources.object_store import ObjectStoreSource
+from data_providers.sources.range_file import RangeFile
 from data_providers.sources.spool import DataSpool
 from state.config.data_location import Urls
 from state.errors import DataError, InvalidInput
@@ -193,6 +196,22 @@ async def test_archive_that_unpacks_beyond_the_limit_is_refused(tmp_path: Path) 
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"[1]\n" * 10**5))
     with pytest.raises(Rejected, match="unpacks to more than 100000 bytes"):
         await open_samples_at(tmp_path / "a.jsonl.gz", lambda: DataSpool(max_bytes=100_000))
+
+
+async def test_bomb_of_lines_is_refused_by_its_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacked, "ALWAYS_ALLOWED_BYTES", 1024**2)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"[1]\n" * 10**6))
+    with pytest.raises(CorruptData, match=r"a\.jsonl\.gz unpacks to more than 200 times its \d+ bytes"):
+        await open_lines(tmp_path)
+
+
+def test_file_of_an_event_loop_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(TEXT)
+    source, loop = LocalSource.open(tmp_path / "a.jsonl"), asyncio.new_event_loop()
+    file = RangeFile(source, source.files[0], loop=loop)
+    loop.close()
+    with pytest.raises(SourceUnavailable, match="is not read any more"):
+        file.read(5)
 
 
 async def test_same_data_twice_is_noticed(tmp_path: Path) -> None:
