@@ -37,6 +37,7 @@ class DoneSoFar:
         path = folder / LEDGER_NAME
         try:
             database = sqlite3.connect(path, isolation_level=None)
+            database.execute("PRAGMA locking_mode=EXCLUSIVE")  # so that no memory is shared, which NFS cannot do
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=NORMAL")
             database.execute(f"PRAGMA cache_size=-{CACHE_BYTES // 1024}")

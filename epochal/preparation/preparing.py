@@ -149,9 +149,34 @@ def _show_nothing(_: PrepareProgress) -> None: ...
 
 
 def discard_unfinished(out: Path) -> None:
-    """Remove what an unfinished preparation left in its folder."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(out / WORKING)
+    """Remove what an unfinished preparation left in its folder.
+
+    Raises:
+        InvalidInput: it is under way in another process, or cannot be removed.
+    """
+    working = out / WORKING
+    try:
+        if working.exists():
+            with _locked(out, working):
+                shutil.rmtree(working)
+    except OSError as error:
+        named = error.filename or working
+        raise InvalidInput(f"{named} cannot be removed: {reason_of(error)}", path=str(named)) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, working: Path) -> Iterator[None]:
+    """Hold the lock of a working folder. Raise `InvalidInput` if another process holds it."""
+    try:
+        lock = (working / "lock").open("ab")
+    except OSError as error:
+        raise InvalidInput(f"{working} cannot be used: {reason_of(error)}", path=str(working)) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InvalidInput(f"{folder} is being prepared by another process", path=str(folder)) from error
+        yield
 
 
 @contextlib.contextmanager
@@ -186,15 +211,10 @@ def _working_folder(folder: Path, content: dict[str, Any]) -> Iterator[Path | No
             if foreign:
                 raise InvalidInput(f"{folder} is not empty: it holds {foreign[0]}; name a new folder", path=str(folder))
         working.mkdir(exist_ok=True)
-        lock = (working / "lock").open("ab")
     except OSError as error:
         named = error.filename or folder
         raise InvalidInput(f"{named} cannot be used: {reason_of(error)}", path=str(named)) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InvalidInput(f"{folder} is being prepared by another process", path=str(folder)) from error
+    with _locked(folder, working):
         yield working
 
 

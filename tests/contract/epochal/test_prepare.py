@@ -149,13 +149,14 @@ def test_a_killed_one_goes_on_to_the_same_bytes(sources: Path, made: Path, tmp_p
         "    left[0] -= 1\n"
         "    if not left[0]:\n"
         "        os.kill(os.getpid(), 9)\n"
-        f"preparing.prepare([sys.argv[2]], 'bytes', sys.argv[3], preparing.PrepareOptions(**{OPTIONS!r}), show)\n"
+        f"options = preparing.PrepareOptions(**{OPTIONS!r}, workers=1)\n"
+        "preparing.prepare([sys.argv[2]], 'bytes', sys.argv[3], options, show)\n"
     )
     arguments = [sys.executable, "-c", program, "4", str(sources), str(tmp_path / "data")]
     assert subprocess.run(arguments, timeout=BOUND_S, check=False).returncode == -signal.SIGKILL
     unsynced = sorted((tmp_path / "data" / WORKING / "train").glob("*.bin"))[-1]
     unsynced.write_bytes(unsynced.read_bytes() + b"never happened")
-    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS))
+    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1))
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 
@@ -208,7 +209,7 @@ def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
 
 def test_a_disk_that_is_full_is_named_and_nothing_is_lost(sources: Path, made: Path, tmp_path: Path) -> None:
     arguments = ["prepare", str(sources), "--tokenizer", "bytes", "--out", str(tmp_path / "data"), "--seq-len", "16"]
-    arguments += ["--shard-tokens", "40000", "--validation", "10%", "--dedup"]
+    arguments += ["--shard-tokens", "40000", "--validation", "10%", "--dedup", "--workers", "1"]
     limited = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))\n"
@@ -230,15 +231,15 @@ def test_publishing_goes_on_after_a_kill(sources: Path, made: Path, tmp_path: Pa
     (folder / "state.toml").parent.mkdir()
     (folder / "state.toml").mkdir()  # publishing fails here, after the shards
     with pytest.raises(EpochalError, match=r"state\.toml"):
-        prepare([sources], "bytes", folder, PrepareOptions(**OPTIONS))
+        prepare([sources], "bytes", folder, PrepareOptions(**OPTIONS, workers=1))
     (folder / "state.toml").rmdir()
-    prepare([sources], "bytes", folder, PrepareOptions(**OPTIONS))
+    prepare([sources], "bytes", folder, PrepareOptions(**OPTIONS, workers=1))
     assert everything_in(folder) == everything_in(made)
 
 
 def test_the_same_again_does_nothing(sources: Path, made: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
-    again = prepare([sources], "bytes", made, PrepareOptions(**OPTIONS))
+    again = prepare([sources], "bytes", made, PrepareOptions(**OPTIONS, workers=1))
     assert again.counts["duplicates"] == 50
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
@@ -250,9 +251,9 @@ def test_other_options_are_refused_and_named(sources: Path, made: Path, tmp_path
     bad.write_bytes(b"\xff")
     for _ in range(2):
         with pytest.raises(InvalidInput, match="not UTF-8 at byte 0"):
-            prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+            prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
     with pytest.raises(InvalidInput, match=r"other options: --dedup was False and is True\. --restart"):
-        prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, dedup=True))
+        prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, dedup=True, workers=1))
 
 
 def test_what_is_bad_can_be_skipped_or_mended_on_the_way(tmp_path: Path) -> None:
@@ -261,9 +262,9 @@ def test_what_is_bad_can_be_skipped_or_mended_on_the_way(tmp_path: Path) -> None
     (texts / "b.jsonl").write_text('{"text": "before"}\nbad\n{"text": "after"}\n')
     (texts / "c.txt.gz").write_bytes(gzip.compress(b"cut")[:-4])
     with pytest.raises(InvalidInput, match=r"b\.jsonl, line 2: not JSON.*Nothing was published"):
-        prepare([texts], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+        prepare([texts], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
     assert os.listdir(tmp_path / "data") == [WORKING]
-    made = prepare([texts], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, skip_bad=True))
+    made = prepare([texts], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, skip_bad=True, workers=1))
     assert documents_in(tmp_path / "data" / "train") == [b"fine"] * 20 + [b"before", b"after"]
     assert (made.counts["bad"], made.counts["train_documents"]) == (2, 22)
     first, second = manifest_of(tmp_path / "data" / "train")["preparation"]["counts"]["named"]
@@ -276,19 +277,19 @@ def test_a_source_that_changed_after_it_was_begun_is_refused(tmp_path: Path, mon
     first = write_records(tmp_path / "texts" / "a.jsonl", ["fine"] * 20)
     (tmp_path / "texts" / "b.jsonl").write_text("bad")
     with pytest.raises(InvalidInput, match=r"b\.jsonl, line 1"):
-        prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+        prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
     mended = write_records(tmp_path / "texts" / "b.jsonl", ["good"])
-    prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+    prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
     assert Counter(documents_in(tmp_path / "data" / "train")) == {b"fine": 20, b"good": 1}
     mended.write_text("bad")
     with pytest.raises(InvalidInput, match=r"b\.jsonl, line 1"):
-        prepare([tmp_path / "texts"], "bytes", tmp_path / "other", PrepareOptions(seq_len=16))
+        prepare([tmp_path / "texts"], "bytes", tmp_path / "other", PrepareOptions(seq_len=16, workers=1))
     write_records(first, ["other"] * 20)
     with pytest.raises(InvalidInput, match=r"a\.jsonl changed since"):
-        prepare([tmp_path / "texts"], "bytes", tmp_path / "other", PrepareOptions(seq_len=16))
+        prepare([tmp_path / "texts"], "bytes", tmp_path / "other", PrepareOptions(seq_len=16, workers=1))
     ran = run_main(
         *("prepare", str(tmp_path / "texts"), "--tokenizer", "bytes", "--out", str(tmp_path / "other")),
-        *("--seq-len", "16", "--skip-bad", "--restart"),
+        *("--seq-len", "16", "--skip-bad", "--restart", "--workers", "1"),
     )
     ran.expect(0, "bad documents or files, skipped: 1", "b.jsonl, line 1: not JSON", "next:", "epochal coordinator")
 
@@ -297,7 +298,7 @@ def test_files_of_the_user_are_left_and_said(tmp_path: Path) -> None:
     write_records(tmp_path / "texts" / "a.jsonl", ["fine"] * 20)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "state.toml").write_text("mine")
-    made = prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16))
+    made = prepare([tmp_path / "texts"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
     assert made.left == ("state.toml",)
     assert (tmp_path / "data" / "state.toml").read_text() == "mine"
     assert "EpochalNgram" in (tmp_path / "data" / "state.prepared.toml").read_text()
@@ -383,3 +384,15 @@ def test_text_comes_from_the_hub_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
         made = prepare(["hf://datasets/org/model"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
     assert documents_in(tmp_path / "data" / "train") == [text.encode() for text in TEXTS]
     assert list(made.counts["files"]) == [f"hf://datasets/org/model@{'1' * 40}/data/train-00000-of-00001.parquet"]
+
+
+def test_two_preparations_of_a_folder_are_refused(sources: Path, tmp_path: Path) -> None:
+    arguments = ("prepare", str(sources), "--tokenizer", "bytes", "--out", str(tmp_path / "data"))
+
+    def meanwhile(_: PrepareProgress) -> None:
+        run_main(*arguments).expect(2, "is being prepared by another process")
+        run_main(*arguments, "--restart").expect(2, "is being prepared by another process")
+        raise Stop
+
+    with pytest.raises(Stop):
+        prepare([sources], "bytes", tmp_path / "data", PrepareOptions(workers=1), meanwhile)
