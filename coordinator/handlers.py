@@ -30,6 +30,7 @@ from state.blob_messages import CheckerToken
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome
 from state.errors import Refused
 from state.evaluations import EvaluationHistory, EvaluationReport
+from state.generations import DataAppend
 from state.intervals import coalesce, subtract
 from state.refusals import Refusal
 from state.results import result_size_bound
@@ -372,14 +373,17 @@ class Handlers:
 
     async def release(self, request: messages.QuarantineRelease) -> messages.QuarantineRelease:
         """Carry quarantined batches again; return which."""
-        before = self.service.run.quarantined
+        before = coalesce(item.batch_id for item in self.service.run.quarantined)
         await self._submit(stimuli.BatchesReleased(request.batches))
-        left = (item.batch_id for item in self.service.run.quarantined)
-        return messages.QuarantineRelease(subtract(coalesce(item.batch_id for item in before), left))
+        return messages.QuarantineRelease(subtract(before, (item.batch_id for item in self.service.run.quarantined)))
 
     async def set_fingerprint(self, setting: messages.FingerprintSetting) -> None:
         """Pin the data that the run trains on; members that have others are no longer ready."""
         await self._submit(stimuli.DataFingerprintSet(setting.data_fingerprint))
+
+    async def append_data(self, appended: DataAppend | None) -> None:
+        """Append files to the run's data, or take the last append back."""
+        await self._submit(stimuli.DataAppended(appended))
 
     async def eject(self, client_id: ClientId) -> None:
         """Remove a client, whose key may not join again."""

@@ -300,6 +300,8 @@ def status_of(
         journal_bytes=journal_bytes,
         store_problem=store_problem,
         pausing=run.pause_pending,
+        data_generations=run.state_file.data_generations,
+        next_data_index=run.cursor * config.data_indices_per_batch,
     )
 
 

@@ -35,6 +35,7 @@ from state.config.state_file import StateFile
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from state.evaluations import Evaluation, EvaluationHistory, EvaluationReport
+from state.generations import DataAppend, DataAppendSetting, DataHistory
 from state.intervals import BatchId
 from state.messages import (
     REPORT_PATHS,
@@ -234,6 +235,12 @@ class CoordinatorClient:
         """Pin the data that the run trains on; None takes an earlier pin back."""
         body = canonical_json(FingerprintSetting(data_fingerprint))
         await self._request("PUT", f"{self._run}/fingerprint", content=body)
+
+    async def append_data(self, appended: DataAppend | None) -> DataHistory:
+        """Append files to the run's data, or take the last append back with None; return the data's generations."""
+        body = canonical_json(DataAppendSetting(appended))
+        answer = await self._request("PUT", f"{self._run}/data-generations", content=body)
+        return parse_document(DataHistory, answer.content)
 
     async def failed_data(self) -> FailedData:
         """Return the quarantined batches and those that wait for another attempt, with reasons."""

@@ -33,7 +33,7 @@ from data_providers.sources.protocol import ByteSource, read
 from data_providers.sources.spool import DataSpool
 from data_providers.splits import DEFAULT_SPLIT
 from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.client_connection import DataServerAddress, TicketOrAccess
+from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress, TicketOrAccess
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
 from state.config.data_file import DataConfig, parse_data_config
 from state.config.data_location import (
@@ -76,6 +76,7 @@ class OpenOptions:
         cache: keeps the blocks from HTTP servers and buckets; None keeps nothing.
         packs: whether samples are packed; then they are JSON records, or rows of parquet files of any length.
         split: the split to use of a folder of JSON lines or parquet files.
+        generations: the fingerprints of the run's data as they grew, the oldest first; a data server may have any.
     """
 
     run_id: str
@@ -83,6 +84,7 @@ class OpenOptions:
     cache: BlockCache | None = None
     packs: bool = False
     split: str = DEFAULT_SPLIT
+    generations: tuple[str, ...] = ()
 
     def spool(self) -> DataSpool:
         """Return a place for unpacked files: in the cache's folder, with as much room again, or a temporary one."""
@@ -115,7 +117,9 @@ async def open_provider(
     """
     location, spec = run_data(state, override)
     packs = state.model.LLM.data_type is DataType.FINETUNING
-    return await open_location(location, spec, OpenOptions(state.run_id, ticket, cache, packs))
+    generations = tuple(known.fingerprint for known in state.data_generations)
+    options = OpenOptions(state.run_id, ticket, cache, packs, generations=generations)
+    return await open_location(location, spec, options)
 
 
 def run_data(state: StateFile, override: str | None = None) -> tuple[AnyLocation, DatasetSpec]:
@@ -141,7 +145,8 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
         if options.ticket is None:
             raise InvalidInput(ONLY_FOR_MEMBERS)
         addresses = [DataServerAddress(*place, options.run_id, location.tls) for place in location.addresses]
-        return await _open_tcp(addresses, options.ticket, spec)
+        access = options.ticket if isinstance(options.ticket, DataServerAccess) else DataServerAccess(options.ticket)
+        return await _open_tcp(addresses, replace(access, generations=options.generations), spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure):
         return await _open_remote(location, spec, options)
     if isinstance(location, HubDataset):
@@ -305,7 +310,9 @@ def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
     return config
 
 
-async def _open_tcp(addresses: Sequence[DataServerAddress], access: TicketOrAccess, spec: DatasetSpec) -> DataProvider:
+async def _open_tcp(
+    addresses: Sequence[DataServerAddress], access: DataServerAccess, spec: DatasetSpec
+) -> DataProvider:
     provider = await TcpDataProvider.open(addresses, access)
     if provider.sequence_length != spec.sequence_length:
         await provider.aclose()

@@ -106,7 +106,7 @@ class PreprocessedDataProvider:
                 raise CorruptData(f"{file.source.place} has columns {list(file.columns)}, {other}")
         self.is_text = INPUTS not in columns
         """Whether rows are JSON records."""
-        self._order = DataOrder(
+        self.order = DataOrder(
             files,
             _ROWS,
             lambda ordered: dataset_fingerprint(
@@ -116,7 +116,7 @@ class PreprocessedDataProvider:
             ),
             contents_of([file.source for file in files]),
         )
-        self.files: tuple[RowFile, ...] = self._order.files
+        self.files: tuple[RowFile, ...] = self.order.files
         """The files in their order; a token of theirs is a row."""
         self.columns = columns
         self._max_tokens = max_tokens
@@ -127,10 +127,10 @@ class PreprocessedDataProvider:
         self._decoded_bytes = 0
         self._reading = asyncio.Lock()
         self._closed = False
-        self.sequence_count = self._order.sequence_count
-        self.fingerprint = self._order.fingerprint
+        self.sequence_count = self.order.sequence_count
+        self.fingerprint = self.order.fingerprint
         kind = "parquet files" if all(file.batches is None for file in files) else "Arrow files"
-        self.description = describe_order(kind, self._order)
+        self.description = describe_order(kind, self.order)
 
     @classmethod
     def open(
@@ -203,7 +203,7 @@ class PreprocessedDataProvider:
         async with self._reading:  # so that a row group is decoded once, however many calls need it
             run: Callable[[Callable[[], TokenBatch]], Awaitable[TokenBatch]]
             run = asyncio.to_thread if self._threads is None else self._threads.run
-            return await run(partial(self._read, self._order.locate(data_ids)))
+            return await run(partial(self._read, self.order.locate(data_ids)))
 
     async def aclose(self) -> None:
         if self._closed:

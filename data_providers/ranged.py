@@ -91,6 +91,10 @@ class RangedDataProvider:
         """Read ahead within the context, as `Expecting.expecting`."""
         return self._ahead.expecting(data_ids, samples_per_request)
 
+    def forget_ahead(self) -> None:
+        """Drop what was read ahead without being told: later data indices may be of other files now."""
+        self._ahead.forget_guess()
+
     @property
     def discarded_bytes(self) -> int:
         """Number of bytes that were read ahead and never requested."""

@@ -166,15 +166,19 @@ class ReadAhead:
         """
         plan = _Plan(deque(data_ids), samples_per_request, samples_per_request)
         self._told.append(plan)
-        if self._guessed is not None:
-            self._discard(self._guessed)
-            self._guessed = None
+        self.forget_guess()
         self._extend(plan)
         try:
             yield
         finally:
             self._told.remove(plan)
             self._discard(plan)
+
+    def forget_guess(self) -> None:
+        """Drop what was fetched because it may follow, for example because it is of other files now."""
+        if self._guessed is not None:
+            self._discard(self._guessed)
+            self._guessed = None
 
     async def aclose(self) -> None:
         """Fetch nothing more."""

@@ -68,7 +68,7 @@ class RecordsDataProvider:
         # For the order a record is a sample of one token.
         spec = DatasetSpec(token_size_bytes=2, sequence_length=1, shuffle_seed=shuffle_seed)
         kind = files[0].format
-        self._order = DataOrder(
+        self.order = DataOrder(
             files,
             spec,
             lambda ordered: dataset_fingerprint(
@@ -81,11 +81,11 @@ class RecordsDataProvider:
         self._source = source
         self._unpacker = unpacker
         self._closed = False
-        self.files: tuple[RecordFile, ...] = self._order.files
+        self.files: tuple[RecordFile, ...] = self.order.files
         """The files in their order; a token of theirs is a record."""
-        self.sequence_count = self._order.sequence_count
-        self.fingerprint = self._order.fingerprint
-        self.description = describe_order(kind, self._order)
+        self.sequence_count = self.order.sequence_count
+        self.fingerprint = self.order.fingerprint
+        self.description = describe_order(kind, self.order)
 
     @classmethod
     async def open(cls, source: ByteSource, names: Sequence[str], shuffle_seed: bytes | None, spool: DataSpool) -> Self:
@@ -117,7 +117,7 @@ class RecordsDataProvider:
             raise InternalError("get_samples after aclose")
         if data_ids.count > MAX_REQUEST_SAMPLES:
             raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
-        extents = self._order.locate(data_ids)
+        extents = self.order.locate(data_ids)
         wanted = [self._places_of(extent) for extent in extents]
         if 2 * sum(int((places[1::2] - places[::2]).sum()) for places in wanted) > MAX_REQUEST_BYTES:
             raise Rejected(f"the records asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")

@@ -32,7 +32,7 @@ class TokenRecordsDataProvider:
         # For the order a sample of the shards is a sample of one token.
         counted = [DataFile(file.name, file.size_bytes, file.layout.sample_count) for file in files]
         seed = spec.shuffle_seed
-        self._order = DataOrder(
+        self.order = DataOrder(
             counted,
             DatasetSpec(spec.token_size_bytes, 1, seed),
             lambda ordered: dataset_fingerprint(
@@ -44,16 +44,16 @@ class TokenRecordsDataProvider:
             contents_of(source.files),
         )
         by_name = {file.name: file for file in files}
-        self._layouts = [by_name[file.name] for file in self._order.files]
-        self._spec = self._order.spec
+        self._layouts = [by_name[file.name] for file in self.order.files]
+        self._spec = self.order.spec
         self._source = source
         self._tables = RecordTables(source, self._spec)
         self._closed = False
-        self.files: tuple[DataFile, ...] = self._order.files
+        self.files: tuple[DataFile, ...] = self.order.files
         """The files in their order; a token of theirs is a sample."""
-        self.sequence_count = self._order.sequence_count
-        self.fingerprint = self._order.fingerprint
-        self.description = describe_order("MDS samples", self._order)
+        self.sequence_count = self.order.sequence_count
+        self.fingerprint = self.order.fingerprint
+        self.description = describe_order("MDS samples", self.order)
 
     @classmethod
     async def open(cls, source: ByteSource, spec: DatasetSpec) -> Self:
@@ -81,7 +81,7 @@ class TokenRecordsDataProvider:
         parts: list[tuple[int, int, int, int]] = []
         counts: list[int] = []
         size, total = self._spec.token_size_bytes, 0
-        for extent in self._order.locate(data_ids):
+        for extent in self.order.locate(data_ids):
             records: Records = await self._tables.of(self._layouts[extent.file])
             part = slice(extent.sequence, extent.sequence + extent.length)
             for start, count in zip(records.starts[part].tolist(), records.counts[part].tolist(), strict=True):

@@ -8,6 +8,7 @@ from typing import Protocol
 from coordinator_client.session import CoordinatorSession
 from data_providers.ahead import AheadSamples
 from data_providers.fetcher import DataFetcher, FetchSettings
+from data_providers.following import FollowingDataProvider
 from data_providers.protocol import DataProvider
 from run_manager.events import Observer, ResultSettled, ignore
 from run_manager.exchange.protocol import Exchange
@@ -168,7 +169,7 @@ class StepContext:
     rounds: RoundViews
     opening: TrainerOpening
     tentative: TentativeState
-    provider: DataProvider
+    provider: FollowingDataProvider
     worker: Worker
     spool: Spool
     feedback: ErrorFeedback | None

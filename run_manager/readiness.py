@@ -8,8 +8,7 @@ will be able to in time for the round that begins next (`run_manager/trainer_ope
 import asyncio
 
 from coordinator_client.session import CoordinatorSession
-from data_providers.description import description_of
-from data_providers.protocol import DataProvider
+from data_providers.following import FollowingDataProvider
 from run_manager.events import BecameReady, DataDiffers, Observer
 from run_manager.replica.keeper import ReplicaKeeper
 from run_manager.trainer_opening import TrainerOpening
@@ -56,7 +55,7 @@ class Readiness:
         self,
         session: CoordinatorSession,
         keeper: ReplicaKeeper,
-        provider: DataProvider,
+        provider: FollowingDataProvider,
         opening: TrainerOpening,
         observer: Observer,
     ) -> None:
@@ -91,7 +90,7 @@ class Readiness:
                 roster, in which case it reports only after the round: then it warns with the fingerprints alone.
         """
         mine = self._provider.fingerprint
-        was_on_my_data, self._is_on_my_data = self._is_on_my_data, document.data_fingerprint == mine
+        was_on_my_data, self._is_on_my_data = self._is_on_my_data, self._provider.serves(document.data_fingerprint)
         if not was_on_my_data or self._is_on_my_data:
             return False
         self.owe()
@@ -115,8 +114,8 @@ class Readiness:
             while self._reported_session != self._session.session_number:
                 held = await self._keeper.at(step)
                 await self._opening.due(held.replica, READY_AHEAD_ROUNDS * self._round_s)
-                dataset = description_of(self._provider)
-                report = ReadyReport(held.step, held.digest, self._provider.fingerprint, dataset)
+                await self._provider.look_again()
+                report = ReadyReport(held.step, held.digest, self._provider.fingerprint, self._provider.description)
                 number = self._session.session_number
                 try:
                     await self._session.report(report)

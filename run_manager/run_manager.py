@@ -19,6 +19,7 @@ from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from coordinator_client.session import CoordinatorSession
 from data_providers.ahead import AheadSamples
+from data_providers.following import FollowingDataProvider
 from data_providers.protocol import DataProvider, SourceUnavailable
 from run_manager.context import ClientDependencies, RunAccess, StepContext, TentativeState
 from run_manager.exchange.star import StarExchange
@@ -77,6 +78,7 @@ class RunManager:
         self._group = group
         self._opening = BackgroundTask(group, "init_run")
         self._machine: StepStateMachine | None = None
+        self._growing: BackgroundTask | None = None
         self._opened = AsyncExitStack()
         self._config_sha256: Sha256 | None = None
         self._model_sha256: Sha256 | None = None
@@ -133,11 +135,11 @@ class RunManager:
             merger = Merger(outer, dependencies.new_worker("epochal-merge"), spool.drop_pages, hasher)
             opened.push_async_callback(merger.aclose)
             await merger.verify()
-            provider = await self._open_provider(access)
+            provider = await self._open_following(document, access)
             opened.push_async_callback(provider.aclose)
             ahead = AheadSamples(provider, self._group)
             opened.push_async_callback(ahead.aclose)
-            opening = await self._begin_opening(opened, access, provider, worker)
+            opening = await self._begin_opening(opened, access, provider.inner, worker)
             exchange = StarExchange(session, spool, dependencies.observer)
             feedback = await self._open_feedback(document, state.merge, spool, worker)
             if feedback is not None:
@@ -147,6 +149,8 @@ class RunManager:
             check = partial(check_first_step, state)
             keeper = ReplicaKeeper(*sources, merger, spool, worker, check, tentative.settle, dependencies.observer)
             keeping = BackgroundTask(self._group, "replica")
+            growing = BackgroundTask(self._group, "data")
+            opened.push_async_callback(growing.replace, None)
             opened.push_async_callback(keeping.replace, None)
             context = StepContext(
                 session=session,
@@ -169,7 +173,7 @@ class RunManager:
             opened.push_async_callback(machine.stop)
             await keeping.replace(keeper.run())
             self._opened = opened.pop_all()
-        self._machine, self._config_sha256 = machine, document.config_sha256
+        self._machine, self._config_sha256, self._growing = machine, document.config_sha256, growing
         self._model_sha256 = model_digest(spec)
 
     async def replica_at(self, step: int) -> HeldReplica | None:
@@ -203,6 +207,7 @@ class RunManager:
             raise Desync("the run now has another model than the one that this client has opened; start it again")
         if document.config_sha256 != self._config_sha256:
             await self._reconfigure(machine, document.config_sha256)
+        await self._follow_data(machine.context, document)
         try:
             await machine.apply_state(document)
         except Desync as desync:
@@ -216,6 +221,15 @@ class RunManager:
         state = await self._session.config(config_sha256)
         machine.context = replace(machine.context, state=state)
         self._config_sha256 = config_sha256
+
+    async def _follow_data(self, context: StepContext, document: RunDocument) -> None:
+        """Take over the run's data as they are now; begin to look for files that were appended and are not here."""
+        provider = context.provider
+        if await provider.follow(context.state.data_generations, document.data_fingerprint):
+            context.readiness.owe()
+        if provider.is_behind and self._growing is not None and not self._growing.is_busy:
+            policy = self._dependencies.retry_policy
+            await self._growing.replace(provider.catch_up(policy, context.readiness.owe))
 
     async def _begin_download(
         self, opened: AsyncExitStack, document: RunDocument, state: StateFile, spool: Spool, worker: Worker
@@ -277,9 +291,21 @@ class RunManager:
     def _followed_version(self) -> int:
         return 0 if self._latest is None else self._latest.version
 
-    async def _open_provider(self, access: RunAccess) -> DataProvider:
+    async def _open_following(self, document: RunDocument, access: RunAccess) -> FollowingDataProvider:
         """Open the run's data; wait for a source that does not answer yet."""
-        return await self._while_unavailable(partial(self._dependencies.open_provider, access))
+        opened = await self._while_unavailable(partial(self._dependencies.open_provider, access))
+
+        async def reopen() -> DataProvider:
+            state = access.state if self._machine is None else self._machine.context.state
+            return await self._dependencies.open_provider(replace(access, state=state))
+
+        provider = FollowingDataProvider(opened, reopen)
+        try:
+            await provider.follow(access.state.data_generations, document.data_fingerprint)
+        except BaseException:
+            await provider.aclose()
+            raise
+        return provider
 
     async def _while_unavailable(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return what the attempt returns; repeat it, within the policy, while a source of data does not answer."""

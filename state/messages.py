@@ -14,6 +14,7 @@ from state.data_metrics import DataMetrics, DataWaitView
 from state.datasets import DatasetDescription
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
 from state.evaluations import Evaluation
+from state.generations import DataGeneration
 from state.intervals import BatchId
 from state.phases import RunState
 from state.wire import Sha256
@@ -326,7 +327,7 @@ class FingerprintSetting(WireDocument):
     data_fingerprint: HexSha256 | None
 
 
-DataDecision = Literal["state file", "operator", "first round", "majority", "nobody yet"]
+DataDecision = Literal["append", "state file", "operator", "first round", "majority", "nobody yet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +390,10 @@ class RunStatus(WireDocument):
     """Why the coordinator can keep nothing at the moment, such as a full disk; meanwhile the run holds."""
     pausing: bool = False
     evaluations: tuple[Evaluation, ...] = ()
+    data_generations: tuple[DataGeneration, ...] = ()
+    """The generations of the run's data, if files were appended."""
+    next_data_index: Count = 0
+    """The first data index that no round up to the present one assigns."""
 
 
 def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:

@@ -138,6 +138,7 @@ def _reading_operations() -> Operations:
         ("GET", f"{RUN}/checkpoints"): Operation(_OF_RUN),
         ("GET", f"{RUN}/status"): Operation(_OF_RUN),
         ("GET", f"{RUN}/quarantine"): Operation(_OF_RUN),
+        ("GET", f"{RUN}/data-generations"): Operation(_OF_RUN),
         ("GET", f"{RUN}/evaluations"): Operation(_OF_RUN),
     }
 
@@ -208,6 +209,7 @@ def _operator_operations() -> Operations:
         ),
         ("POST", f"{RUN}/tokens/data-server"): Operation(_OF_ADMIN, (ADMIN,)),
         ("PUT", f"{RUN}/fingerprint"): Operation((*acts.refusals, *EVERY_MESSAGE), (ADMIN,), answers={204: _DONE}),
+        ("PUT", f"{RUN}/data-generations"): Operation((*_OF_ADMIN, *_ACTS, *EVERY_MESSAGE, Refusal.NOT_NOW), (ADMIN,)),
         ("PUT", f"{RUN}/genesis/{{sha256}}"): Operation(
             (*_OF_ADMIN, *_DELIVERS, Refusal.NOT_FOUND, Refusal.NOT_NOW, Refusal.INVALID_PARAMETER),
             (ADMIN,),

@@ -23,7 +23,14 @@ from runtime.http_bodies import (
 )
 from state.documents import CheckpointRef
 from state.evaluations import EvaluationHistory, EvaluationReport
-from state.messages import DataServerToken, FailedData, FingerprintSetting, QuarantineRelease, RunStatus
+from state.generations import DataAppendSetting, DataHistory
+from state.messages import (
+    DataServerToken,
+    FailedData,
+    FingerprintSetting,
+    QuarantineRelease,
+    RunStatus,
+)
 from state.wire import ClientId, canonical_json
 
 MAX_STATUS_AGE_S = 0.25
@@ -162,6 +169,24 @@ def origin_routes(handlers: Handlers) -> APIRouter:
         check_operator(handlers, run_id, request)
         await handlers.set_fingerprint(await read_message(request, FingerprintSetting))
         return Response(status_code=204)
+
+    @router.get(
+        f"{RUN}/data-generations", summary="The run's data, as they grew", responses=openapi_answer(DataHistory)
+    )
+    async def data_generations(run_id: str) -> Response:
+        handlers.check_run(run_id)
+        return document_response(DataHistory(handlers.service.run.state_file.data_generations), "no-cache")
+
+    @router.put(
+        f"{RUN}/data-generations",
+        summary="Append files to the run's data (admin token)",
+        openapi_extra=openapi_body(DataAppendSetting),
+        responses=openapi_answer(DataHistory),
+    )
+    async def put_data_generations(run_id: str, request: Request) -> Response:
+        check_operator(handlers, run_id, request)
+        await handlers.append_data((await read_message(request, DataAppendSetting)).appended)
+        return document_response(DataHistory(handlers.service.run.state_file.data_generations))
 
     return router
 

@@ -7,6 +7,7 @@ fingerprint has more votes than any other; that round decides for good. Only mem
 
 from dataclasses import replace
 
+from coordinator.machine.data_growth import check_grown, with_needed_data
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import DataFingerprintSet
 from state.datasets import DatasetDescription, dataset_difference
@@ -26,7 +27,11 @@ def pinned_fingerprint(run: Run) -> str | None:
 
 def check_dataset(run: Run, report: ReadyReport) -> None:
     """Raise `Refused(Refusal.FINGERPRINT_DIFFERS)` if it is decided that the run trains on other data."""
-    decided = pinned_fingerprint(run) or (run.data_fingerprint if run.batches_applied else None)
+    if run.state_file.data_generations:
+        check_grown(run, report.data_fingerprint)
+        decided = None if run.has_run_data(report.data_fingerprint) else run.data_fingerprint
+    else:
+        decided = pinned_fingerprint(run) or (run.data_fingerprint if run.batches_applied else None)
     if decided is not None and report.data_fingerprint != decided:
         raise Refused(
             Refusal.FINGERPRINT_DIFFERS,
@@ -56,6 +61,8 @@ def vote(run: Run, before: str | None, after: str | None, dataset: DatasetDescri
 
 def agreed(run: Run) -> Run:
     """Return the run with the data on which it is agreed now. The roster of a round under way stays as it is."""
+    if run.state_file.data_generations:
+        return with_needed_data(run)
     pinned = pinned_fingerprint(run)
     if pinned is not None:
         wanted: str | None = pinned
@@ -70,9 +77,14 @@ def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
     """Return the run with the fingerprint that the operator pinned by command; None takes the pin back.
 
     Raises:
-        Refused: `not-now` if `state.toml` pins another one.
+        Refused: `not-now` if `state.toml` pins another one, or the data have grown.
     """
     in_file = run.state_file.config.data_fingerprint
+    if run.state_file.data_generations and event.data_fingerprint not in (None, run.data_fingerprint):
+        raise Refused(
+            Refusal.NOT_NOW,
+            f"the run's data have grown, and have fingerprint {run.data_fingerprint} now; nothing else can be pinned",
+        )
     if in_file is not None and event.data_fingerprint != in_file:
         raise Refused(
             Refusal.NOT_NOW,
@@ -84,7 +96,7 @@ def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
 def disagreement(run: Run, client_id: ClientId) -> Refused | None:
     """Return why a member whose report was recorded is not ready: most members have other data. None if it is."""
     member = run.members.get(client_id)
-    if member is None or member.data_fingerprint in (None, run.data_fingerprint):
+    if member is None or member.data_fingerprint is None or run.has_run_data(member.data_fingerprint):
         return None
     mine = member.data_fingerprint
     decision = "the operator can pin the right data: `epochal fingerprint`, or `data_fingerprint` in state.toml"
@@ -111,6 +123,8 @@ def datasets_of(run: Run, most: int) -> tuple[DatasetView, ...]:
 
 def decided_by(run: Run) -> DataDecision:
     """Return who or what decided which data the run trains on."""
+    if run.state_file.data_generations:
+        return "append"
     if run.state_file.config.data_fingerprint is not None:
         return "state file"
     if run.data_pin is not None:
@@ -125,7 +139,8 @@ def _both(mine: str, other: str) -> str:
 
 
 def _difference(run: Run, mine: str, dataset: DatasetDescription | None, other: str | None = None) -> str:
-    other = other or pinned_fingerprint(run) or run.data_fingerprint or ""
+    pinned = None if run.state_file.data_generations else pinned_fingerprint(run)
+    other = other or pinned or run.data_fingerprint or ""
     return dataset_difference(dataset or run.datasets.get(mine), run.datasets.get(other))
 
 

@@ -15,10 +15,11 @@ from coordinator.machine import checkpoints, datasets, evaluations, membership, 
 from coordinator.machine.ahead import looked_ahead
 from coordinator.machine.blame import release
 from coordinator.machine.compacted import CompactedJournal
+from coordinator.machine.data_growth import append_data
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
-from coordinator.machine.run import Checkpointing, Handled, Member, Run, config_json
+from coordinator.machine.run import Checkpointing, Handled, Member, Run, with_state_file
 from coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
 from coordinator.machine.transitions import decide
 from coordinator.machine.work import begin_round
@@ -26,7 +27,7 @@ from state.config.state_file import StateFile
 from state.errors import InternalError, Refused
 from state.phases import RunState
 from state.refusals import Refusal
-from state.wire import Seed, document_digest
+from state.wire import Seed
 
 MAX_MOVES_PER_STIMULUS = 16
 """Maximum number of phase changes on one stimulus; more are a bug."""
@@ -114,6 +115,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return checkpoints.provide_genesis(run, stimulus)
         case stimuli.DataFingerprintSet():
             return membership.gathered(datasets.set_fingerprint(run, stimulus)), ()
+        case stimuli.DataAppended():
+            return membership.gathered(datasets.agreed(append_data(run, stimulus))), ()
         case stimuli.PauseRequested() | stimuli.ResumeRequested():
             return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested))
         case stimuli.BatchesReleased():
@@ -143,14 +146,14 @@ def _compact(run: Run, event: JournalCompacted) -> Run:
 
 def _change_config(run: Run, state_file: StateFile) -> Handled:
     """Return the run with the edited fields; its phase and progress stay."""
-    state_file = state_file.model_copy(update={"progress": run.state_file.progress})
+    kept = {"progress": run.state_file.progress, "data_generations": run.state_file.data_generations}
+    state_file = state_file.model_copy(update=kept)
     if state_file == run.state_file:
         return run, ()
-    digest = document_digest(config_json(state_file))
     making = run.checkpointing
     if making is not None and making.genesis and state_file.access.genesis == "operator":
         making = None
-    run = replace(run, state_file=state_file, config_sha256=digest, checkpointing=making)
+    run = replace(with_state_file(run, state_file), checkpointing=making)
     return membership.gathered(datasets.agreed(run)), ()
 
 

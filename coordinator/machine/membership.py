@@ -206,7 +206,7 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     ready = replace(member, ready_step=report.step, data_fingerprint=report.data_fingerprint, was_late=False)
     run = replace(run, members={**run.members, event.client_id: ready})
     run = gathered(vote(run, member.data_fingerprint, report.data_fingerprint, report.dataset))
-    agrees = report.data_fingerprint == run.data_fingerprint
+    agrees = run.has_run_data(report.data_fingerprint)
     return run, (MembershipChanged(event.client_id, "ready" if agrees else "waits: most members have other data"),)
 
 

@@ -5,7 +5,7 @@ Everything here is in the journal's snapshots, so a field that is added needs a 
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import gcd
 from typing import Any, TypeAlias
@@ -263,8 +263,17 @@ class Run(WireDocument):
 
     def is_ready(self, member: Member) -> bool:
         """Whether the member holds the model and the data on which the run is agreed, and does not rest."""
-        has_all = member.ready_step is not None and member.data_fingerprint == self.data_fingerprint
+        has_all = member.ready_step is not None and self.has_run_data(member.data_fingerprint)
         return has_all and self.is_available(member)
+
+    def has_run_data(self, fingerprint: str | None) -> bool:
+        """Whether data with this fingerprint are those on which the run is agreed, or the same with more files."""
+        if fingerprint == self.data_fingerprint:
+            return True
+        known = [found.fingerprint for found in self.state_file.data_generations]
+        if fingerprint not in known or self.data_fingerprint not in known:
+            return False
+        return known.index(fingerprint) > known.index(self.data_fingerprint)
 
 
 Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
@@ -323,10 +332,17 @@ def new_run(state_file: StateFile, *, lineage: str, coordinator_key: str, now_s:
     )
 
 
+def with_state_file(run: Run, state_file: StateFile) -> Run:
+    """Return the run with an edited state file, and the digest of what clients see of it."""
+    return replace(run, state_file=state_file, config_sha256=document_digest(config_json(state_file)))
+
+
 def config_json(state_file: StateFile) -> Any:
     """Return the state file as clients see it, in plain JSON: without phase, progress and the coordinator's own."""
     of_blobs = {"store", "checker_wait_s"}
     hidden: dict[str, Any] = {"run_state": True, "progress": True, "access": True, "run": True, "blobs": of_blobs}
+    if not state_file.data_generations:
+        hidden["data_generations"] = True  # as in the journals of runs from before there were any
     return state_file.model_dump(mode="json", exclude=hidden)
 
 

@@ -16,8 +16,16 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.evaluations import EvaluationReport
+from state.generations import DataAppend
 from state.intervals import BatchId
-from state.messages import Attestation, Capabilities, CheckpointReport, FailureReport, ReadyReport, ResultCommitment
+from state.messages import (
+    Attestation,
+    Capabilities,
+    CheckpointReport,
+    FailureReport,
+    ReadyReport,
+    ResultCommitment,
+)
 from state.wire import ClientId, Seed, Sha256
 
 RULES_VERSION = 6
@@ -228,6 +236,14 @@ class DataFingerprintSet:
 
 
 @dataclass(frozen=True, slots=True)
+class DataAppended:
+    """The operator appended files to the run's data; None takes the last append back."""
+
+    request: DataAppend | None
+    type: Literal["data_appended"] = "data_appended"
+
+
+@dataclass(frozen=True, slots=True)
 class PauseRequested:
     """An operator asked the run to pause after this round."""
 
@@ -293,8 +309,8 @@ Stimulus: TypeAlias = (
     CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
-    | GenesisProvided | DataFingerprintSet | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound
-    | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom
+    | GenesisProvided | DataFingerprintSet | DataAppended | PauseRequested | ResumeRequested | BatchesReleased
+    | BlobsNearedBound | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom
 )
 # fmt: on
 

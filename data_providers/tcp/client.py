@@ -11,6 +11,7 @@ import logging
 import math
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -126,8 +127,8 @@ class TcpDataProvider:
             raise _opening_failure(failed)
         for address, error in failed.items():
             _log.warning("data_server_does_not_answer", extra={"server": str(address), "reason": error.message})
-        welcome = next(iter(served.values()))
-        if any(other != welcome for other in served.values()):
+        welcome = max(served.values(), key=lambda found: access.generation_of(found.fingerprint))
+        if any(not access.are_of_one_run(other, welcome) for other in served.values()):
             _drop_all(servers)
             shown = ", ".join(f"{address} {other.fingerprint}" for address, other in served.items())
             raise CorruptData(f"the data servers serve different datasets: {shown}")
@@ -136,6 +137,10 @@ class TcpDataProvider:
             if server is not opened._current and server.connection is not None:
                 server.connection.drop(SourceUnavailable("another server is asked first"))
         return opened
+
+    def expect_one_of(self, fingerprints: Sequence[str]) -> None:
+        """Take the data of servers for one run's if they have these fingerprints, as data that grow do."""
+        self._access = replace(self._access, generations=tuple(fingerprints))
 
     @property
     def _connection(self) -> ClientConnection:
@@ -236,7 +241,7 @@ class TcpDataProvider:
         except TimeoutError as error:
             raise SourceUnavailable(f"{server.address} cannot be reached: no answer in time") from error
         served = connection.welcome.result()
-        if served != self._welcome:
+        if not self._access.are_of_one_run(served, self._welcome):
             changed = CorruptData(
                 f"{server.address} served the dataset {self._welcome.fingerprint}, and now {served.fingerprint}"
                 if len(self._servers) == 1

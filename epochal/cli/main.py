@@ -59,6 +59,9 @@ DATA_COMMANDS = {
     "data:manifest": (
         "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."
     ),
+    "data_growth:append": (
+        "Tell a run that files were appended to its data; they count from a later pass on, which is shown."
+    ),
     "data:verify": "Compare every byte of a folder's files with its manifest.",
     "data_server:serve": (
         "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."

@@ -10,6 +10,7 @@ from batching.data_check import DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
 from data_providers.description import description_of
 from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from data_providers.following import found_among
 from data_providers.formats.mds import SHARD_SUFFIXES
 from data_providers.local_places import files_below
 from data_providers.locations import AnyLocation
@@ -201,7 +202,12 @@ def _vocabulary(spec: ModelSpec) -> int | None:
 def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:
     """Return in words, as the only item, that the state file pins other data than the provider's; else nothing."""
     pinned = state.config.data_fingerprint
-    if pinned in (None, provider.fingerprint):
+    if pinned in (None, provider.fingerprint) or found_among(provider, pinned) is not None:
+        return []
+    generations = state.data_generations
+    if any(provider.fingerprint == known.fingerprint for known in generations):
+        return []
+    if generations and found_among(provider, generations[-1].fingerprint) is not None:
         return []
     found = description_of(provider)
     described = (

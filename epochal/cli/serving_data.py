@@ -6,14 +6,17 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from batching.data_check import DataNeeds, look_at_data
 from coordinator_client.api import RunRequests
+from data_providers.following import FollowingDataProvider, FollowingFiles
 from data_providers.opening import open_described
 from data_providers.protocol import DataProvider
+from data_providers.tcp.answers import GivesBytes
 from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.limits import DEFAULT_LIMITS
 from data_providers.tcp.metrics import DataServerMetrics
@@ -22,9 +25,11 @@ from epochal.cli.named_files import fingerprint_problems, vocabulary_of
 from epochal.cli.state_files import read_data_config
 from runtime.descriptors import open_files_limit
 from runtime.loopback import is_loopback
+from runtime.retry import RetryPolicy
 from state.config.data_file import check_sequence_length, check_together
 from state.config.data_location import Server
 from state.config.state_file import StateFile
+from state.documents import RunDocument
 from state.errors import InvalidInput
 
 ANY_HOST = "0.0.0.0"
@@ -136,25 +141,51 @@ async def serving_data(
     check_sequence_length(state, source, config, str(options.config_path))
     host, port = listening_address(state, options)
     tls = tls_of(state, options, host)
-    provider = await open_described(config, options.config_path.parent)
+    files = await open_described(config, options.config_path.parent)
     try:
-        await _check_data(provider, state, options.config_path)
+        await _check_data(files, state, options.config_path)
     except BaseException:
-        await provider.aclose()
+        await files.aclose()
         raise
-    gate = CoordinatorGate(coordinator)
-    server = DataServer(provider, provider.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
+    wrapped = FollowingFiles if isinstance(files, GivesBytes) else FollowingDataProvider
+    provider = wrapped(files, partial(open_described, config, options.config_path.parent))
+    growing = _Growing(provider)
+    gate = CoordinatorGate(coordinator, growing.observe)
+    server = DataServer(provider, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
     DataServerMetrics(registry).watch(server, gate)
     try:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(gate.follow())
+            growth = tasks.create_task(growing.catch_up())
             try:
                 yield host, await _start(tasks, server, host, port)
             finally:
                 await server.aclose()
                 following.cancel()
+                growth.cancel()
     finally:
         await provider.aclose()
+
+
+class _Growing:
+    """Follows the run's data as they grow, and looks for appended files in the folder that is served."""
+
+    def __init__(self, provider: FollowingDataProvider) -> None:
+        self._provider = provider
+        self._is_behind = asyncio.Event()
+
+    async def observe(self, config: StateFile, document: RunDocument) -> None:
+        """Take over the run's data as a document and its configuration describe them."""
+        await self._provider.follow(config.data_generations, document.data_fingerprint)
+        if self._provider.is_behind:
+            self._is_behind.set()
+
+    async def catch_up(self) -> None:
+        """Look for appended files whenever some are missing, until cancelled."""
+        while True:
+            await self._is_behind.wait()
+            self._is_behind.clear()
+            await self._provider.catch_up(RetryPolicy(), lambda: None)
 
 
 async def _check_data(provider: DataProvider, state: StateFile, path: Path) -> None:

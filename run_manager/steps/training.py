@@ -6,7 +6,7 @@ its channel. Fetching begins before the replica is held, because it depends on t
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from batching.packing.packed_batches import AssignedBatches
@@ -118,6 +118,8 @@ class TrainingStepMetadata:
                 self._document.cold_start_step,
             ),
         )
+        generations, data_fingerprint = context.state.data_generations, self._document.data_fingerprint
+        plan = replace(plan, data_generations=generations, data_fingerprint=data_fingerprint)
         clock = context.dependencies.retry_policy.clock
         opened = await context.opening.opened()
         failure: DataError | TrainerFailed | None = None

@@ -17,6 +17,7 @@ from state.config.mistakes import Rule, broken_rules, parse_file
 from state.config.model import HF_ARCHITECTURES, Architecture, DataType, LlmConfig
 from state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
 from state.errors import InternalError
+from state.generations import StateGenerations
 from state.intervals import DataIds
 from state.phases import RunState
 
@@ -344,6 +345,7 @@ class StateFile(Section):
     blobs: BlobsConfig = BlobsConfig()
     packing: PackingConfig = PackingConfig()
     run: RunTable = RunTable()
+    data_generations: StateGenerations = ()
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:

@@ -16,6 +16,7 @@ from pathlib import Path
 from batching.mesh.rows import loaded_indices
 from batching.round_plan import RoundPlan
 from data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, failure_kind
+from data_providers.following import FollowingDataProvider
 from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import BlockCache
@@ -72,7 +73,7 @@ class MeshWorker:
         self._model = open_model(parse_document(ModelSpec, canonical_json(start.model)), options=torch_options)
         self._layout = options.layout
         self._rounds: MeshRounds | None = None
-        self._provider: DataProvider | None = None
+        self._provider: FollowingDataProvider | None = None
         self._receiver: BatchReceiver | None = None
         self._ticket = ""
         self._document_version = 0
@@ -123,18 +124,21 @@ class MeshWorker:
     async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> tuple[str, BatchReceiver]:
         """Open the run's data if they are not open; return their fingerprint, and this process's samples."""
         if self._provider is None:
-            options = self._start.options
-            cache = None if options.cache_dir is None else BlockCache(Path(options.cache_dir), options.cache_bytes)
-            trust = True if options.data_trust is None else options.data_trust
-            servers = DataServerAccess(
-                lambda: self._ticket, lambda: self._document_version, trust, options.data_insecure
-            )
-            self._provider = await open_provider(self._state, servers, options.data, cache)
+            self._provider = FollowingDataProvider(await self._open_provider(), self._open_provider)
+        await self._provider.follow(plan.data_generations, plan.data_fingerprint)
+        await self._provider.look_again()
         fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, self._model.vocabulary)
         # Processes share batches; for this fetcher each data index is a batch.
         indices = loaded_indices(plan, self._layout, self._start.process)
         self._receiver = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
         return self._provider.fingerprint, self._receiver
+
+    async def _open_provider(self) -> DataProvider:
+        options = self._start.options
+        cache = None if options.cache_dir is None else BlockCache(Path(options.cache_dir), options.cache_bytes)
+        trust = True if options.data_trust is None else options.data_trust
+        servers = DataServerAccess(lambda: self._ticket, lambda: self._document_version, trust, options.data_insecure)
+        return await open_provider(self._state, servers, options.data, cache)
 
     def _failure(self, error: BaseException, plan: RoundPlan) -> Failed:
         """Return the message for an error; raise an unexpected one, which ends this program."""

@@ -75,9 +75,7 @@ async def fingerprints(folder: Path) -> dict[str, tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("manifests", ["none", "at the root", "in each folder"])
-async def test_nested_folder_is_the_same_dataset_on_a_disk_behind_urls_and_in_a_bucket(
-    folder: Path, manifests: str
-) -> None:
+async def test_nested_folder_is_the_same_dataset_wherever_it_lies(folder: Path, manifests: str) -> None:
     if manifests == "at the root":
         write_manifest(folder, data_names(folder), MIN_BLOCK_BYTES)
     elif manifests == "in each folder":

@@ -247,6 +247,6 @@ def test_damaged_file_is_read_or_refused(tmp_path: Path, changes: list[tuple[int
     path.write_bytes(data[:cut])
     try:
         provider = PreprocessedDataProvider.open(path)
-        provider._read(provider._order.locate(DataIds(0, provider.sequence_count - 1)))
+        provider._read(provider.order.locate(DataIds(0, provider.sequence_count - 1)))
     except DataError:
         return

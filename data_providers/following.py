@@ -1,0 +1,248 @@
+"""The provider of a run's data that may grow: it follows the run's generations, and reads appended files in place.
+
+A provider over files that has them all delivers every generation (`state/generations.py`): the older ones have its
+first files. So does a provider that was opened before the files were appended, once it is opened again. What other
+providers deliver, such as a data server, is one of the generations as a whole, with all before it.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+from data_providers.description import describe_order, description_of
+from data_providers.order import DataOrder
+from data_providers.protocol import DataProvider, SourceUnavailable, TokenBatch, expecting
+from data_providers.ranged import RangedDataProvider
+from data_providers.tcp.answers import GivesBytes, SampleBytes
+from runtime.retry import RetryPolicy
+from state.datasets import DatasetDescription
+from state.errors import DataError, InternalError, InvalidInput
+from state.generations import DataGeneration, Generations
+from state.intervals import DataIds
+
+FIRST_LOOK_S, MAX_LOOK_S = 1.0, 30.0
+"""The first and the longest wait before the data are opened again to see whether the appended files have arrived."""
+MAX_PREFIX_ENTRIES = 1_000_000
+"""Bounds the search for the run's data among the first files of larger ones: files of all that were tried."""
+
+log = logging.getLogger(__name__)
+
+Reopen = Callable[[], Awaitable[DataProvider]]
+
+
+def order_of(provider: DataProvider) -> DataOrder[Any] | None:
+    """Return the order of a provider over files; None if it has none of its own."""
+    found = getattr(provider, "order", None)
+    return found if isinstance(found, DataOrder) else None
+
+
+def found_among(provider: DataProvider, fingerprint: str) -> DataGeneration | None:
+    """Return the dataset with this fingerprint as the first files of a provider's, or all of them; None if it is not.
+
+    A fingerprint over names and sizes is found too where the contents are known. Blocks: it hashes names.
+    """
+    order = order_of(provider)
+    if order is None:
+        return None
+    tried = 0
+    for file_count in range(len(order.files), 0, -1):
+        tried += file_count
+        if tried > MAX_PREFIX_ENTRIES and file_count < len(order.files):
+            return None
+        if order.is_of_first(file_count, fingerprint):
+            return DataGeneration(0, fingerprint, order.first_files(file_count).sequence_count, file_count)
+    return None
+
+
+class FollowingDataProvider:
+    """A `DataProvider` over another one, which it closes, of data that may grow while a run goes on.
+
+    Args:
+        provider: as it was opened first.
+        reopen: opens it again, with the files that are there then.
+
+    Attributes:
+        fingerprint: of the newest of the run's data that are here; of the provider's own, if they are not the run's.
+        description: of the same data.
+    """
+
+    def __init__(self, provider: DataProvider, reopen: Reopen) -> None:
+        self._inner = provider
+        self._reopen = reopen
+        self._generations: Generations = ()
+        self._run_fingerprint: str | None = None
+        self._held: Generations = ()
+        self._users: dict[DataProvider, int] = {}
+        self._looking = asyncio.Lock()
+        self._closed = False
+        self._said = ""
+        self.fingerprint = provider.fingerprint
+        self.description: DatasetDescription | None = description_of(provider)
+
+    @property
+    def inner(self) -> DataProvider:
+        """The provider as it was opened last."""
+        return self._inner
+
+    @property
+    def sequence_count(self) -> int | None:
+        return self._held[-1].sample_count if self._held else self._inner.sequence_count
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the provider's samples are there as soon as they are asked for."""
+        return bool(getattr(self._inner, "is_at_hand", False))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the run's data have grown, and the appended files are not here yet."""
+        return bool(self._held) and len(self._held) < len(self._generations)
+
+    def serves(self, fingerprint: str | None) -> bool:
+        """Whether data with this fingerprint are among those that are here."""
+        return fingerprint == self.fingerprint or fingerprint in {found.fingerprint for found in self._held}
+
+    async def follow(self, generations: Generations, run_fingerprint: str | None) -> bool:
+        """Take over the run's data as they are now; return whether this provider's fingerprint is another one since.
+
+        Args:
+            generations: of data that have grown; empty if they have not.
+            run_fingerprint: of the data on which the run is agreed; None if it is not.
+        """
+        if (generations, run_fingerprint) == (self._generations, self._run_fingerprint):
+            return False
+        before = self.fingerprint
+        self._generations, self._run_fingerprint = generations, run_fingerprint
+        await self._take(self._inner)
+        return self.fingerprint != before
+
+    async def look_again(self) -> None:
+        """Open the data again if they are behind; keep them as they are if that fails or brings nothing."""
+        if not self.is_behind or self._closed:
+            return
+        async with self._looking:
+            if not self.is_behind or self._closed:
+                return
+            try:
+                opened = await self._reopen()
+            except (DataError, InvalidInput, OSError) as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    log.warning("appended_data_not_opened", extra={"reason": self._said})
+                return
+            held = len(self._held)
+            await self._take(opened)
+            if len(self._held) <= held:
+                await self._take(self._inner)
+                await opened.aclose()
+                return
+            replaced, self._inner = self._inner, opened
+            log.info("data_have_grown", extra={"fingerprint": self.fingerprint, "files": self._held[-1].file_count})
+            if not self._users.get(replaced):
+                await replaced.aclose()
+
+    async def catch_up(self, policy: RetryPolicy, has_grown: Callable[[], None]) -> None:
+        """Open the data again and again until the appended files are here, then call `has_grown`; warn meanwhile."""
+        backoff = replace(policy, first_delay_s=FIRST_LOOK_S, bound_s=math.inf, attempts=math.inf).begin()
+        said = False
+        await self.look_again()
+        while self.is_behind:
+            missing = self._generations[len(self._held)]
+            behind = SourceUnavailable(
+                f"the run's data have grown: from data index {missing.first_data_index} on they are "
+                f"{missing.sample_count} samples in {missing.file_count} files, and this client has "
+                f"{self._held[-1].file_count} of them; without the others it cannot train from there on"
+            )
+            if not said:
+                log.warning("data_are_behind", extra={"reason": behind.message})
+                said = True
+            await backoff.wait(behind)
+            await self.look_again()
+        has_grown()
+
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        """Return the samples of these data indices, as `DataProvider.get_samples`.
+
+        Also raises `SourceUnavailable` for those of a generation whose files are not here.
+        """
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        self._check_here(data_ids)
+        provider = self._inner
+        self._users[provider] = self._users.get(provider, 0) + 1
+        try:
+            return await provider.get_samples(data_ids)
+        finally:
+            self._users[provider] -= 1
+            if not self._users[provider]:
+                del self._users[provider]
+                if provider is not self._inner and not self._closed:
+                    await provider.aclose()
+
+    def expecting(self, data_ids: Sequence[DataIds], samples_per_request: int) -> AbstractContextManager[None]:
+        """Let the provider read ahead within the context, as `Expecting.expecting`."""
+        return expecting(self._inner, data_ids, samples_per_request)
+
+    def _check_here(self, data_ids: DataIds) -> None:
+        if not self.is_behind:
+            return
+        missing = self._generations[len(self._held)]
+        if data_ids.end >= missing.first_data_index:
+            raise SourceUnavailable(
+                f"data index {max(missing.first_data_index, data_ids.start)} is of data that have grown to "
+                f"{missing.sample_count} samples in {missing.file_count} files; the appended files are not here yet"
+            )
+
+    async def aclose(self) -> None:
+        """Close the provider, and one before it that still answers."""
+        self._closed = True
+        async with AsyncExitStack() as closing:
+            for provider in {id(found): found for found in (self._inner, *self._users)}.values():
+                closing.push_async_callback(provider.aclose)
+
+    async def _take(self, provider: DataProvider) -> None:
+        """Note which of the run's data a provider delivers."""
+        order = order_of(provider)
+        if order is None:
+            fingerprints = [found.fingerprint for found in self._generations]
+            count = fingerprints.index(provider.fingerprint) + 1 if provider.fingerprint in fingerprints else 0
+            self._held, self.fingerprint = self._generations[:count], provider.fingerprint
+            self.description = description_of(provider)
+            expect = getattr(provider, "expect_one_of", None)
+            if expect is not None and count:
+                expect(fingerprints)
+            return
+        generations = self._generations
+        if not generations and self._run_fingerprint not in (None, provider.fingerprint):
+            # These files may be more than the run's so far, or the run's may be known by name and size alone.
+            found = await asyncio.to_thread(found_among, provider, self._run_fingerprint)
+            generations = () if found is None else (found,)
+        held = generations[: await asyncio.to_thread(order.follow, generations)]
+        if isinstance(provider, RangedDataProvider):
+            provider.forget_ahead()
+        self._held = held
+        self.fingerprint = held[-1].fingerprint if held else provider.fingerprint
+        described = description_of(provider)
+        if held and described is not None and held[-1].file_count < len(order.files):
+            part = await asyncio.to_thread(order.first_files, held[-1].file_count)
+            described = replace(
+                describe_order(described.kind, part),
+                token_size_bytes=described.token_size_bytes,
+                sequence_length=described.sequence_length,
+            )
+        self.description = described
+
+
+class FollowingFiles(FollowingDataProvider):
+    """The same for a data server, over a provider whose answers need not be in memory before they are sent."""
+
+    def sample_bytes(self, data_ids: DataIds) -> SampleBytes:
+        """Return the bytes of these samples, as `GivesBytes.sample_bytes`; raise as `get_samples`."""
+        self._check_here(data_ids)
+        provider = self.inner
+        assert isinstance(provider, GivesBytes)
+        return provider.sample_bytes(data_ids)

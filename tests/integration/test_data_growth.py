@@ -1,0 +1,99 @@
+"""Files that are appended to the data of a run that goes on: real processes, each with a folder of its own."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+
+from data_providers.local import LocalDataProvider
+from data_providers.opening import run_data
+from state.config.state_file import StateFile
+from state.intervals import DataIds
+from state.phases import RunState
+from tests.support.bounds import BOUND_S
+from tests.support.processes import RealRun, in_training, real_run
+
+SEQ_LEN = 16
+BEFORE, APPENDED = 60, 30
+DATA = {"Http": {"location": {"SingleUrl": "http://127.0.0.1:1/x.bin"}, "token_size_in_bytes": "TwoBytes"}}
+SHUFFLED = {"Http": DATA["Http"] | {"shuffle": {"Seeded": list(range(32))}}}
+ENDLESS = {"config__total_steps": 100_000}
+
+
+def write_file(folder: Path, name: str, count: int, first: int) -> None:
+    """Write sequences whose first two tokens say which one it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = (np.arange(count * SEQ_LEN) % 251).reshape(count, SEQ_LEN).astype("<u2")
+    rows[:, 0] = first + np.arange(count)
+    rows.tofile(folder / name)
+
+
+def write_before(*folders: Path) -> None:
+    for folder in folders:
+        write_file(folder, "a.bin", BEFORE, 0)
+
+
+def write_appended(*folders: Path) -> None:
+    for folder in folders:
+        write_file(folder, "b.bin", APPENDED, BEFORE)
+
+
+async def append(run: RealRun, *arguments: str) -> str:
+    ran = await run.command_here("data", "append", run.url, *arguments, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+    ran.expect(0)
+    return ran.out
+
+
+async def numbers_of(state: StateFile, folder: Path, data_ids: DataIds) -> list[int]:
+    """Return which sequence each data index is, as a client of the run reads it."""
+    _, spec = run_data(state, str(folder))
+    provider = LocalDataProvider.open(folder, spec)
+    assert provider.order.follow(state.data_generations) == len(state.data_generations)
+    rows: list[int] = (await provider.get_samples(data_ids)).rows()[:, 0].tolist()
+    await provider.aclose()
+    return rows
+
+
+async def test_appended_files_count_from_a_pass_of_their_own(tmp_path: Path) -> None:
+    folders = [tmp_path / f"data-{number}" for number in range(3)]
+    write_before(*folders)
+    location = {"model__LLM__data_location": SHUFFLED}
+    async with real_run(tmp_path / "run", **ENDLESS, config__init_min_clients=3, **location) as run:
+        clients = [await run.start_client("--data", str(folder)) for folder in folders]
+        await run.until(in_training(2))
+        write_appended(*folders[:2])
+        said = await append(run, str(folders[0]))
+        assert "samples in 2 files" in said
+        document = await run.until(in_training(3))
+        state = await run.watch.api.config(document.config_sha256)
+        old, new = state.data_generations
+        assert (old.sample_count, new.sample_count) == (BEFORE, BEFORE + APPENDED)
+        assert new.first_data_index % BEFORE == 0
+
+        # A client that never gets the new files is refused in words once the larger data are near.
+        assert await clients[2].wait(BOUND_S) == 1
+        assert "the run's data have grown" in clients[2].log_path.read_text()
+        assert f"they are {BEFORE + APPENDED} samples in 2 files" in clients[2].log_path.read_text()
+        assert run.events(clients[2], "data_are_behind")
+
+        # One that is killed and started again, with the new folder alone, goes on.
+        clients[1].kill()
+        assert await clients[1].wait(BOUND_S) == -signal.SIGKILL
+        key = str(run.folder / f"{clients[1].name}.key")
+        again = await run.start_client("--data", str(folders[1]), "--key", key)
+        reached = await run.until(lambda found: found.cursor > new.first_data_index + 2 * new.sample_count)
+        assert reached.data_fingerprint == new.fingerprint
+        await run.stop_coordinator()
+        run.end_soon(**location)
+        await run.start_coordinator()
+        report = await run.finish(without=(clients[1], clients[2]))
+        assert again.process.returncode == 0
+        assert report.unapplied == 0
+
+        first_pass = DataIds(new.first_data_index, new.first_data_index + new.sample_count - 1)
+        seen = await numbers_of(state, folders[0], first_pass)
+        assert sorted(seen) == list(range(BEFORE + APPENDED)), "every sample of the new pass once"
+        before = DataIds(0, new.first_data_index - 1)
+        assert max(await numbers_of(state, folders[0], before)) == BEFORE - 1
+        assert (await run.status()).data_generations == state.data_generations
+        assert (await run.status()).run_state is RunState.FINISHED
