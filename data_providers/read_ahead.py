@@ -28,9 +28,11 @@ READ_AHEAD_BYTES = 64 * 1024**2
 FETCH_UNIT_BYTES = 4 * 1024**2
 """A unit does not grow beyond this, unless one request is larger."""
 MAX_UNITS_UNDER_WAY = 4
-AT_ONCE_S = 0.01
-AT_ONCE_BYTES_PER_S = 500e6
+AT_ONCE_S = 0.025
+AT_ONCE_BYTES_PER_S = 250e6
 """An answer comes at once if it takes less than `AT_ONCE_S`, and its bytes at this rate."""
+ANSWERS_REMEMBERED = 16
+"""After an answer that did not come at once, so many that do must follow: some may be a cache's."""
 QUICK_S, SLOW_S = 0.5, 2.0
 """After a unit that took less time than the first the next ones are larger, after more than the second smaller."""
 CLOSE_TIMEOUT_S = 10.0
@@ -122,7 +124,7 @@ class ReadAhead:
         self._guessed: _Plan | None = None
         self._under_way: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._comes_at_once = True
+        self._slow_answers_left = 0
         self.discarded_bytes = 0
         """Number of bytes that were fetched, or begun to be, and never requested."""
 
@@ -228,7 +230,7 @@ class ReadAhead:
     def _extend(self, plan: _Plan) -> None:
         """Begin to fetch what the plan expects, as far as the bounds allow."""
         loop = asyncio.get_running_loop()
-        while plan.left and not self._closed and not self._comes_at_once:
+        while plan.left and not self._closed and self._slow_answers_left:
             under_way = sum(not unit.task.done() for unit in plan.units)
             first = plan.left[0]
             wanted = DataIds(first.start, min(first.end, first.start + max(plan.unit_samples, plan.step) - 1))
@@ -250,7 +252,10 @@ class ReadAhead:
         begun_s = asyncio.get_running_loop().time()
         await self._fill(data_ids, tokens)
         took_s = asyncio.get_running_loop().time() - begun_s
-        self._comes_at_once = took_s < AT_ONCE_S + tokens.nbytes / AT_ONCE_BYTES_PER_S
+        if took_s >= AT_ONCE_S + tokens.nbytes / AT_ONCE_BYTES_PER_S:
+            self._slow_answers_left = ANSWERS_REMEMBERED
+        elif self._slow_answers_left:
+            self._slow_answers_left -= 1
 
     def _fetched(self, plan: _Plan, unit: _Unit, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)

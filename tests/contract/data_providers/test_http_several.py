@@ -210,3 +210,20 @@ def test_groups_of_ranges_are_bounded_and_never_touch() -> None:
     large = plan_groups(ranges(*[(number * 2**20, number * 2**20 + 2**19) for number in range(9)]))
     assert [len(group) for group in large] == [4, 4, 1]
     assert all(sum(target.missing for target in group) <= MAX_SEVERAL_BYTES for group in large)
+
+
+async def test_several_ranges_that_break_off_now_and_then_are_still_asked_for(folder: Path) -> None:
+    server = Several(folder, lambda request, reply: reply)
+
+    def breaks_off_every_other_time(request: HttpRequest, reply: HttpReply) -> HttpReply:
+        if server.several % 2:
+            return replace(reply, body=reply.body[:1000], announced_bytes=len(reply.body))
+        return reply
+
+    server._answer = breaks_off_every_other_time
+    async with http_server(server) as url:
+        source = await HttpSource.open([f"{url}/a.bin"], ONE_TRY)
+        for _ in range(2 * MAX_FAILURES + 1):
+            await read_places(source)
+        await source.aclose()
+    assert server.several == 2 * MAX_FAILURES + 1

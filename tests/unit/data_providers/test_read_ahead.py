@@ -213,3 +213,25 @@ async def test_source_that_answers_at_once_is_not_read_ahead(monkeypatch: pytest
             await ahead.get(data_ids)
     assert source.asked == list(requests([4] * 8))
     await ahead.aclose()
+
+
+async def test_source_with_a_slow_answer_now_and_then_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_ahead, "FETCH_UNIT_BYTES", 4 * 8)
+    source = Source()
+    ahead = ReadAhead(source.fill, SPEC)
+    with ahead.expecting([DataIds(0, 10**6)], 4):
+        await ahead.get(DataIds(0, 3))
+        monkeypatch.setattr(read_ahead, "AT_ONCE_S", LARGE)  # as from a cache that holds some of it
+        await ahead.get(DataIds(4, 7))
+        await idle()
+        asked = len(source.asked)
+        assert np.array_equal(await ahead.get(DataIds(8, 11)), expected(DataIds(8, 11)))
+        assert DataIds(8, 11) not in source.asked[asked:]
+        for data_ids in requests([4] * 200, 12):
+            await ahead.get(data_ids)
+            await idle()
+        asked = len(source.asked)
+        await ahead.get(DataIds(812, 815))
+        await idle()
+        assert source.asked[asked:] == [DataIds(812, 815)], "no more, after many that came at once"
+    await ahead.aclose()
