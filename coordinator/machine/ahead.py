@@ -24,7 +24,17 @@ def looked_ahead(before: Run, after: Run) -> Run:
     current = after.round
     if current is None or after.phase not in ROUND_PHASES or _stage(after) == _stage(before):
         return after
+    if current.ahead is not None and _is_as_expected(after, current):
+        return after
     return replace(after, round=replace(current, ahead=_ahead_of(after, current)))
+
+
+def _is_as_expected(run: Run, current: Round) -> bool:
+    """Whether a round for which a next one is named went as was expected, so that the same one would be named."""
+    assigned = sum(1 for parts in current.plan.assignments.values() if parts)
+    if len(current.verified) < assigned or current.late:
+        return False
+    return len(run.ready_members()) == len(current.roster.clients)
 
 
 def _stage(run: Run) -> tuple[int, int, int, RunState, bool] | None:
