@@ -133,6 +133,23 @@ def test_round_without_any_result_names_no_next_one() -> None:
     assert driver.round.ahead is None or driver.round.attempt == 1
 
 
+def test_round_that_goes_as_expected_keeps_the_provisional_one() -> None:
+    """It costs as much as the round's own work: with thousands of members it is not computed twice for nothing."""
+    driver = in_round(1, 2, 3, config__init_min_clients=3, **LONG_RUN)
+    driver.play_round()
+    before = driver.round.ahead
+    assert before is not None
+    deliver_all(driver)
+    assert driver.round.complete_in_s is not None
+    assert driver.round.ahead is before
+    driver.play_round()
+    named = driver.round.ahead
+    driver.join(4)
+    driver.ready(client(4))
+    deliver_all(driver)
+    assert driver.round.ahead != named
+
+
 def test_provisional_round_decides_nothing() -> None:
     """A run whose provisional round is wrong, or absent, goes on as if it were right."""
     honest, other = (in_round(1, 2, 3, config__init_min_clients=3, **LONG_RUN) for _ in range(2))
