@@ -157,12 +157,12 @@ class LocalDataProvider:
             self._nowait = None  # the file system does not support the flag
             return False
 
-    def check_length(self, file_number: int, *, may_open: bool) -> None:
-        """Raise `CorruptData` if an open file is shorter than it was."""
+    def check_length(self, file_number: int, needed_bytes: int, *, may_open: bool) -> None:
+        """Raise `CorruptData` if an open file is shorter than is needed of it."""
         file = self.opened(file_number, may_open=may_open)
-        expected, path = self.order.files[file_number].size_bytes, self._paths[file_number]
-        if file is not None and (size_bytes := os.fstat(file.fd).st_size) < expected:
-            raise CorruptData(f"{path} ends at byte {size_bytes}; it had {expected} bytes", path=str(path))
+        path = self._paths[file_number]
+        if file is not None and (size_bytes := os.fstat(file.fd).st_size) < needed_bytes:
+            raise CorruptData(f"{path} ends at byte {size_bytes}; it was longer", path=str(path))
 
     def opened(self, number: int, *, may_open: bool) -> _OpenFile | None:
         """Return a file's descriptor, or None if it is not open and may not be opened."""
@@ -212,8 +212,11 @@ class LocalSampleBytes:
 
     def _fill(self, begin: int, into: memoryview, *, may_wait: bool) -> bool:
         if begin == 0:  # so that a file that was cut is an error before the first byte of it is sent
-            for number in {place.file for place in self._places}:
-                self._provider.check_length(number, may_open=may_wait)
+            ends: dict[int, int] = {}
+            for place in self._places:
+                ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
+            for file_number, needed_bytes in ends.items():
+                self._provider.check_length(file_number, needed_bytes, may_open=may_wait)
         number, filled = bisect_right(self._ends, begin), 0
         while filled < len(into):
             place = self._places[number]

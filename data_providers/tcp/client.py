@@ -168,6 +168,7 @@ class TcpDataProvider:
             late = SourceUnavailable(f"{self._current.address} does not answer in {ANSWER_TIMEOUT_S} s")
             if self._current.connection is not None:
                 self._current.connection.drop(late)
+            self._current.failed(late, asyncio.get_running_loop().time())
             raise late from error
         return TokenBatch.fixed_length(tokens, self._spec.sequence_length)
 

@@ -52,6 +52,14 @@ class ServerConnection:
         else:
             self.writer.abort()
 
+    def leave(self, data: bytes) -> None:
+        """Send a few last bytes and close the connection once they are sent."""
+        if self.writer is None:
+            self.task.cancel()
+        else:
+            self.writer.say(data)
+            self.writer.close()
+
     def say(self, data: bytes) -> None:
         """Send a few last bytes as far as the system takes them at once."""
         if self.writer is not None:

@@ -148,8 +148,7 @@ class DataServer:
             listener.close()
         for connection in self.connections:
             if not connection.busy:
-                connection.say(_goodbye())
-                connection.abort()
+                connection.leave(_goodbye())
         try:
             async with asyncio.timeout(self._limits.shutdown_timeout_s):
                 await self._all_ended()

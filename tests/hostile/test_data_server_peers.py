@@ -90,7 +90,7 @@ async def test_client_gets_its_own_data_and_not_anothers(
     run: PublishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.publish(1, WORK)
-    parts = assign_data_for_state(run.roster, WorkList((), WORK), round_head(1).seed)
+    parts = assign_data_for_state(run.roster, WorkList((), WORK), round_head(1).assignment_seed)
     own, anothers = (parts[client_id][0].to_data_ids(BATCH) for client_id in CLIENTS[:2])
     async with asyncio.timeout(BOUND_S), serving_run(run, tmp_path) as address:
         access = DataServerAccess(lambda: run.tokens.data_ticket(CLIENTS[0], time.time()), lambda: 2)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +95,12 @@ async def test_local_keeps_few_files_open_and_closes_them_all(tmp_path: Path, mo
     assert open_descriptors(tmp_path) <= before + 4
     await provider.aclose()
     assert open_descriptors(tmp_path) == before
+
+
+async def test_local_file_that_shrinks_keeps_the_samples_that_are_whole(tmp_path: Path) -> None:
+    provider = LocalDataProvider.open(write_dataset(tmp_path), replace(SPEC, shuffle_seed=None))
+    whole = (await provider.get_samples(DataIds(0, 1))).input_ids
+    os.truncate(tmp_path / "a.bin", 2 * SPEC.sequence_bytes + 1)
+    assert np.array_equal((await provider.get_samples(DataIds(0, 1))).input_ids, whole)
+    with pytest.raises(CorruptData, match=r"a\.bin ends at byte"):
+        await provider.get_samples(DataIds(1, 2))

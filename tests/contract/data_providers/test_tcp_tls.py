@@ -155,3 +155,15 @@ async def test_ticket_goes_to_another_machine_in_clear_only_with_consent(
         assert (await client.get_samples(ALL)).sample_count == ALL.count
         await client.aclose()
         await server.aclose()
+
+
+async def test_goodbye_arrives_over_tls_too(tmp_path: Path, source: LocalDataProvider) -> None:
+    tls, certificate = tls_for(tmp_path)
+    async with serving(source, tls=tls) as (server, address), asyncio.timeout(BOUND_S):
+        client = await TcpDataProvider.open(address, trusting(certificate))
+        connection = client._connection
+        await server.aclose()
+        while connection.lost is None:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        assert "the data server is closing" in connection.lost.message
+        await client.aclose()
