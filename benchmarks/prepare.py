@@ -4,6 +4,7 @@ The tokenizer is a byte-level BPE of 8,192 tokens, trained on a part of the text
 Memory is the sum of the peaks of all processes, each as the system reports it (`VmHWM`): at least what they had.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -66,9 +67,13 @@ def standard_library() -> Iterator[str]:
 
 def measure(folder: Path) -> list[Figure]:
     """Measure the speed beside the bare library, and the memory for 1 GB of text as bytes."""
-    source, tokenizer = _source(folder), _tokenizer(folder)
-    made = _prepare(source, str(tokenizer), folder / "tokens")
+    source = _source(folder)
     name = f"text prepared with a tokenizer of {VOCABULARY:,}: tokens per second of processor time, all processes"
+    if importlib.util.find_spec("tokenizers") is None:
+        missing = "not installed: pip install 'epochal[prepare]'"
+        return [Figure(name, None, "tokens/s", ">= 0.85 x", None, missing), *_large(folder, source, "bytes")]
+    tokenizer = _tokenizer(folder)
+    made = _prepare(source, str(tokenizer), folder / "tokens")
     return [
         Figure(name, made.tokens / made.cpu_s, "tokens/s", ">= 0.85 x", _bare(tokenizer, source), _BASELINE),
         Figure("its peak memory, all processes together", made.peak_bytes / MIB, "MiB", "bounded", digits=0),
