@@ -173,7 +173,7 @@ async def _open_remote(
     if any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names) and not any(map(_is_of_tokens, names)):
         place = source.location
         await source.aclose()
-        raise InvalidInput(ONLY_PACKED.format(place=place), path=place)
+        raise InvalidInput(ONLY_PACKED.format(place=place), path=place, holds_records=True)
     return await open_tokens(source, spec, options.spool)
 
 

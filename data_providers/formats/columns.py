@@ -74,7 +74,7 @@ def columns_of(schema: Any, place: str, *, records: bool) -> tuple[str, ...]:
         texts = tuple(field.name for field in schema if not _holds_bytes(field.type))
         if not records or not texts:
             allowed = f"one must be {INPUTS!r}" + ("" if records else ", as the run does not pack")
-            raise CorruptData(f"{place} has columns {names[:50]}; {allowed}", path=place)
+            raise CorruptData(f"{place} has columns {names[:50]}; {allowed}", path=place, holds_records=bool(texts))
         if twice is not None:
             raise CorruptData(f"{place} has several columns {twice!r}", path=place)
         return texts

@@ -143,8 +143,18 @@ def _known(wanted: Mapping[str, str], file: SourceFile) -> dict[str, Any]:
     """Return a new hash for each algorithm that Python knows."""
     unknown = sorted(set(wanted) - hashlib.algorithms_available)
     if unknown:
-        _log.warning("hashes_not_compared", extra={"place": file.place, "algorithms": unknown})
+        _say_unknown(file.place, ", ".join(unknown))
     return {name: hashlib.new(name) for name in wanted if name not in unknown and not name.startswith("shake")}
+
+
+_said: set[str] = set()
+"""Algorithms that the log has named: once is enough for a dataset of many shards."""
+
+
+def _say_unknown(place: str, algorithms: str) -> None:
+    if algorithms not in _said:
+        _said.add(algorithms)
+        _log.warning("hashes_not_compared", extra={"place": place, "algorithms": algorithms})
 
 
 def _compare(found: Mapping[str, Any], wanted: Mapping[str, str], place: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,7 +39,7 @@ from epochal.inspection.prepared import prepared_data
 from epochal.inspection.profile import DataProfile, profile_of
 from epochal.inspection.sample_parts import SamplePart, encoded_first, first_parts
 from runtime.worker_thread import WorkerThread
-from state.config.data_location import Local, Preprocessed, Server, SingleUrl
+from state.config.data_location import Local, Preprocessed, Server
 from state.config.model import DataType
 from state.config.state_file import StateFile
 from state.errors import DataError, InvalidInput
@@ -198,8 +198,6 @@ def _asked_for(text: str, token_size: str, seq_len: int, preprocessed: bool) -> 
     if preprocessed and isinstance(found, Local):
         found = Preprocessed(found.path)
     packs = isinstance(found, HubDataset) if path is None else _holds_samples(path)
-    if isinstance(found, SingleUrl):
-        packs = found.url.partition("?")[0].endswith(SAMPLE_SUFFIXES)
     return _Asked(text, found, DatasetSpec(int(token_size), seq_len), packs, path=path)
 
 
@@ -210,11 +208,23 @@ def _asked_of_run(run: StateFile, text: str | None) -> _Asked:
     return _Asked(shown, location, spec, run.model.LLM.data_type is DataType.FINETUNING, run, path)
 
 
-async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:
+async def _opened(asked: _Asked) -> tuple[DataProvider, _Asked]:
+    """Open a location; where no run says whether it packs, and there are records, as the data of a run that does."""
     run_id = "" if asked.run is None else asked.run.run_id
-    options = OpenOptions(run_id, None, packs=asked.packs)
     try:
-        async with contextlib.aclosing(await open_location(asked.location, asked.spec, options)) as provider:
+        provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, packs=asked.packs))
+    except (DataError, InvalidInput) as error:
+        if asked.run is not None or asked.packs or not error.context.get("holds_records"):
+            raise
+        asked = replace(asked, packs=True)
+        provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, packs=True))
+    return provider, asked
+
+
+async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:
+    try:
+        provider, asked = await _opened(asked)
+        async with contextlib.aclosing(provider):
             findings = await _findings(provider, asked)
             if asked.run is not None:
                 findings.problems += fingerprint_problems(asked.run, provider)
@@ -270,18 +280,10 @@ def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder
     say(f"{folder}: {count} files match the manifest")
 
 
-def _holds_records_as_rows(path: Path) -> bool:
-    """Return whether a file holds rows without tokens."""
-    try:
-        return path.suffix in ROW_SUFFIXES and PreprocessedDataProvider.open(path, records=True).is_text
-    except (DataError, InvalidInput):  # opening the file will raise the same error with its reason
-        return False
-
-
 def _holds_samples(path: Path) -> bool:
     """Return whether a path holds samples of different lengths (JSON lines or parquet files) and no token files."""
     if not path.is_dir():
-        return path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) or _holds_records_as_rows(path)
+        return path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES))
     try:
         if any(entry.name.endswith(TOKEN_SUFFIXES) or entry.name == MDS_INDEX_NAME for entry in path.iterdir()):
             return False

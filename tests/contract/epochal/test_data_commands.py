@@ -154,6 +154,18 @@ def test_inspect_shows_a_folder_of_parquet_files(tmp_path: Path) -> None:
     assert (report["kind"], report["sequences"], report["sample_text"]) == ("Preprocessed", 1, "Hi")
 
 
+@pytest.mark.parametrize("preprocessed", [False, True])
+def test_inspect_shows_rows_of_text_as_records(tmp_path: Path, preprocessed: bool) -> None:
+    need_module("pyarrow")
+    import pyarrow
+    import pyarrow.feather
+
+    pyarrow.feather.write_feather(pyarrow.table({"text": ["one", "two"], "id": [1, 2]}), tmp_path / "a.feather")
+    shown = inspected(tmp_path / "a.feather", *(["--preprocessed"] if preprocessed else []))
+    assert (shown["sequences"], shown["columns"]) == (2, ["text", "id"])
+    assert shown["files"][0]["format"] == "Arrow"
+
+
 def test_inspect_decodes_with_a_tokenizer(tmp_path: Path) -> None:
     need_module("tokenizers")
     import tokenizers
