@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import tomli_w
 
 from data_providers.local import LocalDataProvider
 from data_providers.opening import run_data
@@ -11,6 +12,7 @@ from state.config.state_file import StateFile
 from state.intervals import DataIds
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
+from tests.support.ports import free_port
 from tests.support.processes import RealRun, in_training, real_run
 
 SEQ_LEN = 16
@@ -97,3 +99,56 @@ async def test_appended_files_count_from_a_pass_of_their_own(tmp_path: Path) -> 
         assert max(await numbers_of(state, folders[0], before)) == BEFORE - 1
         assert (await run.status()).data_generations == state.data_generations
         assert (await run.status()).run_state is RunState.FINISHED
+
+
+async def test_data_server_serves_appended_files_without_a_restart(tmp_path: Path) -> None:
+    write_before(tmp_path / "data")
+    config, port = tmp_path / "data.toml", free_port()
+    config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
+    location = {"model__LLM__data_location": {"Server": f"127.0.0.1:{port}"}}
+    async with real_run(tmp_path / "run", 2, **ENDLESS, **location) as run:
+        server, _ = await run.start_server("data", "data-server", str(config), "--coordinator", run.url)
+        await run.until(in_training(2))
+        write_appended(tmp_path / "data")
+        await append(run, str(config))
+        document = await run.until(in_training(3))
+        _, new = (await run.watch.api.config(document.config_sha256)).data_generations
+        reached = await run.until(lambda found: found.cursor > new.first_data_index + new.sample_count)
+        assert reached.data_fingerprint == new.fingerprint
+        assert (await run.status()).ready_count == 2
+        assert run.events(server, "data_have_grown")
+        await run.stop_coordinator()
+        run.end_soon(**location)
+        await run.start_coordinator()
+        report = await run.finish()
+        assert (report.quarantined, report.unapplied) == (0, 0)
+
+
+async def test_append_of_what_is_not_the_runs_data_is_refused_in_words(tmp_path: Path) -> None:
+    write_before(tmp_path / "data", tmp_path / "before")
+    write_file(tmp_path / "before", "Z.bin", APPENDED, BEFORE)  # before a.bin, by code point
+    mix = tmp_path / "mix.json"
+    mix.write_text('[{"location": {"Local": "data"}, "weight": 1}]')
+    location = {"model__LLM__data_location": {"Local": str(tmp_path / "data")}}
+    async with real_run(tmp_path / "run", 1, **ENDLESS, **location) as run:
+        await run.until(in_training(2))
+        for place, message in (
+            (tmp_path / "data", "no file was appended"),
+            (tmp_path / "before", "names of appended files must come after those of all others"),
+            (mix, "only data in files can grow"),
+            (tmp_path / "nowhere", "No such file or directory"),
+        ):
+            arguments = ("data", "append", run.url, str(place))
+            ran = await run.command_here(*arguments, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+            assert ran.code != 0
+            assert message in ran.err
+        write_appended(tmp_path / "data")
+        (await run.command_here("data", "append", run.url, EPOCHAL_ADMIN_TOKEN="wrong")).expect(1, "admin token")
+        assert (await run.status()).data_generations == ()
+        await append(run, "--from", "100000")
+        assert len((await run.status()).data_generations) == 2
+        shown = await run.command_here("fingerprint", run.url)
+        shown.expect(0, "(append)", f"{BEFORE + APPENDED} samples in 2 files")
+        (await run.command_here("status", run.url)).expect(0, f"{BEFORE + APPENDED} samples in 2 files")
+        await append(run, "--undo")
+        assert (await run.status()).data_generations == ()
