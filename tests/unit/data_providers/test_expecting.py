@@ -30,7 +30,7 @@ class Told:
 
     @contextmanager
     def expecting(self, data_ids: Sequence[DataIds], samples_per_request: int) -> Iterator[None]:
-        self.told.append((data_ids, samples_per_request))
+        self.told.append((list(data_ids), samples_per_request))
         self.is_told = True
         try:
             yield
