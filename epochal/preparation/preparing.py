@@ -92,7 +92,10 @@ def prepare(
     options = options or PrepareOptions()
     if not sources:
         raise InvalidInput("there is no source; name a file, a folder or a URL")
-    parse_location(f"tcp://{options.data_address}")  # raises if it is no address
+    try:
+        parse_location(f"tcp://{options.data_address}")
+    except InvalidInput as error:
+        raise InvalidInput(f"--data-address {options.data_address!r}; allowed: host:port") from error
     found = find_tokenizer(str(tokenizer), options.end_token)
     places, folder = [str(place) for place in sources], Path(out)
     content = {"sources": places, "tokenizer": found.identity.to_plain(), **options.content()}
@@ -248,7 +251,7 @@ class _Job:
         """Note what is prepared, or refuse to go on with something else."""
         files = [[file.name, file.size_bytes, file.version] for file in self._sources.files]
         before = self._ledger.fact("content")
-        if before is not None:
+        if before is not None and self._resumed:  # before the first document everything may still change
             if changed := differences(before | _now_lenient(before, content), content):
                 raise InvalidInput(_other_options(changed))
             begun = self._position.file + bool(self._position.offset)

@@ -256,6 +256,17 @@ def test_other_options_are_refused_and_named(sources: Path, made: Path, tmp_path
         prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, dedup=True, workers=1))
 
 
+def test_options_may_change_until_the_first_document_is_done(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xff" + b"x" * 100)
+    with pytest.raises(InvalidInput, match="--data-address 'nowhere'; allowed: host:port"):
+        prepare([tmp_path / "a.txt"], "bytes", tmp_path / "data", PrepareOptions(data_address="nowhere"))
+    with pytest.raises(InvalidInput, match="not UTF-8 at byte 0"):
+        prepare([tmp_path / "a.txt"], "bytes", tmp_path / "data", PrepareOptions(workers=1))
+    options = PrepareOptions(workers=1, seq_len=16, invalid_text="replace")
+    prepare([tmp_path / "a.txt"], "bytes", tmp_path / "data", options)
+    assert documents_in(tmp_path / "data" / "train") == ["\ufffd".encode() + b"x" * 100]
+
+
 def test_what_is_bad_can_be_skipped_or_mended_on_the_way(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     write_records(texts / "a.jsonl", ["fine"] * 20)
