@@ -55,7 +55,9 @@ COMMANDS = {
     ),
 }
 DATA_COMMANDS = {
-    "data:inspect": "Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.",
+    "data:inspect": (
+        "Show what a location holds: files, sequences, tokens, fingerprint, drawings, and the first sample decoded."
+    ),
     "data:manifest": (
         "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."
     ),
