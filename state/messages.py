@@ -354,6 +354,7 @@ class RunStatus(WireDocument):
         data_decided_by: who or what decided it.
         datasets: the data that most members have, at most `MAX_DATASETS_IN_STATUS`.
         evaluations: the last ones that were recorded, in their order.
+        data_generations, next_data_index: those of data that grow; the first data index that no round assigns yet.
     """
 
     run_id: str
@@ -391,9 +392,7 @@ class RunStatus(WireDocument):
     pausing: bool = False
     evaluations: tuple[Evaluation, ...] = ()
     data_generations: tuple[DataGeneration, ...] = ()
-    """The generations of the run's data, if files were appended."""
     next_data_index: Count = 0
-    """The first data index that no round up to the present one assigns."""
 
 
 def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:
