@@ -72,7 +72,7 @@ class _Unit:
 
 @dataclass(slots=True)
 class _Plan:
-    """What will be requested: `units` that are fetched already, then the data indices `left`.
+    """The requests to come: `units` that are fetched already, then the data indices `left`.
 
     Attributes:
         step: samples of one request, as far as is known.

@@ -47,7 +47,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class DataProfile:
-    """What was counted.
+    """The counts of what was read.
 
     Attributes:
         unit: of the lengths: `tokens`, or `bytes` of records that a task encoder has yet to encode.

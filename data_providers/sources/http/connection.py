@@ -43,7 +43,7 @@ class BrokenConnection(Exception):
 
 
 class SilentConnection(BrokenConnection):
-    """Nothing came for `SILENCE_TIMEOUT_S`."""
+    """No byte came for `SILENCE_TIMEOUT_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class _EnoughReceived(Exception):
 
 
 class _Parser:
-    """What httptools calls while it parses one answer."""
+    """The callbacks of httptools while it parses one answer."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
@@ -135,7 +135,7 @@ class _Parser:
         return Head(self.parser.get_status_code(), self.reason.decode("latin-1"), self.fields)
 
 
-class Connection(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """A connection for one request at a time.
 
     Args:

@@ -16,11 +16,11 @@ from data_providers.sources.http.connection import (
     SCRATCH_BYTES,
     Body,
     BrokenConnection,
-    Connection,
     Discarded,
     Head,
+    HttpConnection,
 )
-from data_providers.sources.http.target import Origin, Proxies, Proxy, Target
+from data_providers.sources.http.target import HttpOrigin, Proxies, Proxy, Target
 
 MAX_CONNECTIONS = 16
 """Maximum number of connections, those under way included, beyond which an idle one is closed for a new one."""
@@ -38,14 +38,14 @@ def trusted() -> ssl.SSLContext:
     return context
 
 
-class Pool:
+class ConnectionPool:
     """Connections to any number of servers. `InvalidInput` if the environment names a proxy that cannot be used."""
 
     def __init__(self) -> None:
         self._proxies = Proxies()
-        self._idle: dict[Origin, list[Connection]] = {}
-        self._active: set[Connection] = set()
-        self._open_ones: set[Connection] = set()
+        self._idle: dict[HttpOrigin, list[HttpConnection]] = {}
+        self._active: set[HttpConnection] = set()
+        self._open_ones: set[HttpConnection] = set()
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._closed = False
         self.requests = 0
@@ -90,7 +90,7 @@ class Pool:
         if self._open_ones:
             await asyncio.wait([connection.closed for connection in self._open_ones], timeout=CLOSE_TIMEOUT_S)
 
-    def _idle_one(self, origin: Origin) -> Connection | None:
+    def _idle_one(self, origin: HttpOrigin) -> HttpConnection | None:
         idle = self._idle.get(origin, [])
         now_s = asyncio.get_running_loop().time()
         while idle:
@@ -100,7 +100,7 @@ class Pool:
             connection.abort()
         return None
 
-    def _give_back(self, origin: Origin, connection: Connection) -> None:
+    def _give_back(self, origin: HttpOrigin, connection: HttpConnection) -> None:
         if not connection.is_reusable:
             connection.abort()
             return
@@ -118,7 +118,7 @@ class Pool:
             if not self._idle[origin]:
                 del self._idle[origin]
 
-    async def _connected(self, origin: Origin, proxy: Proxy | None) -> Connection:
+    async def _connected(self, origin: HttpOrigin, proxy: Proxy | None) -> HttpConnection:
         self._make_room()
         if self._closed:
             raise BrokenConnection("the source was closed")
@@ -141,12 +141,12 @@ class Pool:
                 raise
             return connection
 
-    async def _open(self, origin: Origin) -> Connection:
+    async def _open(self, origin: HttpOrigin) -> HttpConnection:
         is_tls = origin.scheme == "https"
         connected = await connected_socket(origin.host, origin.port)
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                partial(Connection, self._scratch),
+                partial(HttpConnection, self._scratch),
                 sock=connected,
                 ssl=trusted() if is_tls else None,
                 server_hostname=origin.host if is_tls else None,
@@ -159,7 +159,7 @@ class Pool:
         return connection
 
 
-async def _tunnel(connection: Connection, origin: Origin, proxy: Proxy) -> None:
+async def _tunnel(connection: HttpConnection, origin: HttpOrigin, proxy: Proxy) -> None:
     """Ask a proxy for a connection to a server. Raise `BrokenConnection` if it refuses."""
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
     fields = f"Proxy-Authorization: {proxy.authorization}\r\n" if proxy.authorization else ""

@@ -13,7 +13,7 @@ import httpx
 
 from data_providers.protocol import Rejected, SourceUnavailable
 from data_providers.sources.http.connection import Body, BrokenConnection, Discarded, Head, SilentConnection
-from data_providers.sources.http.pool import MAX_CONNECTIONS, Pool
+from data_providers.sources.http.pool import MAX_CONNECTIONS, ConnectionPool
 from data_providers.sources.http.target import Target
 
 ANSWER_TIMEOUT_S = 60.0
@@ -42,7 +42,7 @@ class Requester:
     """
 
     def __init__(self, urls: Sequence[str], headers: Mapping[str, str]) -> None:
-        self.pool = Pool()
+        self.pool = ConnectionPool()
         self._own = set()
         for url in urls:
             try:

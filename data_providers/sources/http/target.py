@@ -15,7 +15,7 @@ _PROXY_SCHEMES = ("http", "https")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class HttpOrigin:
     """A server: scheme, host in ASCII, and port."""
 
     scheme: str
@@ -42,7 +42,7 @@ class Target:
     """
 
     url: httpx.URL = field(repr=False)
-    origin: Origin
+    origin: HttpOrigin
     path: str = field(repr=False)
     authorization: str = field(repr=False)
     shown: str
@@ -56,7 +56,7 @@ class Target:
         port = DEFAULT_PORTS[url.scheme] if url.port is None else url.port
         if not url.host or not 0 < port <= MAX_PORT:
             raise httpx.InvalidURL(f"there is no port {port}" if url.host else "it names no server")
-        origin = Origin(url.scheme, url.raw_host.decode("ascii").strip("[]"), port)
+        origin = HttpOrigin(url.scheme, url.raw_host.decode("ascii").strip("[]"), port)
         authorization = _basic(url.username, url.password) if url.userinfo else ""
         return cls(url, origin, url.raw_path.decode("ascii"), authorization, shown)
 
@@ -65,7 +65,7 @@ class Target:
 class Proxy:
     """A proxy between this machine and servers. `authorization` is of its URL's user and password."""
 
-    origin: Origin
+    origin: HttpOrigin
     authorization: str = field(repr=False)
 
 
@@ -84,7 +84,7 @@ class Proxies:
             if text:
                 self._by_scheme[scheme] = _parse_proxy(text, scheme)
 
-    def of(self, origin: Origin) -> Proxy | None:
+    def of(self, origin: HttpOrigin) -> Proxy | None:
         """Return the proxy for a server; None where it is connected directly."""
         proxy = self._by_scheme.get(origin.scheme)
         if proxy is None or proxy_bypass(f"{origin.host}:{origin.port}"):
