@@ -16,6 +16,7 @@ from data_providers.encoding import encoding_problems
 from data_providers.fetcher import check_vocabulary
 from data_providers.local import LocalDataProvider
 from data_providers.mixture import PERIOD
+from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
@@ -105,8 +106,9 @@ async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: i
     if isinstance(provider, WeightedDataProvider):
         return await _look_at_mix(provider, needs, budget_bytes)
     findings = await _Look(provider, needs).take(list(_places(provider.sequence_count, needs, budget_bytes)))
-    if isinstance(provider, LocalDataProvider | RangedDataProvider):
-        size = provider.order.spec.token_size_bytes
+    if isinstance(provider, LocalDataProvider | RangedDataProvider | PreprocessedDataProvider):
+        is_rows = isinstance(provider, PreprocessedDataProvider)
+        size = None if is_rows else provider.order.spec.token_size_bytes
         findings.problems[:0] = encoding_problems(provider.encodings, size, needs.vocabulary, needs.tokenizer)
     return findings
 

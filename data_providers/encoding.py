@@ -48,20 +48,20 @@ class TokenEncoding:
 
 
 def encoding_problems(
-    encodings: Mapping[str, TokenEncoding], token_size: int, vocabulary: int | None, tokenizer: str | None
+    encodings: Mapping[str, TokenEncoding], token_size: int | None, vocabulary: int | None, tokenizer: str | None
 ) -> list[str]:
     """Return in words why a run cannot be trained on files, as far as their encodings are known.
 
     Args:
         encodings: the encoding of each file of which it is known, by the file's name.
-        token_size: bytes of a token, as the files are read.
+        token_size: bytes of a token, as the files are read; None if they say it themselves.
         vocabulary: number of the model's tokens; None to accept any token.
         tokenizer: SHA-256 of the run's tokenizer; None if the run names none.
     """
     found = sorted(encodings.items())
     problems = [
         _first(
-            (name for name, one in found if one.token_size != token_size),
+            (name for name, one in found if token_size is not None and one.token_size != token_size),
             lambda name: f"has tokens of {encodings[name].token_size} bytes, and is read with {token_size}",
         ),
         _first(

@@ -119,6 +119,8 @@ class PreprocessedDataProvider:
         self.files: tuple[RowFile, ...] = self.order.files
         """The files in their order; a token of theirs is a row."""
         self.columns = columns
+        self.encodings = {file.name: file.source.encoding for file in files if file.source.encoding is not None}
+        """How the tokens of each file were made, as far as a manifest says it."""
         self._max_tokens = max_tokens
         self._opening = opening
         self._source = source

@@ -58,6 +58,8 @@ def draw_parts(parts: Sequence[SamplePart]) -> RenderableType:
         return Text("".join(part.text for part in parts))
     table = Table(show_header=False, box=None, padding=(0, 1))
     for part in parts:
+        if not part.text.strip():
+            continue
         style = "bold green" if part.learnt else "dim"
         table.add_row(Text(LEARNT if part.learnt else MASKED, style=style), Text(part.text, style=style))
     return table

@@ -5,7 +5,7 @@ kept here: the files depend on the samples alone.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import numpy.typing as npt
 from batching.packing.packer import Packer, packed
 from batching.packing.samples import RawSample
 from batching.packing.task_encoder import EncoderContext, TaskEncoder
+from data_providers.encoding import MAX_NAME_CHARS, TokenEncoding
 from data_providers.protocol import IGNORED_LABEL, TokenBatch
 from data_providers.sources.manifest import hashed_file
 from epochal.cli.row_files import part_name, write_rows
-from epochal.preparation.chats import LAST, LEARNT, TOKEN_BITS
+from epochal.preparation.chats import LAST, LEARNT, MARKED_TOKEN_BYTES, TOKEN_BITS
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.publishing import TRAIN, Finished
 from epochal.preparation.sources import Sources
@@ -30,6 +31,7 @@ from state.permutation import permutation_key, permute
 
 ROWS_OF_A_FILE = 4096
 SAMPLES_TOGETHER = 4096
+TOKENS_TOGETHER = 1024**2
 _DOMAIN = b"epochal/prepare/chat-order/v1"
 Marked = npt.NDArray[np.uint32]
 
@@ -44,6 +46,7 @@ class MarkedSamples:
             np.flatnonzero(shard & LAST) + 1 + start for shard, start in zip(self._shards, self._sizes, strict=False)
         ]
         self._offsets = np.concatenate([np.zeros(1, np.int64), *ends])
+        self.largest_token = max((_largest_in(shard) for shard in self._shards if len(shard)), default=0)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -58,6 +61,11 @@ class MarkedSamples:
             parts.append(part)
             start += len(part)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _largest_in(shard: Marked) -> int:
+    parts = (shard[first : first + TOKENS_TOGETHER] & TOKEN_BITS for first in range(0, len(shard), TOKENS_TOGETHER))
+    return max(int(part.max()) for part in parts)
 
 
 def samples_folder(working: Path) -> Path:
@@ -106,6 +114,7 @@ def packed_into_rows(made: Finished, working: Path, options: PrepareOptions, sho
             packer = Packer(config, TaskEncoder(EncoderContext("epochal prepare", options.seq_len)))
             shuffled = _raw(samples, made.seed if split == TRAIN else None)
             entries[split] = _written(packer, shuffled, folder, split, partial(_show_more, show, before))
+            _name_encoding(entries[split], made.content["tokenizer"], samples.largest_token)
             before += len(samples)
             counts = {name: number + getattr(packer.counts, name) for name, number in counts.items()}
     except OSError as error:
@@ -113,6 +122,13 @@ def packed_into_rows(made: Finished, working: Path, options: PrepareOptions, sho
         raise EpochalError(f"{place} cannot be written: {reason_of(error)}", path=str(place)) from error
     found = {split: files for split, files in entries.items() if files}
     return Finished(made.content, made.counts | counts, found)
+
+
+def _name_encoding(entries: dict[str, dict[str, Any]], tokenizer: Mapping[str, Any], largest_token: int) -> None:
+    """Note in each file's entry how its tokens were made."""
+    name, sha256 = tokenizer["name"][:MAX_NAME_CHARS], tokenizer["sha256"]
+    for entry in entries.values():
+        entry["encoding"] = TokenEncoding(name, sha256, MARKED_TOKEN_BYTES, largest_token).to_plain()
 
 
 def _show_more(show: Callable[[int], None], before: int, count: int) -> None:
