@@ -196,7 +196,7 @@ async def _idle_memory(folder: Path, tls: Path | None) -> Figure:
         for client in (first, *clients):
             await client.aclose()
     name = f"TCP{' over TLS' if files else ''}, {IDLE} idle connections: the server's memory for each"
-    return Figure(name, each / 1024, "KiB", "" if files else "≤ 64 KiB")
+    return Figure(name, each / 1024, "KiB", "≤ 64 KiB")
 
 
 def _resident_bytes(pid: int) -> int:

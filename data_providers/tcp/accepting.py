@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
@@ -19,6 +20,8 @@ RECEIVE_BUFFER_BYTES = 32 * 1024
 """The system's memory for a connection's requests, which are small."""
 UNSENT_BYTES = 512 * 1024
 """Bytes of an answer that the system takes before the network has room for them, where it can be told."""
+TLS_BUFFER_BYTES = 16 * 1024
+"""What a connection over TLS receives at a time: as much as one record; requests are smaller."""
 OUT_OF_RESOURCES_WAIT_S = 0.5
 """Wait for descriptors or memory when the system has none for another connection."""
 
@@ -86,10 +89,33 @@ async def open_stream(
     Raises:
         OSError: the connection ended, or its client does not speak TLS, or not in time.
     """
-    wait_s = None if tls is None else limits.handshake_timeout_s
-    await asyncio.get_running_loop().connect_accepted_socket(
-        lambda: stream, accepted, ssl=tls, ssl_handshake_timeout=wait_s, ssl_shutdown_timeout=wait_s
+    loop = asyncio.get_running_loop()
+    if tls is None:
+        await loop.connect_accepted_socket(lambda: stream, accepted)
+        return
+    ready: asyncio.Future[None] = loop.create_future()
+    wait_s = limits.handshake_timeout_s
+    protocol = _SmallTlsProtocol(
+        loop,
+        stream,
+        tls,
+        ready,
+        server_side=True,
+        ssl_handshake_timeout=wait_s,  # type: ignore[arg-type]  # seconds may have fractions
+        ssl_shutdown_timeout=wait_s,
     )
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted)
+    try:
+        await ready
+    except BaseException:
+        transport.abort()
+        raise
+
+
+class _SmallTlsProtocol(SSLProtocol):
+    """TLS with a smaller buffer for what it receives: asyncio's own has 256 KiB for each connection, idle or not."""
+
+    max_size = TLS_BUFFER_BYTES
 
 
 def _bound_buffers(accepted: socket.socket) -> None:

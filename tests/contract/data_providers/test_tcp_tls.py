@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,6 +28,8 @@ from tests.support.data_server import HOST, open_client, serving
 from tests.support.open_gate import OpenGate
 
 ALL = DataIds(0, 40)
+IDLE = 8
+MOST_IDLE_BYTES = 64 * 1024
 
 
 @pytest.fixture
@@ -167,3 +170,25 @@ async def test_goodbye_arrives_over_tls_too(tmp_path: Path, source: LocalDataPro
             await asyncio.sleep(0)
         assert "the data server is closing" in connection.lost.message
         await client.aclose()
+
+
+def shaken_hands(stack: ExitStack, port: int, certificate: str) -> None:
+    """Connect over TLS, say no more, and stay. Blocks."""
+    connection = stack.enter_context(socket.create_connection((HOST, port)))
+    context = ssl.create_default_context(cafile=certificate)
+    stack.enter_context(context.wrap_socket(connection, server_hostname=HOST))
+
+
+async def test_idle_connection_over_tls_holds_little_memory(tmp_path: Path, source: LocalDataProvider) -> None:
+    tls, certificate = tls_for(tmp_path)
+    async with serving(source, tls=tls) as (server, address), asyncio.timeout(BOUND_S):
+        with ExitStack() as held:
+            await asyncio.to_thread(shaken_hands, held, address.port, certificate)
+            tracemalloc.start()
+            try:
+                for _ in range(IDLE):
+                    await asyncio.to_thread(shaken_hands, held, address.port, certificate)
+                assert server.connections.stranger_count == 1 + IDLE
+                assert tracemalloc.get_traced_memory()[0] < IDLE * MOST_IDLE_BYTES
+            finally:
+                tracemalloc.stop()
