@@ -107,6 +107,9 @@ async def read(source: ByteSource, name: str, start: int, stop: int) -> bytes:
 
 async def run_bounded(job: Callable[[T], Awaitable[None]], items: Sequence[T], limit: int) -> None:
     """Run the job on every item, at most `limit` at a time. The first data error cancels the rest and is raised."""
+    if len(items) == 1:
+        await job(items[0])
+        return
     left = iter(items)
 
     async def work() -> None:

@@ -19,6 +19,8 @@ MAX_HEAD_BYTES = 64 * 1024
 """Maximum size of an answer's head, interim answers included."""
 SCRATCH_BYTES = 256 * 1024
 """Size of the buffer for heads and for bodies that go to several places; it stays in a core's own cache."""
+FIRST_BYTES = 16 * 1024
+"""Maximum number of bytes that are received at a time before the end of a head: what follows it is copied."""
 DIRECT_BYTES = 64 * 1024
 """Minimum number of bytes that are received into their destination directly; fewer are copied, with what follows."""
 SILENCE_TIMEOUT_S = 20.0
@@ -235,6 +237,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         """Return where asyncio is to receive the next bytes."""
         self._is_direct = False
+        if self._head is None:
+            return self._scratch[:FIRST_BYTES]
         if self._body is not None and self._chunks is None:
             direct = self._body.direct()
             if direct is not None and len(direct) >= DIRECT_BYTES:
