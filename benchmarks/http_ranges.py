@@ -19,8 +19,10 @@ from benchmarks.figures import Figure
 from data_providers.protocol import DatasetSpec
 from data_providers.ranged import RangedDataProvider, plan_ranges
 from data_providers.sources.cache import BlockCache, CachedSource
+from data_providers.sources.http import multiplexing, pool
 from data_providers.sources.http.source import HttpSource
 from state.intervals import DataIds
+from tests.support.certificates import self_signed
 from tests.support.nginx import Nginx, nginx
 
 PASSES = 5
@@ -148,9 +150,9 @@ def far_away(port: int) -> Iterator[int]:
 
 
 async def _opened(
-    port: int, spec: DatasetSpec, cache: BlockCache | None = None
+    port: int, spec: DatasetSpec, cache: BlockCache | None = None, scheme: str = "http"
 ) -> tuple[RangedDataProvider, HttpSource]:
-    source = await HttpSource.open([f"http://127.0.0.1:{port}/data/part-{number}.bin" for number in range(FILES)])
+    source = await HttpSource.open([f"{scheme}://127.0.0.1:{port}/data/part-{number}.bin" for number in range(FILES)])
     return await RangedDataProvider.open(source if cache is None else CachedSource(source, cache), spec), source
 
 
@@ -254,6 +256,44 @@ async def _far(port: int, folder: Path) -> list[Figure]:
     return figures
 
 
+async def _single_ranges(port: int, least_far_s: float) -> Cost:
+    """Return what shuffled ranges cost over TLS; HTTP/2 is spoken to a server that is so far away."""
+    usual_s, multiplexing.FAR_S = multiplexing.FAR_S, least_far_s
+    try:
+        provider, _ = await _opened(port, SHUFFLED, scheme="https")
+        await provider.get_samples(DataIds(0, PER_REQUEST - 1))  # finds out that it sends one range at a time
+        cost = await measured(lambda: read_all(provider, FAR_SEQUENCES, PER_REQUEST))
+        await provider.aclose()
+        return cost
+    finally:
+        multiplexing.FAR_S = usual_s
+
+
+async def _over_http2(folder: Path, root: Path) -> list[Figure]:
+    certificate = self_signed(folder)
+    trusted = os.environ.get("SSL_CERT_FILE")
+    os.environ["SSL_CERT_FILE"] = str(certificate[0])
+    pool.trusted.cache_clear()
+    try:
+        with (
+            nginx(folder / "single", root, max_ranges=1, certificate=certificate) as server,
+            far_away(int(server.url.rpartition(":")[2])) as port,
+        ):
+            first = await _single_ranges(port, float("inf"))
+            second = await _single_ranges(port, multiplexing.FAR_S)
+    finally:
+        pool.trusted.cache_clear()
+        del os.environ["SSL_CERT_FILE"]
+        if trusted is not None:
+            os.environ["SSL_CERT_FILE"] = trusted
+    name = f"HTTP/2 {ROUND_TRIP_S * 1000:.0f} ms away, TLS, one range a request, shuffled"
+    baseline = "HTTP/1.1, 16 connections"
+    return [
+        Figure(name, second.gb_per_s, "GB/s", "", first.gb_per_s, baseline, digits=3),
+        Figure("CPU for it", second.cpu_s_per_gb, "s/GB", "", first.cpu_s_per_gb, baseline),
+    ]
+
+
 async def _cached(port: int, folder: Path, root: Path) -> list[Figure]:
     cache = BlockCache(folder / "near", CACHE_BYTES)
     provider, source = await _opened(port, SHUFFLED, cache)
@@ -294,4 +334,5 @@ async def measure(folder: Path) -> list[Figure]:
         figures = await _near(server, port)
         with far_away(port) as far_port:
             figures += await _far(far_port, folder)
+        figures += await _over_http2(folder, root)
         return figures + await _cached(port, folder, root)

@@ -100,13 +100,13 @@ class Discarded:
         """Count the bytes, and end the exchange at the limit."""
         self._received += len(data)
         if self._received > MAX_DISCARDED_BYTES:
-            raise _EnoughReceived
+            raise EnoughReceived
 
     def finish(self) -> None:
         """Do nothing."""
 
 
-class _EnoughReceived(Exception):
+class EnoughReceived(Exception):
     """The rest of a body is not worth receiving."""
 
 
@@ -158,6 +158,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.is_used = False
         """Whether an answer has come over this connection."""
         self.idle_since_s = 0.0
+        self.answered_after_s = 0.0
+        """How long the last answer's first byte took from its request."""
         self.received_bytes = 0
 
     def _reset(self) -> None:
@@ -190,7 +192,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._choose = choose
         if self._is_lost:
             self._fail(BrokenConnection("the connection was closed", is_unanswered=True))
-        self._heard_s = self._loop.time()
+        self._asked_s = self._heard_s = self._loop.time()
         watch = self._loop.call_later(SILENCE_TIMEOUT_S, self._watch, answer)
         self._watching = watch
         try:
@@ -262,7 +264,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._take_head(self._scratch[:nbytes])
             else:
                 self._take_body(self._scratch[:nbytes])
-        except _EnoughReceived:
+        except EnoughReceived:
             self._end(keeps=False)
         except DataError as error:
             self._fail(error)
@@ -316,6 +318,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert head is not None
         assert choose is not None
         self.is_used = True
+        self.answered_after_s = self._heard_s - self._asked_s
         if self._is_tunnel and head.status // 100 == 2:
             if len(rest):
                 raise httptools.HttpParserError("the proxy sent bytes of its own")

@@ -1,13 +1,13 @@
 """The connections of one source: few, kept while they are used, direct or through a proxy, with TLS.
 
 The rules kept here: certificates are verified; a connection that was closed while it was idle costs another one and not
-an attempt; connecting has a bound. How many exchanges there are at a time is the caller's choice.
+an attempt; connecting has a bound; there are at most `MAX_CONNECTIONS` exchanges over HTTP/1.1 at a time.
 """
 
 import asyncio
 import ssl
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import httpx
 
@@ -20,21 +20,23 @@ from data_providers.sources.http.connection import (
     Head,
     HttpConnection,
 )
+from data_providers.sources.http.http2 import Http2Connection
+from data_providers.sources.http.multiplexing import IDLE_S, Multiplexing
 from data_providers.sources.http.target import HttpOrigin, Proxies, Proxy, Target
 
 MAX_CONNECTIONS = 16
 """Maximum number of connections, those under way included, beyond which an idle one is closed for a new one."""
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
-IDLE_S = 15.0
-"""Maximum time for which an unused connection is kept: some gateways forget them without a word."""
+MAX_EARLY_BYTES = 64 * 1024
+"""Maximum number of bytes that a server may send before it is known which protocol it has chosen."""
 
 
-@lru_cache(maxsize=1)
-def trusted() -> ssl.SSLContext:
+@lru_cache(maxsize=2)
+def trusted(*, offers_http2: bool = False) -> ssl.SSLContext:
     """Return the trusted certificates (also `SSL_CERT_FILE`, `SSL_CERT_DIR`), which take long to read."""
     context = httpx.create_ssl_context()
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["h2", "http/1.1"] if offers_http2 else ["http/1.1"])
     return context
 
 
@@ -45,7 +47,9 @@ class ConnectionPool:
         self._proxies = Proxies()
         self._idle: dict[HttpOrigin, list[HttpConnection]] = {}
         self._active: set[HttpConnection] = set()
-        self._open_ones: set[HttpConnection] = set()
+        self._open_ones: set[HttpConnection | Http2Connection] = set()
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._multiplexing = Multiplexing(self._connected_http2)
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._closed = False
         self.requests = 0
@@ -53,13 +57,35 @@ class ConnectionPool:
         self.received_bytes = 0
         """Number of bytes that came, heads included."""
 
-    async def exchange(self, target: Target, fields: str, choose: Callable[[Head], Body]) -> Head:
+    def multiplexes(self, origin: HttpOrigin) -> bool:
+        """Return whether a server that sends one range at a time is asked over HTTP/2."""
+        return self._multiplexing.helps(origin)
+
+    async def exchange(
+        self, target: Target, fields: str, choose: Callable[[Head], Body], *, is_single: bool = False
+    ) -> Head:
         """Send a GET with these header fields (each with its line end), and return the head of its answer.
+
+        Args:
+            target: what is requested.
+            fields: of the request.
+            choose: returns what takes the body; it may raise `DataError`.
+            is_single: whether the server sends one range at a time, so that HTTP/2 may help.
 
         Raises:
             BrokenConnection, OSError (also `ssl.SSLError`): there is no whole answer.
             DataError: as raised by `choose`, or by the body.
         """
+        if is_single and self._multiplexing.helps(target.origin):
+            self.requests += 1
+            head = await self._multiplexing.exchange(target, fields, choose)
+            if head is not None:
+                return head
+            self.requests -= 1
+        async with self._turns:
+            return await self._exchange(target, fields, choose)
+
+    async def _exchange(self, target: Target, fields: str, choose: Callable[[Head], Body]) -> Head:
         proxy = self._proxies.of(target.origin)
         place = target.path
         if proxy is not None and target.origin.scheme == "http":
@@ -72,7 +98,9 @@ class ConnectionPool:
             self._active.add(connection)
             try:
                 self.requests += 1
-                return await connection.exchange(request, choose)
+                head = await connection.exchange(request, choose)
+                self._multiplexing.answered(target.origin, connection.answered_after_s)
+                return head
             except BrokenConnection as error:
                 if not (was_used and error.is_unanswered):
                     raise
@@ -84,7 +112,7 @@ class ConnectionPool:
     async def aclose(self) -> None:
         """Close every connection, and open none any more."""
         self._closed = True
-        for connection in self._open_ones:
+        for connection in list(self._open_ones):
             connection.abort()
         self._idle.clear()
         if self._open_ones:
@@ -126,36 +154,122 @@ class ConnectionPool:
             if proxy is None:
                 return await self._open(origin)
             connection = await self._open(proxy.origin)
-            if origin.scheme == "http":
-                return connection
+            if origin.scheme == "https":
+                await self._through(connection, origin, proxy, connection, trusted())
+            return connection
+
+    async def _open(self, origin: HttpOrigin) -> HttpConnection:
+        connection = HttpConnection(self._scratch)
+        await self._dialled(origin, connection, trusted() if origin.scheme == "https" else None)
+        self._keep(connection)
+        return connection
+
+    def _keep(self, connection: HttpConnection | Http2Connection) -> None:
+        self._open_ones.add(connection)
+        connection.closed.add_done_callback(lambda _: self._open_ones.discard(connection))
+
+    async def _dialled(
+        self, origin: HttpOrigin, speaker: asyncio.BaseProtocol, context: ssl.SSLContext | None
+    ) -> asyncio.Transport:
+        connected = await connected_socket(origin.host, origin.port)
+        try:
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: speaker,
+                sock=connected,
+                ssl=context,
+                server_hostname=None if context is None else origin.host,
+            )
+        except BaseException:
+            connected.close()
+            raise
+        return transport
+
+    async def _through(
+        self,
+        connection: HttpConnection,
+        origin: HttpOrigin,
+        proxy: Proxy,
+        speaker: "HttpConnection | _Undecided",
+        context: ssl.SSLContext,
+    ) -> None:
+        """Let a proxy connect to a server, and speak TLS with that."""
+        try:
+            await _tunnel(connection, origin, proxy)
+            transport = await asyncio.get_running_loop().start_tls(
+                connection.transport, speaker, context, server_hostname=origin.host
+            )
+            if transport is None:  # it was closed meanwhile
+                raise BrokenConnection("the proxy closed the connection")
+            speaker.attach(transport)
+        except BaseException:
+            connection.abort()
+            raise
+
+    async def _connected_http2(self, origin: HttpOrigin) -> Http2Connection | None:
+        """Return a connection that is ready, or None if the server does not choose HTTP/2."""
+        if self._closed:
+            raise BrokenConnection("the source was closed")
+        proxy = self._proxies.of(origin)
+        undecided, context = _Undecided(), trusted(offers_http2=True)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            if proxy is None:
+                undecided.attach(await self._dialled(origin, undecided, context))
+            else:
+                way = await self._open(proxy.origin)
+                try:
+                    await self._through(way, origin, proxy, undecided, context)
+                finally:  # from now on others are told when it closes
+                    self._open_ones.discard(way)
+            connection = undecided.decided(Http2Connection(self._count))
+            if connection is None:
+                return None
+            self._keep(connection)
             try:
-                await _tunnel(connection, origin, proxy)
-                loop = asyncio.get_running_loop()
-                connection.attach(
-                    await loop.start_tls(  # type: ignore[arg-type]  # None only if the transport is closed
-                        connection.transport, connection, trusted(), server_hostname=origin.host
-                    )
-                )
+                await connection.ready()
             except BaseException:
                 connection.abort()
                 raise
             return connection
 
-    async def _open(self, origin: HttpOrigin) -> HttpConnection:
-        is_tls = origin.scheme == "https"
-        connected = await connected_socket(origin.host, origin.port)
-        try:
-            _, connection = await asyncio.get_running_loop().create_connection(
-                partial(HttpConnection, self._scratch),
-                sock=connected,
-                ssl=trusted() if is_tls else None,
-                server_hostname=origin.host if is_tls else None,
-            )
-        except BaseException:
-            connected.close()
-            raise
-        self._open_ones.add(connection)
-        connection.closed.add_done_callback(lambda _: self._open_ones.discard(connection))
+    def _count(self, received: int) -> None:
+        self.received_bytes += received
+
+
+class _Undecided(asyncio.Protocol):
+    """Holds what comes over a connection until it is known which protocol the server has chosen."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._held = bytearray()
+        self._lost: list[Exception | None] = []
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        """Take the transport, which speaks TLS already."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Hold bytes."""
+        self._held += data
+        if len(self._held) > MAX_EARLY_BYTES and self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the connection was lost."""
+        self._lost.append(exc)
+
+    def decided(self, connection: Http2Connection) -> Http2Connection | None:
+        """Give the connection over if the server has chosen HTTP/2; otherwise close it and return None."""
+        assert self._transport is not None
+        spoken = self._transport.get_extra_info("ssl_object").selected_alpn_protocol()
+        if spoken != "h2":
+            self._transport.abort()
+            return None
+        self._transport.set_protocol(connection)
+        connection.connection_made(self._transport)
+        if self._held:
+            connection.data_received(bytes(self._held))
+        if self._lost:
+            connection.connection_lost(self._lost[0])
         return connection
 
 

@@ -13,6 +13,7 @@ import httpx
 
 from data_providers.protocol import Rejected, SourceUnavailable
 from data_providers.sources.http.connection import Body, BrokenConnection, Discarded, Head, SilentConnection
+from data_providers.sources.http.http2 import MAX_STREAMS
 from data_providers.sources.http.pool import MAX_CONNECTIONS, ConnectionPool
 from data_providers.sources.http.target import Target
 
@@ -54,16 +55,33 @@ class Requester:
         self._has_authorization = "authorization" in own
         self._fields_abroad = _written(_DEFAULT_FIELDS)
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._streams = asyncio.Semaphore(MAX_STREAMS)
         self._targets: dict[str, Target] = {}
         self._led_to: dict[str, tuple[Target, float]] = {}
 
-    async def ask(self, url: str, ranges: str, choose: Choose) -> Head:
+    def width(self, url: str, *, is_single: bool) -> int:
+        """Return how many requests for a file may be under way at a time.
+
+        Args:
+            url: of the file.
+            is_single: whether its server sends one range at a time.
+        """
+        return MAX_STREAMS if self._multiplexes(url, is_single) else MAX_CONNECTIONS
+
+    def _multiplexes(self, url: str, is_single: bool) -> bool:
+        led_to, until_s = self._led_to.get(url, (None, 0.0))
+        is_led = led_to is not None and until_s > asyncio.get_running_loop().time()
+        target = led_to if is_led and led_to is not None else self._target(url)
+        return is_single and self.pool.multiplexes(target.origin)
+
+    async def ask(self, url: str, ranges: str, choose: Choose, *, is_single: bool = False) -> Head:
         """Request ranges of a file, and return the head of the answer once its body has gone where `choose` says.
 
         Args:
             url: of the file.
             ranges: the value of the `Range` header.
             choose: returns what takes the body of an answer that is not a redirect.
+            is_single: whether its server sends one range at a time, so that HTTP/2 may help.
 
         Raises:
             SourceUnavailable: no answer, an interrupted or a slow one; retry.
@@ -71,8 +89,9 @@ class Requester:
             DataError: as raised by `choose` or the body.
         """
         try:
-            async with self._turns, asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self._ask(url, ranges, choose)
+            turns = self._streams if self._multiplexes(url, is_single) else self._turns
+            async with turns, asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._ask(url, ranges, choose, is_single)
         except (TimeoutError, SilentConnection) as error:
             self._led_to.pop(url, None)
             shown = without_secrets(url)
@@ -107,7 +126,7 @@ class Requester:
             self._targets[url] = Target.of(httpx.URL(url))
         return self._targets[url]
 
-    async def _ask(self, url: str, ranges: str, choose: Choose) -> Head:
+    async def _ask(self, url: str, ranges: str, choose: Choose, is_single: bool) -> Head:
         begin = target = self._target(url)
         now_s = asyncio.get_running_loop().time()
         led_to, until_s = self._led_to.get(url, (begin, 0.0))
@@ -123,7 +142,8 @@ class Requester:
                     return Discarded()
                 return choose(head)
 
-            head = await self.pool.exchange(target, self._fields(begin, target) + f"Range: {ranges}\r\n", chosen)
+            fields = self._fields(begin, target) + f"Range: {ranges}\r\n"
+            head = await self.pool.exchange(target, fields, chosen, is_single=is_single)
             if is_remembered and head.status not in _WITH_BYTES:  # a signature may have expired: once more from here
                 del self._led_to[url]
                 is_remembered, target = False, begin

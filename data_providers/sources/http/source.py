@@ -156,7 +156,13 @@ class HttpSource:
         groups = [
             (self._by_name[name], group) for name, targets in by_file.items() for group in self._grouped(name, targets)
         ]
-        await run_bounded(self._read_group, groups, MAX_CONNECTIONS)
+        await run_bounded(self._read_group, groups, max((self._width(file) for file, _ in groups), default=1))
+
+    def _width(self, file: _RemoteFile) -> int:
+        return self._requester.width(file.url, is_single=self._is_single(file))
+
+    def _is_single(self, file: _RemoteFile) -> bool:
+        return not self._servers.takes_several(self._requester.server(file.url))
 
     def _grouped(self, name: str, targets: Sequence[Filling]) -> list[list[Filling]]:
         if self._servers.takes_several(self._requester.server(self._by_name[name].url)):
@@ -171,7 +177,7 @@ class HttpSource:
         async def fill(target: Filling) -> None:
             await self._fill(file, target)
 
-        await run_bounded(fill, [target for target in targets if target.missing], MAX_CONNECTIONS)
+        await run_bounded(fill, [target for target in targets if target.missing], self._width(file))
 
     async def _ask_several(self, file: _RemoteFile, targets: list[Filling]) -> None:
         """Request several ranges at once, once; what the answer does not hold is still missing afterwards."""
@@ -224,7 +230,10 @@ class HttpSource:
                 raise SourceUnavailable(f"{url} sends more bytes than the {end - first} that it announced", url=url)
             return RangeBody(target, begin - first, end - first, url)
 
-        announced_range(await self._requester.ask(file.url, range_field((target,)), into_target), url)
+        is_single = self._is_single(file)
+        announced_range(
+            await self._requester.ask(file.url, range_field((target,)), into_target, is_single=is_single), url
+        )
 
     async def _look_at(self, url: str, name: str) -> _RemoteFile:
         """Return the file as the answer for its first bytes describes it."""

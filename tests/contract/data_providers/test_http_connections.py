@@ -4,8 +4,6 @@ import asyncio
 import base64
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -22,48 +20,16 @@ from tests.support.certificates import self_signed
 from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
 from tests.support.data_http_client import ONE_TRY, TOKENS
 from tests.support.ports import free_port
+from tests.support.raw_http import Speak, head_of, proxy, raw_server
 
 DATA = TOKENS.tobytes()
 HEAD = f"HTTP/1.1 206 Partial Content\r\nETag: x\r\nContent-Range: bytes 0-0/{len(DATA)}\r\n".encode()
-Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     TOKENS.tofile(tmp_path / "a.bin")
     return tmp_path
-
-
-@asynccontextmanager
-async def raw_server(speak: Speak, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port of a server that speaks for itself on every connection."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await speak(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            return
-        finally:
-            writer.close()
-            tasks.discard(task)
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(set(tasks))
-
-
-async def head_of(reader: asyncio.StreamReader) -> str:
-    return (await reader.readuntil(b"\r\n\r\n")).decode()
 
 
 def saying(*pieces: bytes, then_hangs: bool = False) -> Speak:
@@ -255,38 +221,6 @@ async def test_certificate_of_another_name_is_refused(folder: Path, certificate:
 
 
 # ---------------------------------------------------------------- proxies
-
-
-def proxy(asked: list[str]) -> Speak:
-    """A proxy for http:// and https://, that notes the heads of its requests."""
-
-    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await head_of(reader)
-        asked.append(head)
-        method, place, _ = head.split(" ", 2)
-        if "Proxy-Authorization: Basic " + base64.b64encode(b"user:secret").decode() not in head:
-            writer.write(b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n")
-            return
-        host, _, port = place.removeprefix("http://").partition("/")[0].rpartition(":")
-        answers, server = await asyncio.open_connection(host, int(port))
-        if method == "CONNECT":
-            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        else:
-            server.write(head.replace(f"http://{host}:{port}", "").encode())
-
-        async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-            while piece := await source.read(2**16):
-                target.write(piece)
-
-        try:
-            await asyncio.wait(
-                [asyncio.ensure_future(pass_on(reader, server)), asyncio.ensure_future(pass_on(answers, writer))],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            server.close()
-
-    return speak
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
