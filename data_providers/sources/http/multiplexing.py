@@ -43,6 +43,7 @@ class _Server:
         failed_s: when the last of them was counted.
         opening: held while a connection is opened.
         connection: the HTTP/2 connection.
+        unconnected: why the last one could not be opened, and when.
     """
 
     nearest_s: float
@@ -51,6 +52,7 @@ class _Server:
     failed_s: float = float("-inf")
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     connection: Http2Connection | None = None
+    unconnected: tuple[str, float] = "", float("-inf")
 
     @property
     def is_in_use(self) -> bool:
@@ -108,7 +110,7 @@ class Multiplexing:
             server = self._servers[target.origin]
             begun_s = asyncio.get_running_loop().time()
             try:
-                connection = await self._connection(target.origin, server)
+                connection = await self._connection(target.origin, server, begun_s)
                 if connection is None:
                     break
                 answer = await connection.exchange(head, choose)
@@ -127,8 +129,11 @@ class Multiplexing:
                 return answer
         return None
 
-    async def _connection(self, origin: HttpOrigin, server: _Server) -> Http2Connection | None:
-        """Return a connection that takes requests, or None if there is none for this server."""
+    async def _connection(self, origin: HttpOrigin, server: _Server, begun_s: float) -> Http2Connection | None:
+        """Return a connection that takes requests, or None if there is none for this server.
+
+        Those that wait while one cannot be opened fail with it, instead of one after the other.
+        """
         async with server.opening:
             held = server.connection
             if held is not None and held.is_open and not (held.is_idle and held.idle_s > IDLE_S):
@@ -138,7 +143,15 @@ class Multiplexing:
             server.connection = None  # one that ends has closed itself after its last exchange
             if not self.helps(origin) or not self._has_room():
                 return None
-            server.connection = await self._connect(origin)
+            reason, failed_s = server.unconnected
+            if failed_s >= begun_s:
+                raise BrokenConnection(reason)
+            try:
+                server.connection = await self._connect(origin)
+            except (BrokenConnection, OSError) as error:
+                reason = str(error) or "no connection in time"
+                server.unconnected = reason, asyncio.get_running_loop().time()
+                raise
             if server.connection is None:
                 _give_up(origin, server, "it does not choose HTTP/2")
             return server.connection

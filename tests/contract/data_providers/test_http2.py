@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
 from data_providers.protocol import CorruptData, SourceUnavailable
@@ -18,12 +17,24 @@ from runtime.retry import RetryPolicy
 from tests.support.bounds import BOUND_S
 from tests.support.certificates import self_signed
 from tests.support.data_http_client import ONE_TRY
+from tests.support.http2_faults import (
+    BAD,
+    PING,
+    SIZE,
+    answers,
+    frames,
+    hangs_up_in_the_middle,
+    honest,
+    refuses_first,
+    resets_in_the_middle,
+    says_goodbye_in_the_middle,
+    wants_http1,
+)
 from tests.support.http2_server import Asked, Behave, SingleRanges, serving
 from tests.support.nginx import nginx
-from tests.support.raw_http import proxy, raw_server
+from tests.support.raw_http import head_of, proxy, raw_server
 
 DATA = bytes(number * number % 251 for number in range(300_000))
-SIZE = 40_000
 RETRIES = HttpOptions(retry=RetryPolicy(attempts=6, first_delay_s=0.001, max_delay_s=0.001))
 
 
@@ -78,10 +89,6 @@ async def opened(
             await source.aclose()
 
 
-async def _honest(asked: Asked) -> None:
-    asked.all()
-
-
 # ---------------------------------------------------------------- when it is spoken
 
 
@@ -115,7 +122,7 @@ async def test_nginx_with_several_ranges_is_asked_over_http1(tmp_path: Path, cer
 
 
 async def test_single_ranges_are_found_out_over_http1(context: ssl.SSLContext) -> None:
-    server = SingleRanges(DATA, _honest)
+    server = SingleRanges(DATA, honest)
     async with serving(server, context) as port:
         source = await HttpSource.open([f"https://127.0.0.1:{port}/a.bin"], ONE_TRY)
         assert await read(source, "a.bin", 0, 10) == DATA[:10]
@@ -130,7 +137,7 @@ async def test_single_ranges_are_found_out_over_http1(context: ssl.SSLContext) -
 
 async def test_near_server_is_asked_over_http1(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiplexing, "FAR_S", BOUND_S)
-    server = SingleRanges(DATA, _honest)
+    server = SingleRanges(DATA, honest)
     async with opened(server, context) as source:
         assert await read_all(source) == DATA
     assert not server.connections_http2
@@ -144,7 +151,7 @@ async def test_server_that_does_not_choose_http2_is_asked_over_http1(context: ss
 
 
 async def test_own_headers_are_sent_over_http2(context: ssl.SSLContext) -> None:
-    server = SingleRanges(DATA, _honest)
+    server = SingleRanges(DATA, honest)
     options = HttpOptions({"Authorization": "Bearer x", "Keep-Alive": "1"}, RetryPolicy(attempts=1))
     async with opened(server, context, options) as source:
         await read(source, "a.bin", 5, 10)
@@ -157,7 +164,7 @@ async def test_own_headers_are_sent_over_http2(context: ssl.SSLContext) -> None:
 
 async def test_http2_is_spoken_through_a_proxy(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    server = SingleRanges(DATA, _honest)
+    server = SingleRanges(DATA, honest)
     async with raw_server(proxy(asked)) as proxy_port:
         monkeypatch.setenv("https_proxy", f"http://user:secret@127.0.0.1:{proxy_port}")
         monkeypatch.delenv("no_proxy", raising=False)
@@ -168,48 +175,40 @@ async def test_http2_is_spoken_through_a_proxy(context: ssl.SSLContext, monkeypa
     assert server.connections_http2 == 1
 
 
+async def test_http2_is_spoken_where_a_server_redirects_to(context: ssl.SSLContext) -> None:
+    server = SingleRanges(DATA, honest)
+    async with serving(server, context) as port:
+
+        async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await head_of(reader)
+            place = f"https://127.0.0.1:{port}/a.bin?secret"
+            writer.write(f"HTTP/1.1 302 x\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode())
+
+        options = HttpOptions({"Authorization": "Bearer x"}, RetryPolicy(attempts=1))
+        async with raw_server(redirect) as home:
+            source = await HttpSource.open([f"http://127.0.0.1:{home}/a.bin"], options)
+            await learn(source)
+            assert await read_all(source) == DATA
+            await source.aclose()
+    assert server.connections_http2 == 1
+    assert not [fields for fields in server.fields if "authorization" in fields]
+
+
+async def test_connection_that_was_idle_for_long_is_not_used(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiplexing, "IDLE_S", 0.0)
+    server = SingleRanges(DATA, honest)
+    async with opened(server, context) as source:
+        for _ in range(2):
+            assert await read(source, "a.bin", 0, SIZE) == DATA[:SIZE]
+    assert server.connections_http2 == 2
+
+
 # ---------------------------------------------------------------- what breaks, and is continued
 
 
-async def _resets_in_the_middle(asked: Asked) -> None:
-    if asked.stop - asked.first <= SIZE // 2:
-        return asked.all()
-    asked.head()
-    asked.body(asked.first, asked.first + SIZE // 2, ends=False)
-    return asked.connection.h2.reset_stream(asked.stream, ErrorCodes.INTERNAL_ERROR)
-
-
-async def _refuses_first(asked: Asked) -> None:
-    if asked.attempt > 1:
-        return asked.all()
-    return asked.connection.h2.reset_stream(asked.stream, ErrorCodes.REFUSED_STREAM)
-
-
-async def _says_goodbye_in_the_middle(asked: Asked) -> None:
-    if asked.stop - asked.first <= SIZE // 2:
-        return asked.all()
-    asked.head()
-    asked.body(asked.first, asked.first + SIZE // 2, ends=False)
-    asked.connection.h2.close_connection(ErrorCodes.NO_ERROR, last_stream_id=asked.stream)
-    asked.connection.flush()
-    raise ConnectionError
-
-
-async def _hangs_up_in_the_middle(asked: Asked) -> None:
-    if asked.stop - asked.first <= SIZE // 2:
-        return asked.all()
-    asked.head()
-    asked.body(asked.first, asked.first + SIZE // 2, ends=False)
-    asked.connection.flush()
-    await asked.connection.writer.drain()
-    raise ConnectionError
-
-
-async def _wants_http1(asked: Asked) -> None:
-    asked.connection.h2.reset_stream(asked.stream, ErrorCodes.HTTP_1_1_REQUIRED)
-
-
-@pytest.mark.parametrize("behave", [_resets_in_the_middle, _says_goodbye_in_the_middle, _hangs_up_in_the_middle])
+@pytest.mark.parametrize("behave", [resets_in_the_middle, says_goodbye_in_the_middle, hangs_up_in_the_middle])
 async def test_answer_that_breaks_off_is_continued(context: ssl.SSLContext, behave: Behave) -> None:
     server = SingleRanges(DATA, behave)
     async with opened(server, context, RETRIES) as source:
@@ -218,7 +217,7 @@ async def test_answer_that_breaks_off_is_continued(context: ssl.SSLContext, beha
     assert server.fields[1]["range"] == f"bytes={SIZE // 2}-{SIZE - 1}", "what came is not asked for again"
 
 
-@pytest.mark.parametrize("behave", [_refuses_first, _wants_http1])
+@pytest.mark.parametrize("behave", [refuses_first, wants_http1])
 async def test_stream_that_was_not_begun_costs_no_attempt(context: ssl.SSLContext, behave: Behave) -> None:
     async with opened(SingleRanges(DATA, behave), context, ONE_TRY) as source:
         assert await read(source, "a.bin", 0, SIZE) == DATA[:SIZE]
@@ -286,56 +285,6 @@ async def test_nothing_is_written_after_a_read_was_cancelled(context: ssl.SSLCon
 # ---------------------------------------------------------------- what is refused
 
 
-def _frames(frame: bytes) -> Behave:
-    async def behave(asked: Asked) -> None:
-        for _ in range(100):
-            asked.connection.writer.write(frame * 100)
-            await asked.connection.writer.drain()
-
-    return behave
-
-
-def _answers(length: int | None = None, extra: int = 0, **fields: str) -> Behave:
-    async def behave(asked: Asked) -> None:
-        asked.head(content_length="" if length is None else str(length), **fields)
-        asked.body(asked.first, asked.stop + extra)
-
-    return behave
-
-
-async def _unfolds(asked: Asked) -> None:
-    asked.connection.h2.send_headers(asked.stream, [(":status", "206"), *[("x", "y" * 2000)] * 100])
-
-
-PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + b"12345678"
-SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-EMPTY_DATA = bytes([0, 0, 0, 0, 0, 0, 0, 0, 1])
-UNKNOWN = bytes([0, 0, 0, 99, 0, 0, 0, 0, 1])
-LARGE = bytes([255, 255, 255, 0, 0, 0, 0, 0, 1])
-ENDLESS_GOODBYE = bytes([255, 255, 255, 7, 0, 0, 0, 0, 0])
-
-BAD = {
-    "a flood of PING": (_frames(PING), "not HTTP/2: more than 1000 frames"),
-    "a flood of SETTINGS": (_frames(SETTINGS), "not HTTP/2: more than 1000 frames"),
-    "a flood of unknown frames": (_frames(UNKNOWN), "not HTTP/2: more than 1000 frames"),
-    "a flood of empty DATA": (_frames(EMPTY_DATA), "not HTTP/2"),
-    "a frame of 16 MiB": (_frames(LARGE), "not HTTP/2: a frame of 16777215 bytes"),
-    "a goodbye without an end": (_frames(ENDLESS_GOODBYE), "not HTTP/2: a frame of 16777215 bytes"),
-    "no frames": (_frames(b"HTTP/1.1 200 OK\r\n\r\n"), "not HTTP/2"),
-    "more than its length": (_answers(10), "not HTTP/2"),
-    "less than its length": (_answers(SIZE + 1), "more bytes than|not HTTP/2"),
-    "a length of many digits": (_answers(int("9" * 30)), "not HTTP/2"),
-    "2^63 bytes": (_answers(2**63), "not HTTP/2"),
-    "more than its range": (_answers(extra=100), "sent more bytes than the 40000"),
-    "less than its range": (_answers(extra=-100), "sent 39900 bytes where it announced 40000"),
-    "another range": (_answers(content_range="bytes 5-9/300000"), r"answered bytes \[5, 10\)"),
-    "a long head": (_answers(x="x" * 30_000), "not HTTP/2: a head of more than 16384 bytes"),
-    "a head that unfolds": (_unfolds, "not HTTP/2"),
-    "a secret in a bad head": (_answers(location=" https://secret "), "not HTTP/2"),
-    "trouble": (_answers(status="503"), "answered 503 Service Unavailable"),
-}
-
-
 @pytest.mark.parametrize("name", BAD)
 async def test_bad_answer_is_unavailable_and_shows_no_secret(context: ssl.SSLContext, name: str) -> None:
     behave, message = BAD[name]
@@ -346,14 +295,24 @@ async def test_bad_answer_is_unavailable_and_shows_no_secret(context: ssl.SSLCon
 
 
 async def test_server_that_fails_over_http2_is_asked_over_http1(context: ssl.SSLContext) -> None:
-    server = SingleRanges(DATA, _frames(PING))
+    server = SingleRanges(DATA, frames(PING))
     async with opened(server, context, RETRIES) as source:
         assert await read(source, "a.bin", 0, SIZE) == DATA[:SIZE]
     assert server.connections_http2 == multiplexing.MAX_FAILURES
 
 
+async def test_requests_that_wait_for_a_connection_fail_together(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = SingleRanges(DATA, honest, sends_settings=False)
+    async with opened(server, context, RETRIES) as source:
+        monkeypatch.setattr(pool, "CONNECT_TIMEOUT_S", 0.5)
+        assert await read_all(source) == DATA
+    assert server.connections_http2 == multiplexing.MAX_FAILURES
+
+
 async def test_file_that_changed_is_corrupt_over_http2(context: ssl.SSLContext) -> None:
-    async with opened(SingleRanges(DATA, _answers(etag='"second"')), context, RETRIES) as source:
+    async with opened(SingleRanges(DATA, answers(etag='"second"')), context, RETRIES) as source:
         with pytest.raises(CorruptData, match="changed"):
             await read(source, "a.bin", 0, SIZE)
 
