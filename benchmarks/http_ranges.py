@@ -18,7 +18,8 @@ from benchmarks.data import FILES, IN_ORDER, LENGTH, PER_REQUEST, SEQUENCES, SHU
 from benchmarks.figures import Figure
 from data_providers.protocol import DatasetSpec
 from data_providers.ranged import RangedDataProvider, plan_ranges
-from data_providers.sources.cache import BlockCache, CachedSource
+from data_providers.sources.cache import BlockCache
+from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.http import multiplexing, pool
 from data_providers.sources.http.source import HttpSource
 from state.intervals import DataIds

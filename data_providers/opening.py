@@ -23,7 +23,8 @@ from data_providers.open_files import open_local_tokens, open_rows, open_samples
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
-from data_providers.sources.cache import BlockCache, CachedSource
+from data_providers.sources.cache import BlockCache
+from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.http.manifests import open_checked
 from data_providers.sources.http.source import HttpSource, without_secrets
 from data_providers.sources.hub_dataset import HubDataset, downloaded

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from data_providers.protocol import SourceUnavailable
-from data_providers.sources.cache import BLOCK_BYTES, CHUNK_BYTES, MIN_CACHE_BYTES, BlockCache, CachedSource
+from data_providers.sources.cache import (
+    BLOCK_BYTES,
+    CHUNK_BYTES,
+    MIN_CACHE_BYTES,
+    REGION_BLOCKS,
+    BlockCache,
+    CacheBlock,
+)
+from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.protocol import SourceFile, Wanted, read
 from state.errors import InvalidInput
 
@@ -99,18 +107,86 @@ def held_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in entries(folder))
 
 
-async def test_cache_stays_below_its_limit_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+def is_held(cache: BlockCache, key: str, block: bytes) -> bool:
+    """Whether the first block of a region is held, as it should be."""
+    into = bytearray(len(block))
+    return cache.read_into(key, len(block), [(0, memoryview(into))]) == [] and into == block
+
+
+def test_cache_stays_below_its_limit_and_keeps_what_was_used_last(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, MIN_CACHE_BYTES)
     block = b"x" * BLOCK_BYTES
     keys = [f"{number:064x}" for number in range(150)]
     for number, key in enumerate(keys):
-        cache.put(key, block)
-        assert cache.get(keys[0], BLOCK_BYTES) == block, "used again and again"
+        cache.put_all([CacheBlock(key, 0, memoryview(block))])
+        assert is_held(cache, keys[0], block), "used again and again"
         os.utime(tmp_path / key[:2] / key, (number, number))
         os.utime(tmp_path / keys[0][:2] / keys[0], (10**6, 10**6))
         assert held_bytes(tmp_path) <= MIN_CACHE_BYTES
-    assert cache.get(keys[1], BLOCK_BYTES) is None
-    assert cache.get(keys[-1], BLOCK_BYTES) == block
+    assert not is_held(cache, keys[1], block)
+    assert is_held(cache, keys[-1], block)
+
+
+async def test_cache_stays_below_its_limit_when_a_read_is_larger(tmp_path: Path) -> None:
+    data = np.random.default_rng(1).bytes(2 * MIN_CACHE_BYTES + 1000)
+    source = Recorded(data=data)
+    cached = CachedSource(source, BlockCache(tmp_path, MIN_CACHE_BYTES))
+    assert await read(cached, "a.bin", 0, len(data)) == data
+    assert MIN_CACHE_BYTES // 2 < held_bytes(tmp_path) <= MIN_CACHE_BYTES
+
+
+async def test_cache_makes_one_file_for_neighbouring_blocks(tmp_path: Path) -> None:
+    data = np.random.default_rng(2).bytes((REGION_BLOCKS + 1) * BLOCK_BYTES)
+    source = Recorded(data=data)
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    for number in (REGION_BLOCKS, 7, 2, 3, 15):
+        at = number * BLOCK_BYTES
+        assert await read(cached, "a.bin", at + 5, at + 9) == data[at + 5 : at + 9]
+    assert len(entries(tmp_path)) == 2
+    source.away = True
+    assert (
+        await read(cached, "a.bin", 2 * BLOCK_BYTES + 9, 4 * BLOCK_BYTES) == data[2 * BLOCK_BYTES + 9 : 4 * BLOCK_BYTES]
+    )
+
+
+async def test_cache_takes_no_bytes_of_a_writer_that_was_killed(tmp_path: Path) -> None:
+    source = Recorded()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    await read(cached, "a.bin", 0, 10)
+    (entry,) = entries(tmp_path)
+    with entry.open("ab") as file:
+        file.write(bytes(1000))
+    await read(cached, "a.bin", BLOCK_BYTES, BLOCK_BYTES + 10)
+    source.away = True
+    assert await read(cached, "a.bin", 0, 2 * BLOCK_BYTES) == DATA[: 2 * BLOCK_BYTES]
+
+
+async def test_cache_takes_no_block_for_another_of_its_region(tmp_path: Path) -> None:
+    source = Recorded()
+    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    await read(cached, "a.bin", 0, 3 * BLOCK_BYTES)
+    (entry,) = entries(tmp_path)
+    with entry.open("r+b") as file:
+        file.seek(REGION_BLOCKS * BLOCK_BYTES // CHUNK_BYTES * 32 + 1)
+        assert file.read(1) == b"\x02", "the second block's slot"
+        file.seek(-1, os.SEEK_CUR)
+        file.write(b"\x03")
+    assert await read(cached, "a.bin", 0, 3 * BLOCK_BYTES) == DATA[: 3 * BLOCK_BYTES]
+
+
+async def test_cache_keeps_a_block_once_that_two_processes_fetched(tmp_path: Path) -> None:
+    first, second = (Batched() for _ in range(2))
+    second.may_answer.clear()
+    one, other = (CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES)) for source in (first, second))
+    async with asyncio.TaskGroup() as group:
+        late = group.create_task(read(other, "a.bin", 0, 10))
+        while not second.reads:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        await read(one, "a.bin", 0, 10)
+        size_bytes = held_bytes(tmp_path)
+        second.may_answer.set()
+    assert late.result() == DATA[:10]
+    assert held_bytes(tmp_path) == size_bytes
 
 
 def test_cache_that_is_too_small_or_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
@@ -157,7 +233,7 @@ def test_cache_is_shared_by_processes_of_which_some_are_killed(tmp_path: Path) -
     assert [process.exitcode for process in (*lasting, victim)] == [0, 0, -signal.SIGKILL]
     hammer(tmp_path, 3, 20)
     assert held_bytes(tmp_path) <= MIN_CACHE_BYTES
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} <= {"incoming", "lock", "total"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"lock", "total"}
 
 
 class Batched(Recorded):
@@ -233,3 +309,27 @@ async def test_cache_hashes_what_a_read_needs_and_no_more(tmp_path: Path) -> Non
     assert not source.reads, "the damage is elsewhere"
     assert await read(cached, "a.bin", BLOCK_BYTES - 1, BLOCK_BYTES) == DATA[BLOCK_BYTES - 1 : BLOCK_BYTES]
     assert source.reads == [(0, BLOCK_BYTES)], "damaged bytes are fetched again"
+
+
+class Late(Recorded):
+    """A source that once fails and then still writes into the memory that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: memoryview | None = None
+
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        await super().read_into(name, start, into)
+        if self.held is not None:
+            self.held[:] = bytes(len(self.held))
+        elif start == BLOCK_BYTES:
+            self.held = into
+            raise SourceUnavailable("failed")
+
+
+async def test_cache_uses_no_memory_of_a_fetch_that_failed(tmp_path: Path) -> None:
+    cached = CachedSource(Late(), BlockCache(tmp_path, LARGE_CACHE_BYTES))
+    assert await read(cached, "a.bin", 0, 10) == DATA[:10]
+    with pytest.raises(SourceUnavailable, match="failed"):
+        await read(cached, "a.bin", BLOCK_BYTES, BLOCK_BYTES + 10)
+    assert await read(cached, "a.bin", 2 * BLOCK_BYTES, 3 * BLOCK_BYTES) == DATA[2 * BLOCK_BYTES : 3 * BLOCK_BYTES]

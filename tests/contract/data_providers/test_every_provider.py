@@ -17,7 +17,8 @@ from data_providers.order import MAX_PASSES
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import MAX_REQUEST_SAMPLES, DataProvider, DatasetSpec, OutOfRange, Rejected, TokenBatch
 from data_providers.ranged import RangedDataProvider
-from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache, CachedSource
+from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.http.source import HttpSource
 from data_providers.sources.manifest import MIN_BLOCK_BYTES, write_manifest
 from data_providers.sources.object_store import ObjectStoreSource

@@ -6,7 +6,8 @@ import pytest
 
 from data_providers.protocol import Rejected
 from data_providers.ranged import RangedDataProvider
-from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache, CachedSource
+from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource, file_names
 from data_providers.sources.protocol import read
 from state.errors import DataError, EpochalError, InvalidInput

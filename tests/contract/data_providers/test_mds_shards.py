@@ -19,7 +19,8 @@ from data_providers.opening import open_described
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources import unpacked
-from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache, CachedSource
+from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.http.source import HttpSource
 from data_providers.sources.spool import DataSpool
 from data_providers.token_records import TokenRecordsDataProvider

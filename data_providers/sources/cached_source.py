@@ -1,0 +1,175 @@
+"""Reads a source through a cache on the disk, so that a second pass (or client) need not fetch its blocks again.
+
+The rules kept here: a region of the cache is named after the file's place, size, version and distinction, so that a
+changed file has other regions; within a process, a block that is being fetched is not fetched again: whoever needs it
+too waits for it.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_providers.sources.cache import BLOCK_BYTES, FORMAT, REGION_BLOCKS, BlockCache, CacheBlock
+from data_providers.sources.protocol import ByteSource, SourceFile, Wanted, read_many
+
+MAX_SPARE_BYTES = 16 * 1024**2
+"""Maximum size of the memory that a source keeps for its next fetch."""
+
+
+class _Piece(NamedTuple):
+    """A part of one block that is wanted: from `start` in the block on, as much as `into` holds."""
+
+    file: SourceFile
+    number: int
+    start: int
+    into: memoryview
+
+
+_BlockOf = tuple[str, int]
+"""A block: the file's name, and the block's number."""
+
+
+class CachedSource:
+    """A `BatchedSource` that reads another one through a cache, and closes it."""
+
+    def __init__(self, source: ByteSource, cache: BlockCache) -> None:
+        self.location = source.location
+        self.files = source.files
+        self.fetched_bytes = 0
+        """Number of bytes that were fetched from the source so far."""
+        self._source = source
+        self._cache = cache
+        self._by_name = {file.name: file for file in source.files}
+        self._coming: dict[_BlockOf, asyncio.Future[None]] = {}
+        self._spare = np.empty(0, np.uint8)
+        self._names = {file.name: _name_of(file) for file in source.files}
+
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Fill `into` with the file's bytes, as `ByteSource.read_into`."""
+        await self.read_many_into((Wanted(name, start, into),))
+
+    async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
+        """Fill every destination, as `BatchedSource.read_many_into`; what is not held is fetched together."""
+        pieces = [piece for one in wanted for piece in self._pieces(one)]
+        while pieces:
+            pieces = await asyncio.to_thread(self._not_held, pieces)
+            mine = [piece for piece in pieces if _block_of(piece) not in self._coming]
+            pieces = [piece for piece in pieces if _block_of(piece) in self._coming]
+            others = {self._coming[_block_of(piece)] for piece in pieces}
+            await self._fetch(mine)
+            if others:
+                await asyncio.wait(others)
+
+    async def aclose(self) -> None:
+        await self._source.aclose()
+
+    def _pieces(self, wanted: Wanted) -> Iterator[_Piece]:
+        """Yield the parts of a range, one for each block."""
+        at, stop = wanted.start, wanted.start + len(wanted.into)
+        while at < stop:
+            number = at // BLOCK_BYTES
+            end = min(stop, (number + 1) * BLOCK_BYTES)
+            into = wanted.into[at - wanted.start : end - wanted.start]
+            yield _Piece(self._by_name[wanted.name], number, at - number * BLOCK_BYTES, into)
+            at = end
+
+    def _not_held(self, pieces: Sequence[_Piece]) -> list[_Piece]:
+        """Fill the pieces whose blocks are held, and return the others."""
+        missing: list[_Piece] = []
+        for (name, region), group in groupby(pieces, key=_region_of):
+            own = list(group)
+            base = region * REGION_BLOCKS
+            wanted = [((piece.number - base) * BLOCK_BYTES + piece.start, piece.into) for piece in own]
+            size_bytes = min(REGION_BLOCKS * BLOCK_BYTES, self._by_name[name].size_bytes - base * BLOCK_BYTES)
+            missing += [own[at] for at in self._cache.read_into(self._key(name, region), size_bytes, wanted)]
+        return missing
+
+    def _key(self, name: str, region: int) -> str:
+        key = self._names[name].copy()
+        key.update(str(region).encode())
+        return key.hexdigest()
+
+    async def _fetch(self, pieces: Sequence[_Piece]) -> None:
+        """Fetch the blocks of these pieces, fill the pieces, and keep the blocks."""
+        if not pieces:
+            return
+        stretches = _stretches({_block_of(piece): piece.file for piece in pieces})
+        coming = asyncio.get_running_loop().create_future()
+        blocks = [(file.name, number) for file, numbers in stretches for number in numbers]
+        self._coming.update(dict.fromkeys(blocks, coming))
+        try:
+            sizes = [_bytes_of(file, numbers) for file, numbers in stretches]
+            buffer, at = self._taken(sum(sizes)), 0
+            wanted: list[Wanted] = []
+            for (file, numbers), size_bytes in zip(stretches, sizes, strict=True):
+                wanted.append(Wanted(file.name, numbers.start * BLOCK_BYTES, buffer[at : at + size_bytes].data))
+                at += size_bytes
+            await read_many(self._source, wanted)
+            self.fetched_bytes += sum(len(one.into) for one in wanted)
+            found: dict[_BlockOf, memoryview] = {}
+            for (file, numbers), one in zip(stretches, wanted, strict=True):
+                for number in numbers:
+                    at = (number - numbers.start) * BLOCK_BYTES
+                    found[file.name, number] = one.into[at : at + _block_bytes(file, number)]
+            for piece in pieces:
+                piece.into[:] = found[_block_of(piece)][piece.start : piece.start + len(piece.into)]
+            await asyncio.to_thread(self._keep, found)
+            if len(self._spare) < len(buffer) <= MAX_SPARE_BYTES:  # nobody uses it any more: nothing has failed
+                self._spare = buffer
+        finally:
+            for block in blocks:
+                del self._coming[block]
+            coming.set_result(None)
+
+    def _taken(self, size_bytes: int) -> NDArray[np.uint8]:
+        """Return memory for so many bytes or more, the spare one if it is large enough: new memory costs time."""
+        found, self._spare = self._spare, np.empty(0, np.uint8)
+        return found if len(found) >= size_bytes else np.empty(size_bytes, np.uint8)
+
+    def _keep(self, found: dict[_BlockOf, memoryview]) -> None:
+        """Keep blocks, which are sorted by their places."""
+        self._cache.put_all(
+            CacheBlock(self._key(name, number // REGION_BLOCKS), number % REGION_BLOCKS, data)
+            for (name, number), data in found.items()
+        )
+
+
+def _block_of(piece: _Piece) -> _BlockOf:
+    return piece.file.name, piece.number
+
+
+def _region_of(piece: _Piece) -> tuple[str, int]:
+    return piece.file.name, piece.number // REGION_BLOCKS
+
+
+def _stretches(blocks: dict[_BlockOf, SourceFile]) -> list[tuple[SourceFile, range]]:
+    """Return blocks as stretches of neighbours, each in one region."""
+    found: list[tuple[SourceFile, range]] = []
+    for (name, number), file in sorted(blocks.items(), key=lambda block: block[0]):
+        if found:
+            last_file, last = found[-1]
+            if last_file.name == name and last.stop == number and number % REGION_BLOCKS:
+                found[-1] = file, range(last.start, number + 1)
+                continue
+        found.append((file, range(number, number + 1)))
+    return found
+
+
+def _bytes_of(file: SourceFile, numbers: range) -> int:
+    """Return the size of neighbouring blocks."""
+    return min(numbers.stop * BLOCK_BYTES, file.size_bytes) - numbers.start * BLOCK_BYTES
+
+
+def _block_bytes(file: SourceFile, number: int) -> int:
+    return min(BLOCK_BYTES, file.size_bytes - number * BLOCK_BYTES)
+
+
+def _name_of(file: SourceFile) -> "hashlib._Hash":
+    """Return the hash that names the file's regions, before a region's number."""
+    parts = (file.place, str(file.size_bytes), file.version, file.distinction, FORMAT, str(BLOCK_BYTES), "")
+    return hashlib.sha256("\x00".join(parts).encode())
