@@ -188,7 +188,7 @@ class TcpDataProvider:
         except _NoServer:
             raise _first_failure(failed) from None
         call = connection.ask(missing, self._access.document_version())
-        received_before_bytes = connection.received_bytes
+        arrived_before_bytes = connection.arrived_bytes
         is_last = len(failed) + 1 >= len(self._servers)
         watching = None if is_last else _Silence(connection, server.address)
         try:
@@ -197,7 +197,7 @@ class TcpDataProvider:
         except (SourceUnavailable, CorruptData) as error:
             self._note_failure(server, error, failed)
         except asyncio.CancelledError:
-            if connection.received_bytes == received_before_bytes:
+            if connection.arrived_bytes == arrived_before_bytes:
                 # The caller may have cancelled because the connection is dead: the next call needs a new one.
                 silent = SourceUnavailable(f"{server.address} was silent until a call was cancelled")
                 connection.drop(silent)
@@ -276,13 +276,13 @@ class _Silence:
         self._timer.cancel()
 
     def _begin(self) -> None:
-        self._received_bytes = self._connection.received_bytes
+        self._arrived_bytes = self._connection.arrived_bytes
         self._timer = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT_S, self._look)
 
     def _look(self) -> None:
-        received_bytes = self._connection.received_bytes - self._received_bytes
-        if received_bytes < LEAST_BYTES:
-            slow = f"{self._address} sent {received_bytes} bytes in {SILENCE_TIMEOUT_S:g} s"
+        arrived_bytes = self._connection.arrived_bytes - self._arrived_bytes
+        if arrived_bytes < LEAST_BYTES:
+            slow = f"{self._address} sent {arrived_bytes} bytes in {SILENCE_TIMEOUT_S:g} s"
             self._connection.drop(SourceUnavailable(slow))
         else:
             self._begin()

@@ -5,8 +5,11 @@ another machine, unless the client was told to.
 """
 
 import asyncio
+import fcntl
 import socket
 import ssl
+import struct
+import termios
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
@@ -35,11 +38,12 @@ from state.wire import parse_document
 
 CONNECT_TIMEOUT_S = 15.0
 """Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
-RECEIVE_AT_ONCE_BYTES = 512 * 1024
+RECEIVE_AT_ONCE_BYTES = 1024**2
 """Bytes of samples that the system collects before it wakes the client, where it can be told."""
 
 _TLS_ALERT = 0x15
 """First byte of what a server that speaks TLS says to a client that does not (RFC 8446, 5.1)."""
+_COUNT = struct.Struct("i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self.lost: DataError | None = None
         self.received_bytes = 0
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes that the server has sent until now: received, or kept by the system until there are enough."""
+        if self._socket is None:
+            return self.received_bytes
+        (kept,) = _COUNT.unpack(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_COUNT.size)))
+        return self.received_bytes + int(kept)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not isinstance(transport, asyncio.Transport):

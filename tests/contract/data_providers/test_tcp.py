@@ -13,7 +13,7 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from data_providers.tcp.client import PIECE_BYTES, TcpDataProvider
-from data_providers.tcp.client_connection import RECEIVE_AT_ONCE_BYTES, DataServerAddress
+from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, frame_header, json_frame, parse_header, welcome_of
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.server import DataServerEvent, RequestEnded
@@ -182,11 +182,11 @@ async def test_tcp_call_cancelled_in_the_middle_keeps_the_connection() -> None:
         writer.write(welcome)
         for request in (1, 2):
             await reader.readexactly(parse_header(await reader.readexactly(HEADER_BYTES)).length)
-            writer.write(frame_header(FrameKind.SAMPLES, request, len(payload)) + payload[: len(payload) // 2])
+            writer.write(frame_header(FrameKind.SAMPLES, request, len(payload)) + payload[: len(payload) // 4])
             await writer.drain()
             if request == 1:
                 await halfway.wait()
-            writer.write(payload[len(payload) // 2 :])
+            writer.write(payload[len(payload) // 4 :])
         await closing.wait()
         writer.close()
 
@@ -194,9 +194,8 @@ async def test_tcp_call_cancelled_in_the_middle_keeps_the_connection() -> None:
     client = await open_client(DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run"))
     async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND_S):
         asking = group.create_task(client.get_samples(DataIds(0, 0)))
-        before = client._connection.received_bytes
-        arrived = before + len(payload) // 2 - RECEIVE_AT_ONCE_BYTES  # the rest may wait in the system
-        while client._connection.received_bytes < arrived:  # noqa: ASYNC110 - it has no event
+        arrived = client._connection.arrived_bytes + len(payload) // 4
+        while client._connection.arrived_bytes < arrived:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
         asking.cancel()
     halfway.set()

@@ -11,8 +11,8 @@ import pytest
 import data_providers.tcp.client
 from data_providers.dummy import DummyDataProvider
 from data_providers.local import LocalDataProvider
-from data_providers.protocol import CorruptData, Rejected, SourceUnavailable, TokenBatch
-from data_providers.tcp.client import TcpDataProvider
+from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
+from data_providers.tcp.client import LEAST_BYTES, TcpDataProvider, _Silence
 from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.frames import (
     HEADER_BYTES,
@@ -31,6 +31,7 @@ from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_server import HOST, HalfGate, serving
 
 WANTED = DataIds(3, 12)
+HALTING = DatasetSpec(2, 2 * LEAST_BYTES)
 FIRST = 0.0
 """The server that is named first is asked first."""
 
@@ -137,6 +138,47 @@ async def test_silent_server_is_left_for_another(
         async with asyncio.timeout(BOUND_S):
             assert np.array_equal((await client.get_samples(WANTED)).input_ids, expected)
         await client.aclose()
+
+
+class HaltingServer:
+    """A server of one sample, of which it writes `LEAST_BYTES` each time that it is told to go on."""
+
+    def __init__(self) -> None:
+        self.steps = asyncio.Semaphore(0)
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(parse_header(await reader.readexactly(HEADER_BYTES)).length)
+        writer.write(json_frame(FrameKind.WELCOME, 0, welcome_of(HALTING, "0" * 64, 1)))
+        header = parse_header(await reader.readexactly(HEADER_BYTES))
+        writer.write(frame_header(FrameKind.SAMPLES, header.request, HALTING.sequence_bytes))
+        for _ in range(HALTING.sequence_bytes // LEAST_BYTES):
+            await self.steps.acquire()
+            writer.write(bytes(LEAST_BYTES))
+        await writer.drain()
+        writer.close()
+
+
+async def test_server_is_not_silent_while_the_system_keeps_what_it_sends() -> None:
+    halting = HaltingServer()
+    server = await asyncio.start_server(halting.converse, HOST, 0)
+    address = DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run")
+    client = await TcpDataProvider.open(address, lambda: "good")
+    connection = client._connection
+    async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as group:
+        asking = group.create_task(client.get_samples(DataIds(0, 0)))
+        watching = _Silence(connection, address)
+        halting.steps.release()
+        enough = connection.arrived_bytes + LEAST_BYTES
+        while connection.arrived_bytes < enough:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        watching._look()
+        assert connection.lost is None
+        watching.end()
+        for _ in range(HALTING.sequence_bytes // LEAST_BYTES - 1):
+            halting.steps.release()
+        assert (await asking).sample_count == 1
+    await client.aclose()
+    server.close()
 
 
 async def test_server_that_closes_hands_its_clients_to_another(source: LocalDataProvider) -> None:
