@@ -125,17 +125,24 @@ class _Lines:
         self._end = (BLANK_LINES if form == "blank-lines" else _LINE).search
         self._held = bytearray()
         self._ended = False
+        self._damage: BadFile | None = None
 
     def portions(self, begin: Position, before_bytes: int) -> Iterator[Portion]:
-        """Yield the portions of the rest of the stream, which begins at a position."""
+        """Yield the portions of the rest of the stream, which begins at a position.
+
+        Raises:
+            BadFile: the stream is damaged. What was whole before the damage has been yielded.
+        """
         offset, line = begin.offset, begin.line
         while True:
             while len(self._held) < PORTION_BYTES and not self._ended:
                 self._more()
+            size = (self._last_end() or self._first_end()) if self._held else 0
             if not self._held:
+                if self._damage is not None:
+                    raise BadFile(f"{self._damage.message}, after line {line - 1}", file=self._name) from self._damage
                 return
             bad = ""
-            size = self._last_end() or self._first_end()
             if size:
                 part = bytes(self._held[:size])
                 del self._held[:size]
@@ -153,9 +160,19 @@ class _Lines:
             yield Portion("bad", [], [], after, bad) if bad else Portion(self._form, [part], [place], after)
 
     def _more(self) -> None:
-        found = self._stream.read(PORTION_BYTES)
+        try:
+            found = self._stream.read(PORTION_BYTES)
+        except BadFile as error:
+            self._damage, found = error, b""
+            del self._held[self._whole() :]
         self._ended = not found
         self._held += found
+
+    def _whole(self) -> int:
+        """Return where the last document ends that is followed by an end."""
+        if self._form != "blank-lines":
+            return self._held.rfind(b"\n") + 1
+        return max((found.end() for found in BLANK_LINES.finditer(self._held)), default=0)
 
     def _last_end(self) -> int:
         """Return where the last document ends that begins and ends within a portion; 0 if none does."""

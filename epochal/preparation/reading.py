@@ -14,6 +14,8 @@ from state.errors import InvalidInput
 
 ZSTD_INPUT_BYTES = 1024
 """Number of compressed bytes given to zstandard at a time: at most 32 MiB come out of them."""
+GZIP_OUTPUT_BYTES = 32 * 1024
+"""Maximum number of bytes decompressed at a time: what comes out before damage is delivered, but for so many."""
 EXTRA = "pip install 'epochal[prepare]'"
 Buffer = bytes | bytearray | memoryview
 
@@ -95,7 +97,8 @@ class TextStream:
             raise BadFile(f"{name} is truncated: it is empty, and no archive", file=name)
         self._read: Callable[[int], bytes] = self._raw.read
         if compression == "gz":
-            self._read = gzip.GzipFile(fileobj=self._raw, mode="rb").read
+            stream = gzip.GzipFile(fileobj=self._raw, mode="rb")
+            self._read = lambda size: stream.read1(min(size, GZIP_OUTPUT_BYTES))
         elif compression == "zst":
             self._read = _Zstd(self._raw).read
 
@@ -108,7 +111,8 @@ class TextStream:
         """Return the next bytes: at most `size`, and none at the end.
 
         Raises:
-            BadFile: the file is not an archive of its kind, or is truncated or damaged.
+            BadFile: the file is not an archive of its kind, or is truncated or damaged; the earlier calls have
+                returned what came before.
         """
         try:
             return self._read(size)

@@ -1,6 +1,8 @@
 """Sources are cut into whole documents, with bounded memory, wherever reading begins again."""
 
 import gzip
+import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,49 @@ def test_a_truncated_archive_is_named_after_its_whole_lines(tmp_path: Path, suff
     path.write_bytes(path.read_bytes()[:-30])
     (mistake,) = mistakes_of(path, PrepareOptions())
     assert mistake.startswith(f"{path} is truncated: it ends in the middle of the archive")
+
+
+def damaged(path: Path, kind: str) -> list[str]:
+    """Write an archive of JSON lines that is damaged; return the texts of the whole lines that can be had of it."""
+    plain = write_records(path.with_name("plain"), [f"{number} " + "word " * (number % 40) for number in range(9000)])
+    text = plain.read_bytes()
+    plain.unlink()
+    if kind == "zst":
+        need_module("zstandard")
+        import zstandard
+
+        packed = zstandard.ZstdCompressor().compress(text)
+        path.write_bytes(packed[: len(packed) // 2])
+        text = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
+    else:
+        packed = gzip.compress(text)
+        path.write_bytes(packed[:-8] + bytes(8) if kind == "checksum" else packed[: len(packed) // 2])
+        text = zlib.decompressobj(wbits=31).decompress(packed[: len(packed) // 2]) if kind == "gz" else text
+    return [json.loads(line)["text"] for line in text.split(b"\n")[:-1]]
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst", "checksum"])
+def test_every_whole_line_before_damage_is_kept(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.jsonl.{'zst' if kind == 'zst' else 'gz'}"
+    expected = damaged(path, kind)
+    *portions, bad = portions_of(path, PrepareOptions())
+    found = [text.decode() for portion in portions for text in Documents.of(portion, PrepareOptions()).texts]
+    assert len(found) == len(expected) > 1000
+    assert found == expected
+    assert bad.form == "bad"
+    assert bad.bad.endswith(f", after line {len(expected)}")
+    (again,) = portions_of(path, PrepareOptions(), portions[-1].after)
+    assert again.bad == bad.bad
+
+
+@pytest.mark.parametrize("options", [SMALL, BETWEEN])
+def test_what_is_cut_by_damage_is_left_out(tmp_path: Path, options: PrepareOptions) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"one\n\ntwo\n\n" + b"x" * 5000, 0)[:-2000])
+    *portions, bad = portions_of(path, options)
+    texts = [text for portion in portions for text in Documents.of(portion, options).texts]
+    assert texts == [b"one", b"two"]
+    assert "is truncated" in bad.bad
 
 
 def test_several_members_and_frames_are_read_as_one(tmp_path: Path) -> None:
