@@ -1,38 +1,33 @@
 """The TCP data server beside bare blocking loops of sockets in the same run: rates, processor time, fairness, memory.
 
 Every rate is the median of short passes that alternate with those of its baseline, so that both see the same machine.
-Server and client are two processes on one machine; the data are in the page cache.
+Each server and each client is a process of its own on one machine; the data are in the page cache.
 """
 
 import asyncio
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data_server_process import COUNT, HOST, PLACE, spec_of
+from benchmarks.data_client_process import LENGTH, PASS_SEQUENCES, SEQUENCE_BYTES
+from benchmarks.data_server_process import HOST
 from benchmarks.figures import Figure
-from data_providers.local import LocalDataProvider
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
 from state.intervals import DataIds
 from tests.support.certificates import self_signed
 
-LENGTH = 2048
-SEQUENCE_BYTES = 2 * LENGTH
 SEQUENCES = 32_768
 """128 MiB."""
-PASS_SEQUENCES = 8192
-"""32 MiB."""
-PASSES = 25
+PASSES = 75
 CLIENTS = 32
 CLIENT_SECONDS = 10.0
 IDLE = 500
@@ -41,16 +36,23 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def _served(*arguments: str) -> Iterator[tuple[int, int]]:
-    """Start a server; yield its process id and port."""
-    command = [sys.executable, "-m", "benchmarks.data_server_process", *arguments]
+def _started(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program, which ends with its standard input."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            yield process.pid, int(process.stdout.readline())
+            yield process
         finally:
             process.stdin.close()
+
+
+@contextmanager
+def _served(*arguments: str) -> Iterator[tuple[int, int]]:
+    """Start a server; yield its process id and port."""
+    with _started("data_server_process", *arguments) as process:
+        assert process.stdout is not None
+        yield process.pid, int(process.stdout.readline())
 
 
 def _processor_s(pid: int) -> float:
@@ -66,13 +68,12 @@ class _Spent:
     client_s: float = 0.0
     server_s: float = 0.0
 
-    async def measure(self, pid: int, one_pass: Callable[[], Awaitable[None]]) -> None:
+    def measure(self, server_pid: int, client: subprocess.Popen[bytes]) -> None:
         """Add a pass."""
-        server_s, client_s, begin_s = _processor_s(pid), time.process_time(), time.perf_counter()
-        await one_pass()
-        self.passes_s.append(time.perf_counter() - begin_s)
-        self.client_s += time.process_time() - client_s
-        self.server_s += _processor_s(pid) - server_s
+        server_s, client_s = _processor_s(server_pid), _processor_s(client.pid)
+        self.passes_s.append(_one_pass(client))
+        self.client_s += _processor_s(client.pid) - client_s
+        self.server_s += _processor_s(server_pid) - server_s
 
     @property
     def rate(self) -> float:
@@ -83,65 +84,40 @@ class _Spent:
         return seconds / (len(self.passes_s) * PASS_SEQUENCES * SEQUENCE_BYTES / 1e9)
 
 
-class _BareClient:
-    """Asks the bare loop for the same bytes, in the same order, one request after the other."""
-
-    def __init__(self, port: int, folder: Path, per_request: int, *, shuffled: bool) -> None:
-        self._socket = socket.create_connection((HOST, port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._size_bytes = per_request * SEQUENCE_BYTES
-        order = LocalDataProvider.open(folder, spec_of(LENGTH, shuffled=shuffled)).order
-        self._requests: list[bytes] = []
-        for start in range(0, PASS_SEQUENCES, per_request):
-            extents = order.locate(DataIds(start, start + per_request - 1))
-            places = [(extent.sequence * SEQUENCE_BYTES, extent.length * SEQUENCE_BYTES) for extent in extents]
-            self._requests.append(COUNT.pack(len(places)) + b"".join(PLACE.pack(*place) for place in places))
-
-    async def one_pass(self) -> None:
-        """Receive every answer into an array of its own, as a trainer wants it."""
-        for request in self._requests:
-            self._socket.sendall(request)
-            answer = np.empty(self._size_bytes, np.uint8)
-            received = self._socket.recv_into(answer.data, self._size_bytes, socket.MSG_WAITALL)
-            assert received == self._size_bytes
-
-    def close(self) -> None:
-        self._socket.close()
+def _one_pass(client: subprocess.Popen[bytes]) -> float:
+    """Return the seconds of one pass."""
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(b"\n")
+    client.stdin.flush()
+    return float(client.stdout.readline())
 
 
-async def _beside_bare(folder: Path, per_request: int, *, shuffled: bool, tls: Path | None = None) -> list[_Spent]:
-    """Return what Epochal's server and the bare loop spend, pass for pass."""
-    order = "shuffled" if shuffled else "in-order"
-    data = folder / "data"
+def _beside_bare(folder: Path, request_bytes: int, *, shuffled: bool, tls: Path | None = None) -> list[_Spent]:
+    """Return what Epochal's server and client and the bare loops spend, pass for pass."""
+    data, order = str(folder / "data"), "shuffled" if shuffled else "in-order"
     files = [] if tls is None else [str(path) for path in self_signed(tls)]
+    asked = (data, order, str(request_bytes))
     epochal, bare = _Spent(), _Spent()
     with (
-        _served("epochal", str(data), str(LENGTH), order, *files) as (pid, port),
-        _served("bare", str(data / "tokens.bin")) as (bare_pid, bare_port),
+        _served("epochal", data, str(LENGTH), order, *files) as (pid, port),
+        _served("bare", f"{data}/tokens.bin") as (bare_pid, bare_port),
+        _started("data_client_process", "epochal", str(port), *asked, *files[:1]) as client,
+        _started("data_client_process", "bare", str(bare_port), *asked) as bare_client,
     ):
-        access = DataServerAccess(lambda: "", trust=files[0] if files else True)
-        client = await TcpDataProvider.open(DataServerAddress(HOST, port, "a-run", bool(files)), access)
-        bare_client = _BareClient(bare_port, data, per_request, shuffled=shuffled)
-
-        async def one_pass() -> None:
-            for start in range(0, PASS_SEQUENCES, per_request):
-                await client.get_samples(DataIds(start, start + per_request - 1))
-
-        await one_pass()
-        await bare_client.one_pass()
+        _one_pass(client)
+        _one_pass(bare_client)
         for _ in range(PASSES):
-            await bare.measure(bare_pid, bare_client.one_pass)
-            await epochal.measure(pid, one_pass)
-        bare_client.close()
-        await client.aclose()
+            bare.measure(bare_pid, bare_client)
+            epochal.measure(pid, client)
     return [epochal, bare]
 
 
-async def _rates(folder: Path) -> list[Figure]:
+def _rates(folder: Path) -> list[Figure]:
     figures: list[Figure] = []
     for shuffled, target in ((False, "≥ 0.8 x"), (True, "≥ 0.9 x")):
         for mebibytes in (1, 4):
-            epochal, bare = await _beside_bare(folder, mebibytes * 2**20 // SEQUENCE_BYTES, shuffled=shuffled)
+            epochal, bare = _beside_bare(folder, mebibytes * 2**20, shuffled=shuffled)
             name = f"TCP, {'shuffled' if shuffled else 'in order'}, {mebibytes} MiB a request"
             figures.append(Figure(name, epochal.rate, "MB/s", target, bare.rate, BARE))
             for end, spent_s, bare_s in (
@@ -150,7 +126,7 @@ async def _rates(folder: Path) -> list[Figure]:
             ):
                 name = f"processor time of the {end}"
                 figures.append(Figure(name, epochal.per_gb(spent_s), "s/GB", "", bare.per_gb(bare_s), "the same loop"))
-    epochal, bare = await _beside_bare(folder, 2**20 // SEQUENCE_BYTES, shuffled=False, tls=folder)
+    epochal, bare = _beside_bare(folder, 2**20, shuffled=False, tls=folder)
     figures.append(
         Figure("TCP over TLS, in order, 1 MiB a request", epochal.rate, "MB/s", "", bare.rate, f"{BARE}, no TLS")
     )
@@ -209,7 +185,7 @@ async def measure(folder: Path) -> list[Figure]:
     tokens = np.random.default_rng(0).integers(0, 50_000, SEQUENCES * LENGTH, dtype=np.uint16)
     tokens.astype("<u2").tofile(folder / "data" / "tokens.bin")
     return [
-        *await _rates(folder),
+        *_rates(folder),
         await _fairness(folder),
         await _idle_memory(folder, None),
         await _idle_memory(folder, folder),
