@@ -146,6 +146,7 @@ class SeveralBody(Body):
         self._left -= len(data)
         try:
             if self._left < 0:
+                self._reader.break_off()
                 raise BadMultipart("it is longer than the ranges")
             self._reader.feed(data)
         except BadMultipart as error:
@@ -157,6 +158,10 @@ class SeveralBody(Body):
             self._reader.finish()
         except BadMultipart as error:
             raise self._unfit(error) from error
+
+    def break_off(self) -> None:
+        """Keep what is certain of an answer that broke off."""
+        self._reader.break_off()
 
     def _unfit(self, error: BadMultipart) -> UnfitAnswer:
         return UnfitAnswer(f"{self._url} did not answer several ranges as it was asked to: {error}", url=self._url)

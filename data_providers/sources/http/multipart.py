@@ -1,8 +1,10 @@
 """The body of an answer to a request for several ranges: `multipart/byteranges` (RFC 9110, 14.6), incrementally.
 
-Pure: bytes in, bytes in place. The rule kept here: a part counts only if it is the next range that was asked for, of a
+Pure: bytes in, bytes in place. The rules kept here: a part counts only if it is the next range that was asked for, of a
 file of the expected size; anything else (another, a longer, a repeated or a missing range, another order, a head
-without an end) is `BadMultipart`, after which the reader is not used again. What was in place before stays.
+without an end) is `BadMultipart`, after which the reader is not used again. A part is certain once what follows it is
+right too: a shorter one ends where the next delimiter is already taken for data. Parts that are certain stay in place
+whatever follows.
 """
 
 import re
@@ -55,6 +57,7 @@ class MultipartReader:
         self._targets = targets
         self._size_bytes = size_bytes
         self._number = -1
+        self._begin = 0
         self._between = bytearray()
         self._in_body = False
 
@@ -77,7 +80,45 @@ class MultipartReader:
         self._in_body = target.missing > 0
 
     def feed(self, data: memoryview) -> None:
-        """Take the next bytes of the body. Raise `BadMultipart` if they do not belong to it."""
+        """Take the next bytes of the body.
+
+        Raises:
+            BadMultipart: they do not belong to it; the part before them has been taken back.
+        """
+        try:
+            self._feed(data)
+        except BadMultipart:
+            self._take_back()
+            raise
+
+    def finish(self) -> None:
+        """Raise `BadMultipart`, after `break_off`, unless the body is complete."""
+        if not self.is_complete:
+            self.break_off()
+            raise BadMultipart(f"it ends after {max(self._number, 0)} of {len(self._targets)} parts")
+
+    def break_off(self) -> None:
+        """Keep of the part under way what belongs to it: nothing follows any more.
+
+        All of it is taken back if a delimiter is in it, or if what came after it is none; else at most the beginning
+        of a delimiter at its end.
+        """
+        if self.is_complete or self._number < 0:
+            return
+        delimiter, target = _LINE_END + self._delimiter, self._targets[self._number]
+        came = bytes(target.into[self._begin : target.filled])
+        follows = bytes(self._between[: len(delimiter)])
+        if delimiter in came or not delimiter.startswith(follows):
+            self._take_back()
+        elif not follows:
+            sizes = range(min(len(delimiter), len(came)), 0, -1)
+            target.filled -= next((size for size in sizes if came.endswith(delimiter[:size])), 0)
+
+    def _take_back(self) -> None:
+        if 0 <= self._number < len(self._targets):
+            self._targets[self._number].filled = self._begin
+
+    def _feed(self, data: memoryview) -> None:
         while data:
             if self._in_body:
                 target = self._targets[self._number]
@@ -87,11 +128,6 @@ class MultipartReader:
             else:
                 count = self._feed_between(data)
             data = data[count:]
-
-    def finish(self) -> None:
-        """Raise `BadMultipart` unless the body is complete."""
-        if not self.is_complete:
-            raise BadMultipart(f"it ends after {max(self._number, 0)} of {len(self._targets)} parts")
 
     def _feed_between(self, data: memoryview) -> int:
         """Take bytes of what lies between two parts, and return how many."""
@@ -115,9 +151,10 @@ class MultipartReader:
             self._check_length()
             return len(data)
         head = bytes(self._between[:end])
+        self._check_part(self._number + 1, head)
         self._between.clear()
         self._number += 1
-        self._check_part(head)
+        self._begin = self._targets[self._number].filled
         self._in_body = True
         return end + len(_END_OF_HEAD) - held
 
@@ -125,15 +162,15 @@ class MultipartReader:
         if len(self._between) > MAX_PART_HEAD_BYTES:
             raise BadMultipart(f"more than {MAX_PART_HEAD_BYTES} bytes between two parts")
 
-    def _check_part(self, head: bytes) -> None:
-        """Raise `BadMultipart` unless this is the head of the part that comes next."""
-        if self._number == 0 and not head.startswith(_LINE_END):
+    def _check_part(self, number: int, head: bytes) -> None:
+        """Raise `BadMultipart` unless this is the head of the part with this number."""
+        if number == 0 and not head.startswith(_LINE_END):
             head = _LINE_END + head  # the line end before the first delimiter may be missing
-        nothing, delimiter, *fields = head.split(_LINE_END)
-        if nothing or delimiter.rstrip(b" \t") != self._delimiter:
+        nothing, *lines = head.split(_LINE_END)
+        if nothing or not lines or lines[0].rstrip(b" \t") != self._delimiter:
             raise BadMultipart("a part does not begin with the delimiter")
         ranges: list[bytes] = []
-        for field in fields:
+        for field in lines[1:]:
             name, _, value = field.partition(b":")
             if name.lower() == b"content-range":
                 ranges.append(value.strip())
@@ -142,7 +179,7 @@ class MultipartReader:
         found = _CONTENT_RANGE.fullmatch(ranges[0]) if len(ranges) == 1 else None
         if found is None:
             raise BadMultipart("a part does not say which range it is")
-        target = self._targets[self._number]
+        target = self._targets[number]
         first, stop = target.start + target.filled, target.stop
         if (int(found[1]), int(found[2]) + 1, int(found[3])) != (first, stop, self._size_bytes):
             said = ranges[0].decode("ascii")

@@ -16,7 +16,7 @@ from data_providers.sources.http.answers import (
     is_encoded,
     version_of,
 )
-from data_providers.sources.http.connection import Body, Head
+from data_providers.sources.http.connection import Head
 from data_providers.sources.http.filling import Filling
 from data_providers.sources.http.multipart import MultipartReader, boundary_of, most_bytes
 from data_providers.sources.protocol import SourceFile
@@ -82,7 +82,7 @@ def range_field(targets: Sequence[Filling]) -> str:
     return "bytes=" + ",".join(f"{target.start + target.filled}-{target.stop - 1}" for target in targets)
 
 
-def several_body(head: Head, url: str, file: SourceFile, targets: Sequence[Filling]) -> Body:
+def several_body(head: Head, url: str, file: SourceFile, targets: Sequence[Filling]) -> SeveralBody:
     """Return what puts the parts of an answer in place.
 
     Raises:

@@ -19,6 +19,7 @@ import httpx
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.sources.http.answers import (
     RangeBody,
+    SeveralBody,
     UnfitAnswer,
     announced_range,
     check_covers,
@@ -182,13 +183,19 @@ class HttpSource:
     async def _ask_several(self, file: _RemoteFile, targets: list[Filling]) -> None:
         """Request several ranges at once, once; what the answer does not hold is still missing afterwards."""
         server, url = self._requester.server(file.url), file.listed.place
+        bodies: list[SeveralBody] = []
+
+        def parts(head: Head) -> Body:
+            bodies.append(several_body(head, url, file.listed, targets))
+            return bodies[-1]
+
         try:
-            await self._requester.ask(
-                file.url, range_field(targets), lambda head: several_body(head, url, file.listed, targets)
-            )
+            await self._requester.ask(file.url, range_field(targets), parts)
         except UnfitAnswer as error:
             self._servers.refused(server, error)
         except SourceUnavailable as error:
+            for body in bodies:
+                body.break_off()
             self._servers.failed(server, error)
             if not any(target.filled for target in targets):
                 await _wait(self._options.retry.begin(), error)

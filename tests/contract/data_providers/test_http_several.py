@@ -95,6 +95,11 @@ def with_parts(change: Callable[[HttpRequest], bytes]) -> Callable[[HttpRequest,
     return lambda request, reply: replace(reply, body=change(request))
 
 
+def short_parts(request: HttpRequest) -> bytes:
+    """Parts without their last 900 bytes, with the right heads."""
+    return b"".join(part(DATA, first, last)[: -min(900, last - first)] for first, last in request.byte_ranges())
+
+
 END = f"\r\n--{BOUNDARY}--\r\n".encode()
 UNFIT: dict[str, Callable[[HttpRequest, HttpReply], HttpReply]] = {
     "the whole file": lambda request, reply: HttpReply(200, DATA, {"ETag": reply.headers["ETag"]}),
@@ -115,6 +120,10 @@ UNFIT: dict[str, Callable[[HttpRequest, HttpReply], HttpReply]] = {
     ),
     "overlapping parts": with_parts(lambda request: part(DATA, 5, 20_000) + part(DATA, 20_000, 20_000) + END),
     "a part twice": with_parts(lambda request: part(DATA, 5, 104) * 2 + END),
+    "parts shorter than they say": with_parts(lambda request: short_parts(request) + END),
+    "parts shorter than they say, then nothing": lambda request, reply: replace(
+        reply, body=short_parts(request)[:-1], announced_bytes=len(reply.body)
+    ),
     "a page in between": with_parts(lambda request: part(DATA, 5, 104) + b"<html>" + END),
     "a part of another size": with_parts(lambda request: part(DATA[:-1], 5, 104) + END),
     "a promise of 2^63 bytes": lambda request, reply: replace(reply, announced_bytes=2**63, hangs=True),

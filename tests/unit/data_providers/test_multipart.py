@@ -1,5 +1,6 @@
 """The multipart parser: every way to cut a body gives the same, and nothing but the asked ranges is taken."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -34,9 +35,9 @@ def targets_of(ranges: Sequence[tuple[int, int]] = RANGES) -> list[Filling]:
     return [Filling(start, memoryview(bytearray(stop - start))) for start, stop in ranges]
 
 
-def read(body: bytes, cuts: Sequence[int] = ()) -> list[Filling]:
+def read(body: bytes, cuts: Sequence[int] = (), targets: list[Filling] | None = None) -> list[Filling]:
     """The targets after a body in pieces. Raises `BadMultipart` at its first mistake, or if it is not complete."""
-    targets = targets_of()
+    targets = targets_of() if targets is None else targets
     reader = MultipartReader(BOUNDARY, targets, SIZE_BYTES)
     places = [0, *sorted(cuts), len(body)]
     for begin, end in itertools.pairwise(places):
@@ -90,6 +91,7 @@ MISTAKES: dict[str, bytes] = {
     "a part that is too long": part(2, 6) + PARTS[1] + PARTS[2] + END,
     "fewer bytes than said": PARTS[0][:-1] + PARTS[1] + PARTS[2] + END,
     "more bytes than said": PARTS[0] + b"x" + PARTS[1] + PARTS[2] + END,
+    "an empty line for a head": PARTS[0] + b"\r\n\r\n" + PARTS[1] + PARTS[2] + END,
     "another size": part(2, 5, line=b"Content-Range: bytes 2-4/65") + PARTS[1] + PARTS[2] + END,
     "unknown size": part(2, 5, line=b"Content-Range: bytes 2-4/*") + PARTS[1] + PARTS[2] + END,
     "no range": part(2, 5, line=b"X: y") + PARTS[1] + PARTS[2] + END,
@@ -108,6 +110,48 @@ MISTAKES: dict[str, bytes] = {
 def test_multipart_body_with_a_mistake_is_refused(body: bytes, cuts: Callable[[bytes], Sequence[int]]) -> None:
     with pytest.raises(BadMultipart):
         read(body, cuts(body))
+
+
+DRIPPED = [lambda body: (), lambda body: range(len(body))]
+SHORT: dict[str, tuple[bytes, int]] = {
+    "first": (PARTS[0][:-1] + PARTS[1] + PARTS[2] + END, 0),
+    "last": (PARTS[0] + PARTS[1] + PARTS[2][:-1] + END, 2),
+    "last, by the whole end": (PARTS[0] + PARTS[1] + PARTS[2][:-9] + END, 2),
+    "every one": (PARTS[0][:-2] + PARTS[1][:-1] + PARTS[2][:-7] + END, 0),
+    "empty": (PARTS[0][:-3] + PARTS[1] + PARTS[2] + END, 0),
+}
+
+
+@pytest.mark.parametrize(("body", "certain"), SHORT.values(), ids=SHORT)
+@pytest.mark.parametrize("cuts", DRIPPED, ids=["whole", "bytes"])
+def test_multipart_part_shorter_than_it_says_is_not_kept(
+    body: bytes, certain: int, cuts: Callable[[bytes], Sequence[int]]
+) -> None:
+    targets = targets_of()
+    with pytest.raises(BadMultipart):
+        read(body, cuts(body), targets)
+    assert [target.missing for target in targets[:certain]] == [0] * certain
+    assert [target.filled for target in targets[certain:]] == [0] * (len(RANGES) - certain)
+
+
+@pytest.mark.parametrize("body", SHORT.values(), ids=SHORT)
+def test_multipart_body_that_breaks_anywhere_leaves_no_wrong_byte(body: tuple[bytes, int]) -> None:
+    for size in range(len(body[0])):
+        targets = targets_of()
+        reader = MultipartReader(BOUNDARY, targets, SIZE_BYTES)
+        with contextlib.suppress(BadMultipart):
+            reader.feed(memoryview(body[0])[:size])
+        reader.break_off()
+        for target in targets:
+            assert bytes(target.into[: target.filled]) == DATA[target.start : target.start + target.filled], size
+
+
+def test_multipart_body_that_breaks_keeps_what_came_of_its_part() -> None:
+    targets = targets_of()
+    reader = MultipartReader(BOUNDARY, targets, SIZE_BYTES)
+    reader.feed(memoryview(PARTS[0] + PARTS[1] + PARTS[2][:-4]))
+    reader.break_off()
+    assert [target.missing for target in targets] == [0, 0, 4]
 
 
 @given(st.binary(max_size=200))
