@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
 from epochal.cli.named_files import fingerprint_problems, vocabulary_of
 from epochal.cli.state_files import read_data_config
+from runtime.connections import LOOPBACK
 from runtime.descriptors import open_files_limit
 from runtime.loopback import is_loopback
 from runtime.retry import RetryPolicy
@@ -66,12 +67,15 @@ def trusting_holder_of(certificate: Path) -> ssl.SSLContext:
 def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str, int]:
     """Return the address of the options, else of the run's data location (on all interfaces, unless it is loopback).
 
+    If the run's data come from elsewhere, the address is on loopback unless the options name another.
+
     Raises:
-        InvalidInput: the run's data do not come from a data server, and no port was given.
+        InvalidInput: the run's data do not come from a data server, or from several, and no port was given.
     """
     location = state.model.LLM.data_location
     if options.port is not None:
-        return options.host or "127.0.0.1", options.port
+        hosts = {host for host, _ in location.addresses} if isinstance(location, Server) else {LOOPBACK}
+        return options.host or _host_for(hosts), options.port
     if not isinstance(location, Server):
         raise InvalidInput("the run's data_location names no data server; give --port to serve anyway")
     hosts, ports = {host for host, _ in location.addresses}, {port for _, port in location.addresses}
@@ -80,7 +84,12 @@ def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str
             f"the run's data_location names several data servers ({location.root}); give this one's --port"
         )
     (port,) = ports
-    return options.host or (min(hosts) if all(map(is_loopback, hosts)) else ANY_HOST), port
+    return options.host or _host_for(hosts), port
+
+
+def _host_for(hosts: Collection[str]) -> str:
+    """Return where to listen so that clients that were told these hosts reach the server."""
+    return min(hosts) if all(map(is_loopback, hosts)) else ANY_HOST
 
 
 def tls_of(state: StateFile, options: DataServerOptions, host: str) -> ssl.SSLContext | None:

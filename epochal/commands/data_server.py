@@ -45,7 +45,11 @@ def data_server(
         str, typer.Option("--coordinator", metavar="URL", help="Address of the run's coordinator.")
     ],
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on. Default: as the run's data_location says.")
+        str | None,
+        typer.Option(
+            help="Address to listen on. Default: as the run's data_location says, on all interfaces if it names "
+            "another machine; 127.0.0.1 if it names no data server."
+        ),
     ] = None,
     port: Annotated[
         int | None,
