@@ -115,7 +115,10 @@ def prepare(
         str, typer.Option(metavar="HOST:PORT", help="Where the run's clients will reach its data server.")
     ] = DEFAULTS.data_address,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Discard an unfinished preparation in the folder and begin anew.")
+        bool,
+        typer.Option(
+            "--restart", help="Discard an unfinished preparation in the folder and begin anew; a complete one stays."
+        ),
     ] = False,
 ) -> None:
     """Turn text into shards of tokens, and write the files of a run that trains on them.
@@ -199,6 +202,8 @@ def _lines() -> Iterator[Callable[[PrepareProgress], None]]:
 def _report(made: Preparation) -> None:
     """Print what was made, what was left out, and what to do next."""
     counts = made.counts
+    if made.was_complete:
+        say(f"{made.folder} holds this preparation already, complete: nothing was done. It is:")
     for split in (TRAIN, VALIDATION):
         shards = made.shards.get(split, {})
         if shards:

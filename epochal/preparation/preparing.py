@@ -17,6 +17,7 @@ from typing import Any
 
 from data_providers.locations import parse_location
 from epochal.preparation.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
+from epochal.preparation.complete import complete_before
 from epochal.preparation.counts import MAX_NAMED, PrepareCounts
 from epochal.preparation.cutting import Cutter
 from epochal.preparation.done import DoneSoFar
@@ -72,8 +73,8 @@ def prepare(
     """Turn text into shards of tokens with a manifest, and write the files of a run that trains on them. Blocks.
 
     It goes on where an earlier call with the same arguments was interrupted, whatever interrupted it, and does nothing
-    if that one was complete. The shards and the manifest are the same bytes however many workers there are and however
-    often it was interrupted.
+    if that one was complete: then the sources must have the same names and sizes. The shards and the manifest are the
+    same bytes however many workers there are and however often it was interrupted.
 
     Args:
         sources: paths of files and folders, URLs of files, and files or folders of buckets (`s3://bucket/folder`), in
@@ -106,7 +107,7 @@ def prepare(
         content["template"] = {"name": chat.template_name, "sha256": hashlib.sha256(chat.template.encode()).hexdigest()}
     with _working_folder(folder, content) as working:
         if working is None:
-            return published(folder)
+            return complete_before(folder, places, options)
         made = _made(places, content, found, options, chat, working, show or _show_nothing)
         left = publish(made, folder, working, found, options.data_address)
     shutil.rmtree(folder / WORKING, ignore_errors=True)

@@ -39,6 +39,7 @@ class Preparation:
         shards: for each split (`train`, and `validation` if it has any), the number of tokens of each file.
         rows: of conversations, for each split, the number of rows of each file.
         left: names of the user's own files that were left as they are; what would have been written is beside them.
+        was_complete: whether it was complete before the call that returned it, which then did nothing.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class Preparation:
     shards: Mapping[str, Mapping[str, int]]
     rows: Mapping[str, Mapping[str, int]]
     left: tuple[str, ...] = ()
+    was_complete: bool = False
 
     @property
     def run_id(self) -> str:

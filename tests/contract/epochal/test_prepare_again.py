@@ -1,0 +1,77 @@
+"""`epochal prepare` again, in the folder of a complete preparation: nothing is done, and no change is passed over."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from epochal.preparation.options import PrepareOptions
+from epochal.preparation.preparing import prepare
+from state.errors import InvalidInput
+from tests.support.cli import run_main
+from tests.support.data_http import FileServer, http_server
+from tests.support.prepared import everything_in, write_records
+
+SMALL = PrepareOptions(seq_len=16, workers=1, validation="20%")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A folder of text, of which `tmp_path / "data"` is the complete preparation."""
+    write_records(tmp_path / "texts" / "a.jsonl", [f"text {number}" for number in range(50)])
+    write_records(tmp_path / "texts" / "b.jsonl", ["more"] * 20)
+    prepare([tmp_path / "texts"], "bytes", tmp_path / "data", SMALL)
+    return tmp_path / "texts"
+
+
+def again(texts: Path, *more: str) -> tuple[str, ...]:
+    out = str(texts.parent / "data")
+    options = ("--seq-len", "16", "--validation", "20%", "--workers", "1")
+    return ("prepare", str(texts), "--tokenizer", "bytes", "--out", out, *options, *more)
+
+
+@pytest.mark.parametrize("more", [(), ("--restart",), ("--data-address", "127.0.0.1:39405")])
+def test_the_same_again_says_that_nothing_was_done(texts: Path, more: tuple[str, ...]) -> None:
+    run_main(*again(texts, *more)).expect(0, "complete: nothing was done", "samples of 16", "next:")
+
+
+def test_a_changed_source_is_named_and_nothing_is_done(texts: Path, tmp_path: Path) -> None:
+    before = everything_in(tmp_path / "data")
+    new, old = texts / "zz_new.txt", texts / "b.jsonl"
+    new.write_text("new")
+    data = tmp_path / "data"
+    way_out = f"Name another folder, or remove {data}/validation and {data}/train to make it anew"
+    run_main(*again(texts, "--restart")).expect(2, f"{new} is new since then", way_out)
+    new.unlink()
+    size = old.stat().st_size
+    old.write_text("{}\n")
+    run_main(*again(texts)).expect(2, f"{old} had {size} bytes and has 3")
+    old.unlink()
+    run_main(*again(texts)).expect(2, f"{old} is no longer among the sources")
+    assert everything_in(data) == before
+    for split in ("train", "validation"):
+        for path in (data / split).iterdir():
+            path.unlink()
+        (data / split).rmdir()
+    made = prepare([texts], "bytes", data, SMALL)
+    assert (made.counts["file_count"], made.was_complete) == (1, False)
+
+
+def test_a_changed_data_address_is_refused_with_the_line(texts: Path) -> None:
+    ran = run_main(*again(texts, "--data-address", "10.0.0.1:999"))
+    ran.expect(2, "state.toml names the data server 127.0.0.1:39405: write 10.0.0.1:999 there")
+    state = texts.parent / "data" / "state.toml"
+    state.write_text(state.read_text().replace("127.0.0.1:39405", "10.0.0.1:999"))
+    run_main(*again(texts, "--data-address", "10.0.0.1:999")).expect(0, "nothing was done")
+
+
+async def test_a_server_that_is_away_hides_no_preparation(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a.jsonl", ["text"] * 20)
+    async with http_server(FileServer(tmp_path)) as url:
+        places = [f"{url}/a.jsonl"]
+        await asyncio.to_thread(prepare, places, "bytes", tmp_path / "data", SMALL)
+        write_records(path, ["text"] * 21)
+        with pytest.raises(InvalidInput, match=r"a\.jsonl had 340 bytes and has 357"):
+            await asyncio.to_thread(prepare, places, "bytes", tmp_path / "data", SMALL)
+    made = await asyncio.to_thread(prepare, places, "bytes", tmp_path / "data", SMALL)
+    assert made.was_complete
