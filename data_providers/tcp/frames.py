@@ -15,7 +15,8 @@ The client begins with `HELLO` (JSON: run id and ticket); the server answers `WE
 that it follows, the first and the last data index) without waiting, and the server answers them in order, each with
 `SAMPLES`, whose payload is the tokens' own bytes, or with `ERROR` (JSON: kind and reason). An `ERROR` with request
 number 0 is about the connection, which then ends; so does a `GOODBYE` (JSON: reason), after which the client asks
-another server. The rule kept here: a payload's length is checked against its kind's bound before a byte of it is read.
+another server. The rules kept here: a payload's length is checked against its kind's bound before a byte of it is read;
+and the request's number is 0 in frames about the connection, and in no other.
 """
 
 import struct
@@ -71,6 +72,9 @@ class FrameKind(IntEnum):
     ERROR = 5
     GOODBYE = 6
 
+
+OF_A_REQUEST = frozenset({FrameKind.GET, FrameKind.SAMPLES})
+"""The kinds that have the number of a request, from 1 on; an `ERROR` may have one, and all others have 0."""
 
 MAX_PAYLOAD_BYTES = {
     FrameKind.HELLO: MAX_JSON_BYTES,
@@ -140,7 +144,13 @@ def frame_header(kind: FrameKind, request: int, length: int) -> bytes:
 
 
 def parse_header(header: bytes | bytearray | memoryview) -> FrameHeader:
-    """Parse a header; `InvalidDocument` for another protocol or version, or a payload above the frame's bound."""
+    """Parse a header.
+
+    Raises:
+        AnotherVersion: the peer speaks another version of the protocol.
+        InvalidDocument: it speaks another protocol, or the payload is above its kind's bound, or the request's number
+            is not one of its kind; the peer's fault.
+    """
     magic, version, kind, request, length = HEADER.unpack(header)
     if magic != _MAGIC:
         raise InvalidDocument(f"not the data protocol: {bytes(header[:4])!r}")
@@ -151,6 +161,10 @@ def parse_header(header: bytes | bytearray | memoryview) -> FrameHeader:
     kind = FrameKind(kind)
     if length > MAX_PAYLOAD_BYTES[kind]:
         raise InvalidDocument(f"a {kind.name} frame of {length} bytes; at most {MAX_PAYLOAD_BYTES[kind]}")
+    if kind in OF_A_REQUEST and request == CONNECTION_REQUEST:
+        raise InvalidDocument(f"a {kind.name} frame with request number 0; allowed: 1 to {MAX_REQUEST_NUMBER}")
+    if kind not in OF_A_REQUEST and kind is not FrameKind.ERROR and request != CONNECTION_REQUEST:
+        raise InvalidDocument(f"a {kind.name} frame with request number {request}; allowed: {CONNECTION_REQUEST}")
     return FrameHeader(kind, request, length)
 
 

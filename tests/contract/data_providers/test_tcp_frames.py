@@ -111,14 +111,24 @@ def test_header_of_another_version_names_both(version: int, rest: bytes) -> None
         parse_header(b"EP" + bytes([version]) + rest)
 
 
-@given(st.sampled_from(FrameKind), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-def test_header_is_read_as_written_or_refused_above_its_bound(kind: FrameKind, request: int, length: int) -> None:
+@given(
+    st.sampled_from(FrameKind),
+    st.one_of(st.just(0), st.integers(0, 2**32 - 1)),
+    st.one_of(st.integers(0, MAX_JSON_BYTES), st.integers(0, 2**32 - 1)),
+)
+def test_header_is_read_as_written_or_refused(kind: FrameKind, request: int, length: int) -> None:
     header = frame_header(kind, request, length)
-    if length <= MAX_PAYLOAD_BYTES[kind]:
-        assert parse_header(header) == (kind, request, length)
+    if length > MAX_PAYLOAD_BYTES[kind]:
+        refused = f"at most {MAX_PAYLOAD_BYTES[kind]}$"
+    elif kind in {FrameKind.GET, FrameKind.SAMPLES} and not request:
+        refused = f"{kind.name} frame with request number 0; allowed: 1 to {2**32 - 1}$"
+    elif kind in {FrameKind.HELLO, FrameKind.WELCOME, FrameKind.GOODBYE} and request:
+        refused = f"{kind.name} frame with request number {request}; allowed: 0$"
     else:
-        with pytest.raises(InvalidDocument, match=f"at most {MAX_PAYLOAD_BYTES[kind]}"):
-            parse_header(header)
+        assert parse_header(header) == (kind, request, length)
+        return
+    with pytest.raises(InvalidDocument, match=refused):
+        parse_header(header)
 
 
 def frames() -> st.SearchStrategy[bytes]:

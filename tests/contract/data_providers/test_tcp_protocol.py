@@ -16,7 +16,9 @@ from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
+    OF_A_REQUEST,
     FrameKind,
+    Goodbye,
     Hello,
     frame_header,
     get_frame,
@@ -69,6 +71,8 @@ NONSENSE = {
     "hello with a doubled key": [frame_header(FrameKind.HELLO, 0, len(DOUBLED)) + DOUBLED],
     "hello twice": [HELLO, HELLO],
     "short get": [HELLO, frame_header(FrameKind.GET, 1, 3) + b"abc"],
+    "get with request 0": [HELLO, get_frame(0, DataIds(0, 0))],
+    "hello with a request": [json_frame(FrameKind.HELLO, 5, Hello("a-run", "good"))],
     "get backwards": [HELLO, frame_header(FrameKind.GET, 1, 24) + struct.pack("<QQQ", 0, 9, 8)],
     "get of 2**64": [HELLO, frame_header(FrameKind.GET, 1, 24) + struct.pack("<QQQ", 0, 0, 2**64 - 1)],
 }
@@ -140,6 +144,8 @@ BROKEN_ANSWERS = {
     "a second welcome": WELCOME,
     "a request": get_frame(1, DataIds(0, 0)),
     "an error of nonsense": frame_header(FrameKind.ERROR, 1, 2) + b"{}",
+    "a goodbye with a request": json_frame(FrameKind.GOODBYE, 1, Goodbye("x")),
+    "samples with request 0": frame_header(FrameKind.SAMPLES, 0, 32) + bytes(32),
     "an unknown error": frame_header(FrameKind.ERROR, 1, 26) + b'{"kind":"odd","reason":""}',
 }
 
@@ -148,7 +154,7 @@ BROKEN_ANSWERS = {
 async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes) -> None:
     async with listening(WELCOME, answer) as address, asyncio.timeout(ANSWER_TIMEOUT_S / 2):
         client = await open_client(address)
-        with pytest.raises(SourceUnavailable):
+        with pytest.raises(SourceUnavailable, match=r"breaks the protocol|closed the connection"):
             await client.get_samples(DataIds(0, 0))
         await client.aclose()
 
@@ -156,6 +162,7 @@ async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes)
 def test_frame_header_of_every_byte_string_is_read_or_refused() -> None:
     assert parse_header(frame_header(FrameKind.GET, 2**32 - 1, 24)) == (FrameKind.GET, 2**32 - 1, 24)
     for kind, most in MAX_PAYLOAD_BYTES.items():
-        assert parse_header(frame_header(kind, 0, most)).length == most
+        number = 1 if kind in OF_A_REQUEST else 0
+        assert parse_header(frame_header(kind, number, most)).length == most
         with pytest.raises(InvalidDocument):
-            parse_header(frame_header(kind, 0, most + 1))
+            parse_header(frame_header(kind, number, most + 1))
