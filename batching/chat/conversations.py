@@ -5,7 +5,7 @@ A record is `{"messages": [{"role": …, "content": …}, …]}`, of which the a
 assistant's message with `"weight": 0` is not learnt. `"tools"` are passed on to the template.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +31,12 @@ class Conversation:
     messages: tuple[Mapping[str, Any], ...]
     learnt: tuple[int, ...]
     tools: Sequence[Any] | None = None
+
+    @property
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """What its author wrote, by its place in the record: the messages, and the tools."""
+        yield from ((f"messages[{number}]", message) for number, message in enumerate(self.messages))
+        yield "tools", self.tools
 
 
 def conversation_of(record: Any, learn: Learn = "assistant") -> Conversation:
@@ -62,6 +68,19 @@ def conversation_of(record: Any, learn: Learn = "assistant") -> Conversation:
     if not learnt:
         raise CorruptData("no message of the assistant's is to be learnt")
     return Conversation(tuple(messages), tuple(learnt[-1:] if learn == "last" else learnt), _tools(fields))
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield every text that a template may write of a JSON value, names of fields included, in no certain order."""
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, Mapping):
+            waiting += [*found, *found.values()]
+        elif isinstance(found, list | tuple):
+            waiting += found
 
 
 def _messages_or_text(value: Any, name: str, role: str) -> list[dict[str, Any]]:

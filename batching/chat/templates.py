@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from batching.chat.conversations import ASSISTANT, Conversation
+from batching.chat.conversations import ASSISTANT, Conversation, texts_in
 from data_providers.protocol import CorruptData
 from state.errors import InvalidInput
 
@@ -28,6 +28,8 @@ END_MARK = "\ufdd2"
 """The `eos_token` of tokenizers whose end token has no text of its own."""
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
 """Noncharacters, which Unicode reserves for a program's own use."""
+_MARKER = re.compile(r"<[|｜][^<>|｜\s]{1,64}[|｜]>")
+"""The usual form of what stands between messages."""
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 PLAIN = """\
@@ -89,15 +91,20 @@ class ChatTemplate:
         """Whether the template has `{% generation %}` blocks."""
         return _GENERATION.search(self.source) is not None
 
+    @cached_property
+    def markers(self) -> frozenset[str]:
+        """What the template itself writes of the form `<|…|>`: a message that holds it could end its own turn."""
+        return frozenset(_MARKER.findall(self.source))
+
     def render(self, conversation: Conversation) -> RenderedChat:
         """Return the conversation's text, and the places in it that are learnt.
 
         Raises:
             CorruptData: the template refuses the conversation, or it cannot be told what is learnt.
         """
-        for number, message in enumerate(conversation.messages):
-            if found := _RESERVED.search(message["content"]):
-                raise CorruptData(f"messages[{number}] has U+{ord(found[0]):X}, which Unicode reserves for programs")
+        for place, part in conversation.parts:
+            if found := next(filter(None, map(_RESERVED.search, texts_in(part))), None):
+                raise CorruptData(f"{place} has U+{ord(found[0]):X}, which Unicode reserves for programs")
         if self.marks_what_is_learnt:
             return self._marked(conversation)
         return self._compared(conversation)

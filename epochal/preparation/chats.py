@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.chat.conversations import Conversation, Learn, conversation_of
+from batching.chat.conversations import Conversation, Learn, conversation_of, texts_in
 from batching.chat.encoding import PlacedTokens, encode_chat
 from batching.chat.templates import BUILT_IN, END_MARK, MAX_TEMPLATE_CHARACTERS, ChatTemplate, RenderedChat
 from data_providers.protocol import IGNORED_LABEL, CorruptData, Tokens
@@ -56,13 +56,16 @@ class ChatEncoder:
         self._learn = options.learn
         self._template = ChatTemplate(options.template, options.template_name, special)
         self._tokens = _placed_tokens_of(tokenizer)
-        self._forged = _forgeries(tokenizer)
+        self._special = _special_texts(tokenizer)
+        forgeries = sorted(self._special | self._template.markers, key=len, reverse=True)
+        self._forged = re.compile("|".join(map(re.escape, forgeries))) if forgeries else None
 
     def rendered(self, record: Any) -> bytes:
         """Return the text of a record's conversation and what of it is learnt, for `encode`.
 
         Raises:
-            CorruptData: the record is no conversation, or holds what the tokenizer reads as a special token.
+            CorruptData: the record is no conversation, or holds a special token of the tokenizer's or a marker of the
+                template's.
         """
         conversation = conversation_of(record, self._learn)
         self._check_forged(conversation)
@@ -93,9 +96,11 @@ class ChatEncoder:
     def _check_forged(self, conversation: Conversation) -> None:
         if self._forged is None:
             return
-        for number, message in enumerate(conversation.messages):
-            if found := self._forged.search(message["content"]):
-                raise CorruptData(f"messages[{number}] holds {found[0]!r}, which is a special token of the tokenizer")
+        for place, part in conversation.parts:
+            if found := next(filter(None, map(self._forged.search, texts_in(part))), None):
+                is_special = found[0] in self._special
+                what = "a special token of the tokenizer" if is_special else f"a marker of {self._template.name}"
+                raise CorruptData(f"{place} holds {found[0]!r}, which is {what}: it would end its own turn")
 
 
 class _PlacedBytes:
@@ -172,13 +177,14 @@ def _placed_tokens_of(tokenizer: NamedTokenizer) -> PlacedTokens:
     return _PlacedLibraryTokens(tokenizer.identity.name, tokenizer.files[TOKENIZER_FILE])
 
 
-def _forgeries(tokenizer: NamedTokenizer) -> re.Pattern[str] | None:
-    """Return a pattern of the tokenizer's special tokens, which no message may hold; None if there are none."""
+def _special_texts(tokenizer: NamedTokenizer) -> frozenset[str]:
+    """Return the texts of the tokenizer's special tokens, and of its end token if it was added to the vocabulary."""
     if not tokenizer.files:
-        return None
+        return frozenset()
     added = json.loads(tokenizer.files[TOKENIZER_FILE]).get("added_tokens") or []
-    texts = [token["content"] for token in added if isinstance(token, dict) and token.get("special")]
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
+    end = tokenizer.identity.end_token
+    tokens = [token for token in added if isinstance(token, dict)]
+    return frozenset(token["content"] for token in tokens if token.get("special") or token["content"] == end)
 
 
 def _configured(tokenizer: NamedTokenizer) -> str:

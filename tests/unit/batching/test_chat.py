@@ -171,6 +171,14 @@ def test_text_with_the_marks_of_a_template_is_refused() -> None:
     talk = [{"role": "user", "content": "\ufdd0"}, TALK[2]]
     with pytest.raises(CorruptData, match=r"messages\[0\] has U\+FDD0"):
         ChatTemplate(CHATML, "chatml").render(conversation_of({"messages": talk}))
+    with pytest.raises(CorruptData, match=r"messages\[0\] has U\+FDD1"):
+        ChatTemplate(CHATML, "chatml").render(conversation_of({"messages": [{**TALK[0], "role": "\ufdd1"}, TALK[2]]}))
+
+
+def test_markers_are_what_a_template_writes_in_angles_and_bars() -> None:
+    assert ChatTemplate(CHATML, "chatml").markers == {"<|im_start|>", "<|im_end|>"}
+    assert ChatTemplate("<｜User｜>{{ 1 }}<|a b|><||>", "other").markers == {"<｜User｜>"}
+    assert [ChatTemplate(BUILT_IN[name], name).markers for name in ("plain", "none")] == [frozenset()] * 2
 
 
 def test_text_and_labels_are_those_of_transformers() -> None:
