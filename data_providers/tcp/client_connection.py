@@ -30,6 +30,7 @@ from data_providers.tcp.frames import (
     get_frame,
     json_frame,
     parse_header,
+    visible,
 )
 from runtime.loopback import is_loopback
 from state.errors import DataError, InternalError, InvalidDocument, InvalidInput
@@ -276,7 +277,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         except AnotherVersion as error:
             self.drop(Rejected(f"{self._address} speaks {error.message}; update the older of the two"))
         except InvalidDocument as error:
-            self.drop(SourceUnavailable(f"{self._address} breaks the protocol: {error.message}"))
+            self.drop(SourceUnavailable(f"{self._address} breaks the protocol: {visible(error.message)}"))
 
     def _wake_at(self, wanted_bytes: int) -> None:
         """Let the system wake this client when so many bytes have arrived, or enough of them, or the end."""
@@ -306,11 +307,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.welcome.set_result(parse_document(Welcome, bytes(payload)))
         elif frame.kind is FrameKind.GOODBYE:
             goodbye = parse_document(Goodbye, bytes(payload))
-            self.drop(SourceUnavailable(f"{self._address} ended the connection: {goodbye.reason}"))
+            self.drop(SourceUnavailable(f"{self._address} ended the connection: {visible(goodbye.reason)}"))
         elif frame.kind is FrameKind.ERROR and frame.request == CONNECTION_REQUEST:
-            self.drop(error_of(bytes(payload)))
+            self.drop(error_of(bytes(payload), str(self._address)))
         elif frame.kind is FrameKind.ERROR:
-            self._call_of(frame).refused(frame.request, error_of(bytes(payload)))
+            error = error_of(bytes(payload), str(self._address))
+            self._call_of(frame).refused(frame.request, error)
             del self._calls[frame.request]
         else:
             raise InvalidDocument(f"an unexpected {frame.kind.name} frame")

@@ -22,7 +22,7 @@ and the request's number is 0 in frames about the connection, and in no other.
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 from pydantic import Field
 
@@ -57,6 +57,9 @@ MAX_TICKET_CHARS = 8 * 1024
 
 ANY_VERSION = 0
 """The document version of a request that names none."""
+
+Reason: TypeAlias = Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+"""A sentence for a person. The peer wrote it: show it as `visible` alone."""
 
 _MAGIC = b"EP"
 _GET = struct.Struct("<QQQ")
@@ -128,14 +131,14 @@ class DataFailure(WireDocument):
     """The reason why a request or a connection failed: a `DataError`'s kind and message."""
 
     kind: DataErrorKind
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye(WireDocument):
     """The reason why the server ends a connection on which it has answered what it began."""
 
-    reason: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+    reason: Reason
 
 
 def frame_header(kind: FrameKind, request: int, length: int) -> bytes:
@@ -192,13 +195,22 @@ def failure_of(error: DataError) -> DataFailure:
     return DataFailure(error.kind, error.message[:MAX_MESSAGE_CHARS])  # type: ignore[arg-type]
 
 
-def error_of(payload: bytes) -> DataError:
-    """Return the error in an `ERROR` frame's payload; `InvalidDocument` if there is none."""
+def visible(text: str) -> str:
+    """Return a peer's text without what a terminal or a log would take for a command or a line of its own."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def error_of(payload: bytes, server: str) -> DataError:
+    """Return the error in an `ERROR` frame's payload, with the server's address before its reason.
+
+    Raises:
+        InvalidDocument: the payload is not an error's; the server's fault.
+    """
     failure = parse_document(DataFailure, payload)
     kinds: dict[DataErrorKind, type[DataError]] = {
         kind.kind: kind for kind in (SourceUnavailable, CorruptData, OutOfRange, Rejected)
     }
-    return kinds[failure.kind](failure.reason, by="data server")
+    return kinds[failure.kind](f"{server} says: {visible(failure.reason)}", by="data server")
 
 
 def welcome_of(spec: DatasetSpec, fingerprint: str, sequence_count: int | None) -> Welcome:

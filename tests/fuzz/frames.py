@@ -76,7 +76,7 @@ def _decode_payload(kind: FrameKind, payload: bytes) -> None:
             case FrameKind.GET:
                 assert parse_get(payload).data_ids.start >= 0
             case FrameKind.ERROR:
-                assert isinstance(error_of(payload), DataError)
+                assert error_of(payload, "a server").message.isprintable()
             case FrameKind.GOODBYE:
                 parse_document(Goodbye, payload)
     except InvalidInput:

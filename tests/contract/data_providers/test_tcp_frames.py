@@ -32,6 +32,7 @@ from data_providers.tcp.frames import (
 from data_providers.tcp.limits import DEFAULT_LIMITS
 from state.errors import InvalidDocument
 from state.intervals import DataIds
+from state.messages import MAX_MESSAGE_CHARS
 from state.wire import parse_document
 from tests.fuzz.frames import PIECES, fuzz_one
 
@@ -92,6 +93,8 @@ def test_specification_names_every_kind_with_its_number_and_bound() -> None:
     [
         f"**version {PROTOCOL_VERSION}** of the protocol",
         f"text, at most {MAX_TICKET_CHARS:,} characters",
+        f"| `reason` | text, at most {MAX_MESSAGE_CHARS:,} characters",
+        f"a `reason` for a person (text, at most {MAX_MESSAGE_CHARS:,} characters)",
         f"has at most {MAX_SEQUENCE_BYTES:,} bytes",
         f"1 to {MAX_SEQUENCE_BYTES // 2:,}",
         f"without `HELLO` after {DEFAULT_LIMITS.handshake_timeout_s:g} s",

@@ -10,13 +10,14 @@ import pytest
 
 import data_providers.tcp.client_connection
 from data_providers.local import LocalDataProvider
-from data_providers.protocol import SourceUnavailable
-from data_providers.tcp.client import ANSWER_TIMEOUT_S
+from data_providers.protocol import Rejected, SourceUnavailable
+from data_providers.tcp.client import ANSWER_TIMEOUT_S, TcpDataProvider
 from data_providers.tcp.client_connection import DataServerAddress
 from data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     OF_A_REQUEST,
+    DataFailure,
     FrameKind,
     Goodbye,
     Hello,
@@ -29,6 +30,7 @@ from data_providers.tcp.frames import (
 from data_providers.tcp.limits import ServerLimits
 from state.errors import InvalidDocument
 from state.intervals import DataIds
+from state.messages import MAX_MESSAGE_CHARS
 from tests.support.bounds import BOUND_S
 from tests.support.data_files import SPEC, write_dataset
 from tests.support.data_server import HOST, open_client, serving
@@ -157,6 +159,52 @@ async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes)
         with pytest.raises(SourceUnavailable, match=r"breaks the protocol|closed the connection"):
             await client.get_samples(DataIds(0, 0))
         await client.aclose()
+
+
+LONG = json_frame(FrameKind.ERROR, 1, DataFailure("corrupt", "x" * (MAX_MESSAGE_CHARS + 1)))
+CONTROLLING = "red \x1b[31m\nline two \u202e\u2028 \x00é"
+SHOWN = "red �[31m�line two �� �é"
+
+
+async def ask_once(address: DataServerAddress) -> None:
+    """Connect, and ask for one sample."""
+    client = await open_client(address)
+    try:
+        await client.get_samples(DataIds(0, 0))
+    finally:
+        await client.aclose()
+
+
+async def test_tcp_server_whose_reason_is_too_long_breaks_the_protocol() -> None:
+    async with listening(WELCOME, LONG) as address:
+        with pytest.raises(SourceUnavailable, match=f"^{address} breaks the protocol: .*{MAX_MESSAGE_CHARS}"):
+            await ask_once(address)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([json_frame(FrameKind.ERROR, 0, DataFailure("rejected", CONTROLLING))], f"says: {SHOWN}"),
+        ([WELCOME, json_frame(FrameKind.ERROR, 1, DataFailure("rejected", CONTROLLING))], f"says: {SHOWN}"),
+        ([WELCOME, json_frame(FrameKind.ERROR, 0, DataFailure("rejected", CONTROLLING))], f"says: {SHOWN}"),
+        ([WELCOME, json_frame(FrameKind.GOODBYE, 0, Goodbye(CONTROLLING))], f"ended the connection: {SHOWN}"),
+    ],
+    ids=["instead of a welcome", "of a request", "of the connection", "goodbye"],
+)
+async def test_tcp_reason_names_its_server_and_controls_no_terminal(answers: list[bytes], expected: str) -> None:
+    async with listening(*answers) as address:
+        with pytest.raises((Rejected, SourceUnavailable)) as raised:
+            await ask_once(address)
+        assert raised.value.message == f"{address} {expected}"
+
+
+async def test_tcp_servers_that_all_refuse_are_named_each_with_its_reason() -> None:
+    refusals = [json_frame(FrameKind.ERROR, 0, DataFailure("rejected", reason)) for reason in ("no room", "not yet")]
+    async with listening(refusals[0]) as first, listening(refusals[1]) as second:
+        with pytest.raises(Rejected) as raised:
+            await TcpDataProvider.open([first, second], lambda: "good", spread=0.0)
+    for named in (f"{first} says: no room", f"{second} says: not yet"):
+        assert named in raised.value.message
 
 
 def test_frame_header_of_every_byte_string_is_read_or_refused() -> None:
