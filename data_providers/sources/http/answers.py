@@ -14,6 +14,8 @@ from runtime.retry import retry_after_s
 
 MAX_WHOLE_FILE_BYTES = 1024**2
 """Maximum size of a file that a server may send as a whole, ignoring ranges."""
+MAX_SHOWN_CHARS = 100
+"""Maximum number of characters of a server's text in a message."""
 _CONTENT_RANGE = re.compile(r"bytes (?:(?P<first>\d{1,18})-(?P<last>\d{1,18})|\*)/(?P<size>\d{1,18})")
 
 
@@ -25,33 +27,56 @@ def check_temporary(head: Head, url: str) -> None:
     """Raise `SourceUnavailable` if the status says that the request may succeed later, with the server's delay."""
     if is_temporary(head.status):
         raise SourceUnavailable(
-            f"{url} answered {head.status} {head.reason}",
+            f"{url} answered {head.status} {visible(head.reason)}",
             url=url,
             status=head.status,
             retry_after_s=retry_after_s(head.fields.get("retry-after"), time.time()),
         )
 
 
-def announced_range(head: Head, url: str) -> tuple[int, int, int]:
+def announced_range(head: Head, url: str, ranges: str) -> tuple[int, int, int]:
     """Return the bytes `[first, stop)` of the file that the body holds, and the file's size.
+
+    Args:
+        head: of the answer.
+        url: for messages.
+        ranges: what was requested, for messages.
 
     Raises:
         SourceUnavailable, Rejected: by the status or the headers, the answer does not hold the wanted bytes.
     """
     check_temporary(head, url)
     if is_encoded(head):
-        raise Rejected(f"{url} is sent with a content encoding, so that its bytes cannot be addressed", url=url)
+        raise Rejected(
+            f"{url} is sent with a content encoding, so that its bytes cannot be addressed", url=url, status=head.status
+        )
     if head.status == httpx.codes.OK:
         if head.length is None or head.length > MAX_WHOLE_FILE_BYTES:
             whole = f"the whole file ({'unknown' if head.length is None else head.length} bytes)"
-            raise Rejected(f"{url} answers a range request with {whole}; use a server with range support", url=url)
+            raise Rejected(
+                f"{url} answers a range request with {whole}; use a server with range support",
+                url=url,
+                status=head.status,
+            )
         return 0, head.length, head.length
-    match = _CONTENT_RANGE.fullmatch(head.fields.get("content-range", ""))
+    said = head.fields.get("content-range")
+    match = _CONTENT_RANGE.fullmatch(said or "")
     if head.status == httpx.codes.PARTIAL_CONTENT and match and match["first"]:
         return int(match["first"]), int(match["last"]) + 1, int(match["size"])
     if head.status == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and match and not match["first"]:
         return 0, 0, int(match["size"])
-    raise Rejected(f"{url} answered {head.status} {head.reason}", url=url, status=head.status)
+    answered = f"{url} answered {head.status} {visible(head.reason)}"
+    if head.status == httpx.codes.PARTIAL_CONTENT:
+        answered += (
+            f" with {'no Content-Range' if said is None else f'Content-Range: {visible(said)}'} to a request for "
+            f"{ranges}; allowed: bytes FIRST-LAST/SIZE, each of at most 18 digits"
+        )
+    raise Rejected(answered, url=url, status=head.status)
+
+
+def visible(text: str) -> str:
+    """Return the first `MAX_SHOWN_CHARS` of what a server sent, with escapes for what a terminal would obey."""
+    return repr(text[:MAX_SHOWN_CHARS])[1:-1] + ("…" if len(text) > MAX_SHOWN_CHARS else "")
 
 
 def is_encoded(head: Head) -> bool:
@@ -84,6 +109,8 @@ class RangeBody(Body):
     def __init__(self, target: Filling, skip: int, announced: int, url: str) -> None:
         self._target = target
         self._begin = target.filled
+        begin = target.start + target.filled
+        self._ranges = f"bytes {begin - skip}-{begin - skip + announced - 1} for {begin}-{target.stop - 1}"
         self._skip = skip
         self._announced = announced
         self._received = 0
@@ -106,13 +133,13 @@ class RangeBody(Body):
         self._received += len(data)
         if self._received > self._announced:
             self._target.filled = self._begin
-            raise self._unavailable(f"sent more bytes than the {self._announced} that it announced")
+            raise self._unavailable(f"sent more bytes than the {self._announced} that it announced, {self._ranges}")
         self._target.take(data[first:])
 
     def finish(self) -> None:
         """Raise `SourceUnavailable` unless as many bytes came as were announced."""
         if self._received != self._announced:
-            raise self._unavailable(f"sent {self._received} bytes where it announced {self._announced}")
+            raise self._unavailable(f"sent {self._received} bytes where it announced {self._announced}, {self._ranges}")
 
     def _unavailable(self, what: str) -> SourceUnavailable:
         return SourceUnavailable(f"{self._url} {what}", url=self._url)

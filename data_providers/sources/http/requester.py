@@ -7,7 +7,8 @@ a time limit; messages show neither the user, password or query of a URL nor the
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import httpx
 
@@ -16,6 +17,7 @@ from data_providers.sources.http.connection import Body, BrokenConnection, Disca
 from data_providers.sources.http.http2 import MAX_STREAMS
 from data_providers.sources.http.pool import MAX_CONNECTIONS, ConnectionPool
 from data_providers.sources.http.target import Target
+from state.errors import DataError
 
 ANSWER_TIMEOUT_S = 60.0
 """Time limit for one answer from its request to its last byte; the bytes received until then are kept."""
@@ -29,6 +31,20 @@ _DEFAULT_FIELDS = {"accept": "*/*", "accept-encoding": "identity", "user-agent":
 _NOT_THE_USERS = frozenset({"range", "connection", "content-length", "transfer-encoding", "host"})
 
 Choose = Callable[[Head], Body]
+Took = Callable[[float], None]
+
+
+def _ignore(seconds: float) -> None:
+    """Do nothing."""
+
+
+@contextmanager
+def _timed(took: Took) -> Iterator[None]:
+    begun_s = asyncio.get_running_loop().time()
+    try:
+        yield
+    finally:
+        took(asyncio.get_running_loop().time() - begun_s)
 
 
 class Requester:
@@ -74,7 +90,9 @@ class Requester:
         target = led_to if is_led and led_to is not None else self._target(url)
         return is_single and self.pool.multiplexes(target.origin)
 
-    async def ask(self, url: str, ranges: str, choose: Choose, *, is_single: bool = False) -> Head:
+    async def ask(
+        self, url: str, ranges: str, choose: Choose, *, is_single: bool = False, took: Took = _ignore
+    ) -> Head:
         """Request ranges of a file, and return the head of the answer once its body has gone where `choose` says.
 
         Args:
@@ -82,6 +100,7 @@ class Requester:
             ranges: the value of the `Range` header.
             choose: returns what takes the body of an answer that is not a redirect.
             is_single: whether its server sends one range at a time, so that HTTP/2 may help.
+            took: is told the seconds from the request to the end of its answer, also of one that fails.
 
         Raises:
             SourceUnavailable: no answer, an interrupted or a slow one; retry.
@@ -90,8 +109,13 @@ class Requester:
         """
         try:
             turns = self._streams if self._multiplexes(url, is_single) else self._turns
-            async with turns, asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await self._ask(url, ranges, choose, is_single)
+            async with turns:
+                with _timed(took):
+                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                        return await self._ask(url, ranges, choose, is_single)
+        except DataError:
+            self._led_to.pop(url, None)
+            raise
         except (TimeoutError, SilentConnection) as error:
             self._led_to.pop(url, None)
             shown = without_secrets(url)

@@ -15,6 +15,7 @@ from data_providers.sources.http.answers import (
     check_temporary,
     is_encoded,
     version_of,
+    visible,
 )
 from data_providers.sources.http.connection import Head
 from data_providers.sources.http.filling import Filling
@@ -93,7 +94,9 @@ def several_body(head: Head, url: str, file: SourceFile, targets: Sequence[Filli
     boundary = boundary_of(head.fields.get("content-type", ""))
     most = most_bytes(targets)
     if head.status != httpx.codes.PARTIAL_CONTENT or boundary is None:
-        raise UnfitAnswer(f"{url} answered {head.status} {head.reason} to a request for several ranges", url=url)
+        raise UnfitAnswer(
+            f"{url} answered {head.status} {visible(head.reason)} to a request for several ranges", url=url
+        )
     if is_encoded(head) or version_of(head) != file.version:
         raise UnfitAnswer(f"{url} answered several ranges of something else", url=url)
     if head.length is not None and head.length > most:

@@ -24,7 +24,9 @@ from data_providers.sources.http.answers import (
     announced_range,
     check_covers,
     version_of,
+    visible,
 )
+from data_providers.sources.http.attempts import Attempts
 from data_providers.sources.http.connection import Body, Discarded, Head
 from data_providers.sources.http.filling import Filling
 from data_providers.sources.http.pool import MAX_CONNECTIONS
@@ -33,12 +35,10 @@ from data_providers.sources.http.several import Servers, plan_groups, range_fiel
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, Wanted, run_bounded
 from runtime.http_client import is_temporary
 from runtime.retry import Backoff, RetryPolicy
-from state.errors import InvalidInput
+from state.errors import DataError, InvalidInput
 
 __all__ = ["MAX_CONNECTIONS", "RETRY", "HttpOptions", "HttpSource", "file_names", "without_secrets"]
 
-MAX_ANSWERS_PER_READ = 64
-"""Maximum number of answers for one read, as long as each of them has brought some bytes."""
 PROBE_BYTES = 1
 RETRY = RetryPolicy(attempts=4, first_delay_s=0.25, max_delay_s=8.0, max_asked_s=30.0)
 MAX_URLS = 100_000
@@ -204,58 +204,57 @@ class HttpSource:
 
     async def _fill(self, file: _RemoteFile, target: Filling) -> None:
         """Request the missing bytes of a target until there are none, within the bounds of the options."""
-        answers = 0
-        backoff = self._options.retry.begin()
+        attempts = Attempts(self._options.retry, file.listed.place)
         while target.missing:
             held = target.filled
             try:
-                await self._continue(file, target)
-            except SourceUnavailable as error:
-                answers += 1
-                if answers == MAX_ANSWERS_PER_READ:
-                    raise
-                if target.filled > held:
-                    backoff.reset()
-                await _wait(backoff, error)
+                await self._continue(file, target, attempts)
+            except DataError as error:
+                await attempts.failed(error, target.filled - held)
 
-    async def _continue(self, file: _RemoteFile, target: Filling) -> None:
+    async def _continue(self, file: _RemoteFile, target: Filling, attempts: Attempts) -> None:
         """Request the missing bytes of the target once."""
         begin, stop, url = target.start + target.filled, target.stop, file.listed.place
+        ranges = range_field((target,))
 
         def into_target(head: Head) -> Body:
             if is_temporary(head.status):
                 return Discarded()
-            first, end, size_bytes = announced_range(head, url)
+            first, end, size_bytes = announced_range(head, url, ranges)
             if (size_bytes, version_of(head)) != (file.listed.size_bytes, file.listed.version):
                 raise CorruptData(
                     f"{url} changed: it had {file.listed.size_bytes} bytes and version "
-                    f"{file.listed.version or 'unknown'}, and now has {size_bytes} and {version_of(head) or 'unknown'}",
+                    f"{visible(file.listed.version) or 'unknown'}, and now has {size_bytes} and "
+                    f"{visible(version_of(head)) or 'unknown'}",
                     url=url,
+                    **({"status": head.status} if head.status == httpx.codes.OK else {}),  # maybe of something else
                 )
             check_covers(url, (first, end), (begin, stop))
             if head.length is not None and head.length > end - first:
-                raise SourceUnavailable(f"{url} sends more bytes than the {end - first} that it announced", url=url)
+                raise SourceUnavailable(
+                    f"{url} promises {head.length} bytes where it announces {end - first}: bytes {first}-{end - 1}",
+                    url=url,
+                )
             return RangeBody(target, begin - first, end - first, url)
 
         is_single = self._is_single(file)
-        announced_range(
-            await self._requester.ask(file.url, range_field((target,)), into_target, is_single=is_single), url
-        )
+        head = await self._requester.ask(file.url, ranges, into_target, is_single=is_single, took=attempts.spend)
+        announced_range(head, url, ranges)
 
     async def _look_at(self, url: str, name: str) -> _RemoteFile:
         """Return the file as the answer for its first bytes describes it."""
         backoff = self._options.retry.begin()
-        shown = self._requester.shown(url)
+        shown, ranges = self._requester.shown(url), f"bytes=0-{PROBE_BYTES - 1}"
 
         def probed(head: Head) -> Body:
             if not is_temporary(head.status):
-                announced_range(head, shown)
+                announced_range(head, shown, ranges)
             return Discarded()
 
         while True:
             try:
-                head = await self._requester.ask(url, f"bytes=0-{PROBE_BYTES - 1}", probed)
-                _, _, size_bytes = announced_range(head, shown)
+                head = await self._requester.ask(url, ranges, probed)
+                _, _, size_bytes = announced_range(head, shown, ranges)
                 return _RemoteFile(url, SourceFile(name, size_bytes, shown, version_of(head), _distinction(url, head)))
             except SourceUnavailable as error:
                 await _wait(backoff, error)
