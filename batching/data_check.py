@@ -6,7 +6,7 @@ what is wrong at several places is wrong with the dataset. At most about `LOOK_B
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,14 +116,32 @@ async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: i
 async def _look_at_mix(mix: WeightedDataProvider, needs: DataNeeds, budget_bytes: int) -> DataFindings:
     found: dict[int, DataFindings] = {}
 
+    are_records: dict[str, bool] = {}
+
     async def look(number: int) -> None:
-        found[number] = await look_at_data(mix.sources[number].provider, needs, budget_bytes // len(mix.sources))
+        source = mix.sources[number]
+        found[number] = await look_at_data(source.provider, needs, budget_bytes // len(mix.sources))
+        if not found[number].problems:
+            are_records[source.name] = (await source.provider.get_samples(DataIds(0, 0))).is_text
 
     await run_bounded(look, range(len(mix.sources)), MAX_CONCURRENT_READS)
-    findings = DataFindings()
+    findings = DataFindings(problems=list(_mixed_kinds(mix, are_records)))
     for number, source in enumerate(mix.sources):
         findings.add(found[number], f"source {source.name} of the mix")
     return findings
+
+
+def _mixed_kinds(mix: WeightedDataProvider, are_records: Mapping[str, bool]) -> Iterator[str]:
+    """Yield, for each phase of a mix that has records and tokens, that they do not go together."""
+    for start, counts in mix.schedule:
+        used = [name for name, count in counts.items() if count and name in are_records]
+        records = [name for name in used if are_records[name]]
+        tokens = [name for name in used if not are_records[name]]
+        if records and tokens:
+            yield (
+                f"the mix from data index {start} on: source {records[0]} holds JSON records and source {tokens[0]} "
+                "tokens; allowed: one of them in a phase"
+            )
 
 
 class _Look:

@@ -89,7 +89,7 @@ def parse_mix(text: bytes, place: str) -> Mix:
         mix = _scheduled(_OBJECT.validate_python(found)) if isinstance(found, dict) else _listed(found)
     except ValidationError as error:
         mistakes = "; ".join(
-            f"{'.'.join(str(part) for part in mistake['loc']) or 'the list'}: {mistake['msg']}"
+            f"{'.'.join(map(str, mistake['loc'])) or 'the list'}: {mistake['msg']}{_given(mistake['input'])}"
             for mistake in error.errors(include_url=False)[:MAX_MISTAKES_SHOWN]
         )
         raise InvalidInput(f"mix {place}: {mistakes}", place=place) from error
@@ -134,6 +134,13 @@ def _scheduled(mix: ScheduledMix) -> Mix:
         tuple(MixSource(source.name, source.location) for source in mix.sources),
         tuple(MixPhase(phase.start, tuple(phase.weights.get(name, 0.0) for name in names)) for phase in mix.schedule),
     )
+
+
+def _given(value: Any) -> str:
+    """Return a number that was given instead; of other values only their type: they may be URLs with secrets."""
+    if value is None or isinstance(value, int | float):
+        return f", not {value}"
+    return f", not a text of {len(value)} characters" if isinstance(value, str) else ""
 
 
 def _quoted(names: Iterable[str]) -> str:

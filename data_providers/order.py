@@ -39,6 +39,9 @@ MIN_BLOCKS = 1024
 MAX_PASSES = 2**32
 """Maximum number of passes over the data; data indices beyond them do not exist."""
 
+MAX_FILES_NAMED = 3
+"""Maximum number of files that a message names."""
+
 WINDOW_PLACES = 256
 """Number of places in a pass's order of blocks that are computed together, as clients ask for neighbours soon."""
 
@@ -132,7 +135,10 @@ class DataOrder(Generic[File]):
         self.dropped_tokens = {file.name: file.token_count % length for file in self.files if file.token_count % length}
         self.sequence_count = sum(counts)
         if not self.sequence_count:
-            raise CorruptData(f"{len(self.files)} files hold no sequence of {length} tokens", files=len(self.files))
+            shown = ", ".join(file.name for file in self.files[:MAX_FILES_NAMED])
+            more = ", …" if len(self.files) > MAX_FILES_NAMED else ""
+            held = f"{len(self.files)} files ({shown}{more})" if self.files else "no files"
+            raise CorruptData(f"{held} hold no sequence of {length} tokens", files=len(self.files))
         if self.sequence_count > MAX_INDEX:
             raise CorruptData(f"{self.sequence_count} sequences are more than there are data indices")
         # Files without a whole sample are left out here, so that every place is in exactly one entry.

@@ -152,24 +152,28 @@ def of_source(name: str, error: DataError) -> DataError:
 def interleaved(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> TokenBatch:
     """Return the samples of several batches as one batch, each at its row.
 
+    If one of them has labels, position ids or sequence lengths, the others get those that they mean without: the tokens
+    themselves, positions from each sample's start, one document a sample.
+
     Args:
         parts: batches, each with int64 `(sample_count,)` rows; all rows together are 0, 1, 2, … without a gap.
 
     Raises:
-        CorruptData: only some of the batches have labels, position ids or sequence lengths.
+        CorruptData: only some of the batches hold records.
     """
     if len(parts) == 1:
         return parts[0][0]
+    parts = _completed(parts)
     rows = np.concatenate([rows for _, rows in parts])
     lengths = np.empty(len(rows), dtype=np.int64)
     lengths[rows] = np.concatenate([np.diff(batch.offsets) for batch, _ in parts])
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     if (lengths == lengths[0]).all():
         # Whole rows at a time, which is many times faster and needs no index for every token.
-        flat = {name: _placed([(getattr(batch, name), rows) for batch, rows in parts], name) for name in _FLAT_PARTS}
+        flat = {name: _placed([(getattr(batch, name), rows) for batch, rows in parts]) for name in _FLAT_PARTS}
     else:
         sources = _token_sources(parts, lengths)
-        flat = {name: _gathered([getattr(batch, name) for batch, _ in parts], sources, name) for name in _FLAT_PARTS}
+        flat = {name: _gathered([getattr(batch, name) for batch, _ in parts], sources) for name in _FLAT_PARTS}
     assert flat["input_ids"] is not None
     texts = {batch.is_text for batch, _ in parts}
     if len(texts) > 1:
@@ -178,6 +182,28 @@ def interleaved(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> TokenB
     return TokenBatch(
         flat["input_ids"], offsets, flat["labels"], flat["position_ids"], _documents(parts), is_text=is_text
     )
+
+
+def _completed(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> list[tuple[TokenBatch, NDArray[np.int64]]]:
+    """Return the batches with the parts that any of them has, written out where they were None."""
+    batches = [batch for batch, _ in parts]
+    has_labels, has_positions, has_lengths = (
+        any(getattr(batch, name) is not None for batch in batches)
+        for name in ("labels", "position_ids", "sequence_lengths")
+    )
+    found: list[tuple[TokenBatch, NDArray[np.int64]]] = []
+    for batch, rows in parts:
+        labels, positions, documents = batch.labels, batch.position_ids, batch.sequence_lengths
+        lengths = np.diff(batch.offsets)
+        if has_labels and labels is None:
+            labels = batch.input_ids.astype(np.int64)
+        if has_positions and positions is None:
+            positions = np.arange(len(batch.input_ids)) - np.repeat(batch.offsets[:-1], lengths)
+        if has_lengths and documents is None:
+            documents = lengths[lengths > 0]
+        whole = TokenBatch(batch.input_ids, batch.offsets, labels, positions, documents, batch.is_text, check=False)
+        found.append((whole, rows))
+    return found
 
 
 def _token_sources(
@@ -193,9 +219,9 @@ def _token_sources(
     return np.repeat(begins - (ends - lengths), lengths) + np.arange(before, dtype=np.int64)
 
 
-def _placed(parts: Sequence[tuple[_Flat | None, NDArray[np.int64]]], name: str) -> _Flat | None:
+def _placed(parts: Sequence[tuple[_Flat | None, NDArray[np.int64]]]) -> _Flat | None:
     """Return the flat parts of samples of one length, each sample at its row."""
-    held = _all_or_none([flat for flat, _ in parts], name)
+    held = [flat for flat, _ in parts if flat is not None]
     if not held:
         return None
     count = sum(len(rows) for _, rows in parts)
@@ -205,16 +231,9 @@ def _placed(parts: Sequence[tuple[_Flat | None, NDArray[np.int64]]], name: str) 
     return placed.reshape(-1)
 
 
-def _gathered(flats: Sequence[_Flat | None], sources: NDArray[np.int64], name: str) -> _Flat | None:
-    held = _all_or_none(flats, name)
-    return np.concatenate(held)[sources] if held else None
-
-
-def _all_or_none(flats: Sequence[_Flat | None], name: str) -> list[_Flat]:
+def _gathered(flats: Sequence[_Flat | None], sources: NDArray[np.int64]) -> _Flat | None:
     held = [flat for flat in flats if flat is not None]
-    if held and len(held) != len(flats):
-        raise CorruptData(f"only some sources of the mix have {name}")
-    return held
+    return np.concatenate(held)[sources] if held else None
 
 
 def _documents(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> NDArray[np.int64] | None:
@@ -222,8 +241,6 @@ def _documents(parts: Sequence[tuple[TokenBatch, NDArray[np.int64]]]) -> NDArray
     held = [batch.sequence_lengths for batch, _ in parts if batch.sequence_lengths is not None]
     if not held:
         return None
-    if len(held) != len(parts):
-        raise CorruptData("only some sources of the mix have sequence_lengths")
     by_row: list[tuple[int, NDArray[np.int64]]] = []
     for batch, rows in parts:
         lengths = np.asarray(batch.sequence_lengths, dtype=np.int64)

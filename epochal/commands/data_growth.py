@@ -20,6 +20,7 @@ from state.config.state_file import StateFile
 from state.datasets import dataset_difference
 from state.errors import DataError, InvalidInput
 from state.generations import DataAppend, Generations, SizedDataset
+from state.intervals import MAX_INDEX
 from state.messages import RunStatus
 
 
@@ -33,7 +34,13 @@ def append(
         ),
     ] = None,
     not_before: Annotated[
-        int, typer.Option("--from", min=0, help="Begin with the first pass from this data index on, or a later one.")
+        int,
+        typer.Option(
+            "--from",
+            min=0,
+            max=MAX_INDEX - 1,
+            help="Begin with the first pass from this data index on, or a later one.",
+        ),
     ] = 0,
     undo: Annotated[
         bool, typer.Option("--undo", help="Take the last append back, which is possible until it is reached.")
@@ -111,9 +118,9 @@ def _show(generations: Generations, status: RunStatus) -> None:
     newest = generations[-1]
     typer.echo(
         f"from data index {newest.first_data_index} on, where a pass begins, the run's data are {newest.sample_count} "
-        f"samples in {newest.file_count} files, with fingerprint {newest.fingerprint}"
+        f"samples in {newest.file_count} file{'s' * (newest.file_count != 1)}, with fingerprint {newest.fingerprint}"
     )
     typer.echo(
-        f"the run has assigned data indices below {status.next_data_index}; clients and data servers need the new "
-        "files until then, and look for them by themselves"
+        f"clients and data servers need the new files before the run comes there, and look for them by themselves; it "
+        f"has assigned the data indices below {status.next_data_index}"
     )

@@ -26,7 +26,7 @@ from data_providers.sources.http.connection import (
     Head,
     SilentConnection,
 )
-from data_providers.sources.http.http2_frames import MAX_FRAME_BYTES, Frames, Goodbye, Violation
+from data_providers.sources.http.http2_frames import MAX_FRAME_BYTES, Frames, GoAway, Violation
 from data_providers.sources.http.target import Target
 from state.errors import DataError
 
@@ -220,7 +220,7 @@ class Http2Connection(asyncio.Protocol):
         taken: dict[int, int] = {}
         try:
             for piece in self._frames.take(data):
-                if isinstance(piece, Goodbye):
+                if isinstance(piece, GoAway):
                     self._go_away(piece)
                     continue
                 for event in self._h2.receive_data(piece):
@@ -245,7 +245,7 @@ class Http2Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------ frames
 
-    def _go_away(self, goodbye: Goodbye) -> None:
+    def _go_away(self, goodbye: GoAway) -> None:
         """Send no more requests; those after the last one that the server names were not begun."""
         self._is_ending = True
         refused = BrokenConnection("the server ended the connection before the request", is_unanswered=True)

@@ -24,7 +24,7 @@ class Violation(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Goodbye:
+class GoAway:
     """GOAWAY: the server answers no stream after `last_stream`."""
 
     last_stream: int
@@ -43,7 +43,7 @@ class Frames:
         """Note that an answer came further."""
         self._barren_frames = 0
 
-    def take(self, data: bytes) -> Iterator[bytes | Goodbye]:
+    def take(self, data: bytes) -> Iterator[bytes | GoAway]:
         """Yield GOAWAY, and what is between as it came. Raise `Violation` at a limit."""
         data = self._held + data
         self._held = b""
@@ -70,7 +70,7 @@ class Frames:
             self._count(size, kind)
             if start < place:
                 yield data[start:place]
-            yield Goodbye(int.from_bytes(data[stop : stop + 4], "big") & _STREAM_NUMBER)
+            yield GoAway(int.from_bytes(data[stop : stop + 4], "big") & _STREAM_NUMBER)
             start = place = stop + size
         if start < place:
             yield data[start:place]

@@ -5,6 +5,7 @@ It applies to the files in its folder and below; of several that list a file, th
 the manifest, or answers with a page of its own, there is none; if it does not answer now, that is an error.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
@@ -20,6 +21,8 @@ from data_providers.sources.manifest import (
     read_manifest,
 )
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, read, run_bounded
+
+log = logging.getLogger(__name__)
 
 MAX_FOLDERS = 64
 """Maximum number of folders, in the order of the URLs, that are searched for a manifest."""
@@ -65,7 +68,11 @@ async def _manifest_at(url: str) -> Manifest | None:
             head = await read(source, file.name, 0, min(HEAD_BYTES, file.size_bytes))
         except (CorruptData, Rejected):  # a page that is generated for each request
             return None
-        return await read_manifest(source, file) if looks_like_one(head) else None
+        if looks_like_one(head):
+            return await read_manifest(source, file)
+        if head.startswith((b"{", b"[")):
+            log.warning("manifest_ignored", extra={"url": file.place, "reason": "it is JSON, but no manifest's"})
+        return None
     finally:
         await source.aclose()
 

@@ -34,7 +34,7 @@ Connect = Callable[[HttpOrigin], Awaitable[Http2Connection | None]]
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of a server.
+    """The facts known of a server.
 
     Attributes:
         nearest_s: the shortest time that an answer over HTTP/1.1 took to begin.

@@ -104,6 +104,11 @@ def test_three_workers_make_the_same_bytes(sources: Path, made: Path, tmp_path: 
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 
+def test_training_and_held_out_data_are_not_read_as_one(made: Path) -> None:
+    ran = run_main("data", "inspect", str(made))
+    ran.expect(2, "what was held out", f"allowed: {made / 'data.toml'}, or {made / 'train'}")
+
+
 def test_inspect_knows_the_end_token_and_the_tokenizer(made: Path) -> None:
     ran = run_main("data", "inspect", str(made / "data.toml"))
     ran.expect(0, "whole documents", "most frequent tokens", "the first sample, decoded:")

@@ -12,6 +12,7 @@ from batching.data_check import LOOK_BYTES, MAX_PLACES, SYSTEMATIC_PLACES, DataF
 from batching.packing.packed_batches import Packing
 from data_providers.dummy import DummyDataProvider
 from data_providers.local import LocalDataProvider
+from data_providers.mix_schedule import MixPhase
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.weighted import Weighted, WeightedDataProvider
 from runtime.worker_thread import InlineWorker
@@ -146,6 +147,17 @@ async def test_every_source_of_a_mix_is_looked_at_and_named(tmp_path: Path) -> N
     mix = WeightedDataProvider([Weighted("0 (good)", good, 1000.0), Weighted("1 (bad)", bad, 1.0)])
     (problem,) = (await looked_at(mix)).problems
     assert problem.startswith("source 1 (bad) of the mix: data index 0 has token 999")
+
+
+async def test_records_and_tokens_of_a_later_phase_are_found_at_once(tmp_path: Path) -> None:
+    tokens = provider_of(tmp_path / "tokens", text())
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    records = await open_lines(tmp_path / "a.jsonl")
+    sources = [Weighted("tokens", tokens), Weighted("chat", records)]
+    mix = WeightedDataProvider(sources, [MixPhase(0, (1, 0)), MixPhase(90, (1, 1))])
+    problems = (await look_at_data(mix, needs(None, packing()))).problems
+    assert len(problems) == 1
+    assert "from data index 90 on: source chat holds JSON records and source tokens" in problems[0]
 
 
 def packing(**overrides: Any) -> Packing:

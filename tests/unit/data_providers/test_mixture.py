@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_providers.mixture import MAX_SOURCES, PERIOD, MixtureOrder, counts_of, quantisation_error
-from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, TokenBatch
+from data_providers.protocol import DatasetSpec, OutOfRange, TokenBatch
 from data_providers.weighted import interleaved
 from state.errors import InvalidInput
 from state.intervals import MAX_INDEX, DataIds
@@ -161,11 +161,19 @@ def batch_of(part: list[list[int]], with_extras: bool) -> TokenBatch:
     return TokenBatch(tokens, offsets, tokens.astype(np.int64) + 1, ones * 0, ones)
 
 
-def test_sources_of_which_only_some_have_labels_do_not_mix() -> None:
-    with_labels, without = batch_of([[1, 2]], True), batch_of([[3]], False)
-    rows = [np.array([0]), np.array([1])]
-    with pytest.raises(CorruptData, match="only some sources of the mix have labels"):
-        interleaved([(with_labels, rows[0]), (without, rows[1])])
+@pytest.mark.parametrize("lengths", [(2, 2), (2, 3)])
+def test_source_without_labels_gets_those_that_it_means(lengths: tuple[int, int]) -> None:
+    with_labels = batch_of([[1, 2][: lengths[0]]], True)
+    without = batch_of([[3, 4, 5][: lengths[1]], [6, 7]], False)
+    mixed = interleaved([(with_labels, np.array([1])), (without, np.array([0, 2]))])
+    tail = [3, 4, 5][: lengths[1]]
+    assert mixed.input_ids.tolist() == [*tail, 1, 2, 6, 7]
+    assert mixed.labels is not None
+    assert mixed.labels.tolist() == [*tail, 2, 3, 6, 7]
+    assert mixed.position_ids is not None
+    assert mixed.position_ids.tolist() == [*range(len(tail)), 0, 0, 0, 1]
+    assert mixed.sequence_lengths is not None
+    assert mixed.sequence_lengths.tolist() == [len(tail), 1, 1, 2]
 
 
 def test_tokens_of_two_sizes_mix_as_the_larger() -> None:
