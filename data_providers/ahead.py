@@ -137,7 +137,9 @@ class AheadSamples:
         requests = tuple(requests)
         await self.wait_for_turn()
         self.keep(requests)
-        wanted = [missing for request in requests for missing in subtract((request,), self.held)]
+        wanted: list[DataIds] = []
+        for request in requests:
+            wanted += subtract((request,), (*self.held, *wanted))
         with expecting(self._provider, wanted, max((part.count for part in wanted), default=1)):
             for data_ids in wanted:
                 await self.wait_for_turn()

@@ -27,8 +27,8 @@ from data_providers.formats.discovery import Part, discovery
 from data_providers.formats.mds_table import RecordsFile
 from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
-from data_providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder
-from data_providers.local_places import FileVersion, cannot_open, files_below, refuse_splits
+from data_providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder, refuse_splits
+from data_providers.local_places import FileVersion, cannot_open, files_below
 from data_providers.order import DataOrder
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.sources.manifest import MANIFEST_NAME, Manifest

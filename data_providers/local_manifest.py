@@ -6,15 +6,17 @@ of the data, up to `CHECKED_BYTES`. So a small dataset is compared whole; of a l
 noticed if it makes up more than the part that one block stands for, and `epochal data verify` compares the rest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from data_providers.encoding import TokenEncoding
 from data_providers.identity import Contents
-from data_providers.protocol import CorruptData
+from data_providers.protocol import CorruptData, Rejected
 from data_providers.sources.manifest import (
+    HEAD_BYTES,
+    MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     Manifest,
     block_hash,
@@ -107,3 +109,27 @@ def _compare_some(paths: Mapping[str, Path], manifest: Manifest) -> None:
                         "is meant to be another one now, write the manifest again: `epochal data manifest`",
                         path=str(path),
                     )
+
+
+def refuse_splits(folder: Path, names: Iterable[str]) -> None:
+    """Raise `Rejected` for a folder that `epochal prepare` made: what was held out is not to be trained on.
+
+    Args:
+        folder: which somebody wants to read as one dataset.
+        names: of the files in it and below.
+
+    Raises:
+        Rejected: it has the folders `train` and `validation`, each with the manifest of a preparation.
+    """
+    if {"train", "validation"} <= {name.partition("/")[0] for name in names}:
+        heads = [(folder / split / MANIFEST_NAME) for split in ("train", "validation")]
+        if all(path.is_file() and b'"preparation"' in _head(path) for path in heads):
+            allowed = f"{folder / 'data.toml'}, or {folder / 'train'}"
+            raise Rejected(
+                f"{folder} holds what to train on and what was held out; allowed: {allowed}", path=str(folder)
+            )
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD_BYTES)

@@ -2,14 +2,13 @@
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from data_providers.file_names import is_hidden
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.sources.manifest import HEAD_BYTES, MANIFEST_NAME
 
 MAX_FILES_BELOW = 1_000_000
 """Maximum number of files below a folder of data."""
@@ -74,27 +73,3 @@ def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
             if count > MAX_FILES_BELOW:
                 raise Rejected(f"{folder} holds more than {MAX_FILES_BELOW} files", path=str(folder))
             yield name, path
-
-
-def refuse_splits(folder: Path, names: Iterable[str]) -> None:
-    """Raise `Rejected` for a folder that `epochal prepare` made: what was held out is not to be trained on.
-
-    Args:
-        folder: which somebody wants to read as one dataset.
-        names: of the files in it and below.
-
-    Raises:
-        Rejected: it has the folders `train` and `validation`, each with the manifest of a preparation.
-    """
-    if {"train", "validation"} <= {name.partition("/")[0] for name in names}:
-        heads = [(folder / split / MANIFEST_NAME) for split in ("train", "validation")]
-        if all(path.is_file() and b'"preparation"' in _head(path) for path in heads):
-            allowed = f"{folder / 'data.toml'}, or {folder / 'train'}"
-            raise Rejected(
-                f"{folder} holds what to train on and what was held out; allowed: {allowed}", path=str(folder)
-            )
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(HEAD_BYTES)
