@@ -16,6 +16,7 @@ MAX_MESSAGES = 1024
 ASSISTANT = "assistant"
 ALLOWED = "messages; or prompt and completion"
 Learn = Literal["assistant", "last"]
+_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +92,21 @@ def _messages_or_text(value: Any, name: str, role: str) -> list[dict[str, Any]]:
 
 def _messages(value: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise CorruptData(f"{name} is {_shown(value)}; allowed: a list of messages")
+        raise CorruptData(f"{name} is {_shown(value)}; allowed: a list of one or more messages")
     return [_message(message, f"{name}[{number}]") for number, message in enumerate(value)]
 
 
 def _message(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptData(f"{place} is {_shown(value)}; allowed: an object with role and content")
-    role, content, weight = value.get("role"), value.get("content"), value.get("weight", 1)
+    role, content, weight = value.get("role", _MISSING), value.get("content", _MISSING), value.get("weight", 1)
     if not isinstance(role, str) or not role:
         raise CorruptData(f"{place}.role is {_shown(role)}; allowed: a text, such as user or assistant")
     if type(weight) not in (int, float) or weight not in (0, 1):
         raise CorruptData(f"{place}.weight is {_shown(weight)}; allowed: 0 or 1")
     if isinstance(content, list):
         content = "".join(_part(part, f"{place}.content[{number}]") for number, part in enumerate(content))
-    if content is None and value.get("tool_calls"):
+    if content in (None, _MISSING) and value.get("tool_calls"):
         content = ""
     if not isinstance(content, str):
         raise CorruptData(f"{place}.content is {_shown(content)}; allowed: a text, or a list of parts of type text")
@@ -115,8 +116,12 @@ def _message(value: Any, place: str) -> dict[str, Any]:
 def _part(value: Any, place: str) -> str:
     text = value.get("text") if isinstance(value, dict) and value.get("type") == "text" else None
     if not isinstance(text, str):
-        kind = value.get("type") if isinstance(value, dict) else None
-        raise CorruptData(f"{place} is a part of type {_shown(kind)}; allowed: text")
+        if isinstance(value, dict) and value.get("type") == "text":
+            raise CorruptData(f"{place}.text is {_shown(value.get('text', _MISSING))}; allowed: a text")
+        kind = (
+            f"a part whose type is {_shown(value.get('type', _MISSING))}" if isinstance(value, dict) else _shown(value)
+        )
+        raise CorruptData(f"{place} is {kind}; allowed: a part of type text")
     return text
 
 
@@ -128,8 +133,15 @@ def _tools(fields: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value is _MISSING:
         return "missing"
+    if value is None:
+        return "null"
     if isinstance(value, str):
         return repr(value[:40])
-    return repr(value) if isinstance(value, int | float) else f"of type {type(value).__name__}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    kind = "a list" if isinstance(value, list) else "an object"
+    return kind if value else f"an empty {kind.split()[1]}"

@@ -217,7 +217,8 @@ def _working_folder(folder: Path, content: dict[str, Any]) -> Iterator[Path | No
         working.mkdir(exist_ok=True)
     except OSError as error:
         named = error.filename or folder
-        raise InvalidInput(f"{named} cannot be used: {reason_of(error)}", path=str(named)) from error
+        allowed = "allowed: a folder that is new, empty, or of the same preparation"
+        raise InvalidInput(f"{named} cannot be used: {reason_of(error)}; {allowed}", path=str(named)) from error
     with _locked(folder, working):
         yield working
 

@@ -23,6 +23,16 @@ TRAIN, VALIDATION = "train", "validation"
 TOKENIZER_FOLDER = "tokenizer"
 PREPARATION = "preparation"
 """The manifest's field that describes how the files were made."""
+_LEFT_OUT = {
+    "bad": "bad",
+    "invalid_text": "not UTF-8",
+    "empty": "without text",
+    "duplicates": "repeated",
+    "dropped": "longer than a row",
+    "validation_documents": "held out",
+    "not_read": "not read by their suffix",
+}
+"""Counts of what is not trained on, in words."""
 OURS = ".prepared"
 """Between the name and suffix of a file that was written beside one of the user's."""
 
@@ -105,13 +115,21 @@ class Finished:
         """Raise `InvalidInput` if there is too little for one sample."""
         length = self.content["seq_len"]
         tokens = sum(entry["tokens"] for entry in self.entries.get(TRAIN, {}).values())
+        left_out = self._left_out()
         if self.content["chat"] and not tokens:
-            raise InvalidInput("the sources hold no conversation to train on; give more of them")
+            raise InvalidInput(f"the sources hold no conversation to train on{left_out}; give more of them")
         if tokens < length and not self.content["chat"]:
             raise InvalidInput(
-                f"the sources make {tokens} tokens to train on, and a sample has {length}; "
+                f"the sources make {tokens} tokens to train on, and a sample has {length}{left_out}; "
                 "give more text, or a smaller --seq-len with --restart"
             )
+
+    def _left_out(self) -> str:
+        """Return in words what the sources held and is not trained on; "" if there is nothing."""
+        counts = self.counts
+        found = [f"{what} {counts[name]}" for name, what in _LEFT_OUT.items() if counts.get(name)]
+        named = [*counts["named"], *(f"{name} has a suffix that is not read" for name in counts["not_read_named"])]
+        return f". Left out: {', '.join(found)}" + (f". The first: {named[0]}" if named else "") if found else ""
 
 
 def seed_of(content: Mapping[str, Any]) -> bytes:

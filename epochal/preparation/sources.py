@@ -33,6 +33,11 @@ WINDOW_BYTES = 4 * 1024**2
 WINDOWS_AHEAD = 3
 """Number of ranges that are requested ahead."""
 MAX_SKIPPED_NAMED = 1000
+ALLOWED_PLACES = (
+    "a file or folder on this machine, http(s)://… of a file, s3://, gs:// or az://… of a file or folder, "
+    "hf://datasets/NAME"
+)
+"""What a source may be in words, for messages."""
 
 T = TypeVar("T")
 
@@ -156,7 +161,8 @@ class Sources:
                     self._add_local(path, kind, path.stat())
         except OSError as error:
             named = error.filename or place
-            raise InvalidInput(f"{named} cannot be read: {error.strerror or error}", place=str(named)) from error
+            reason = f"{error.strerror or error}; allowed: {ALLOWED_PLACES}"
+            raise InvalidInput(f"{named} cannot be read: {reason}", place=str(named)) from error
 
     def _add_local(self, path: Path, kind: FileKind, found: os.stat_result) -> None:
         self.files.append(SourceText(str(path), kind, found.st_size, str(found.st_mtime_ns), local=path))
@@ -209,8 +215,7 @@ async def open_remote(place: str, further_text: tuple[str, ...] = ()) -> tuple[B
             parent = location.model_copy(update={"filter_directory": folder})
             return await ObjectStoreSource.open(parent), last
         return await ObjectStoreSource.open(location), None
-    allowed = "a path, http(s)://… of a file, s3://, gs:// or az://… of a file or folder, hf://datasets/NAME"
-    raise InvalidInput(f"source {place!r} cannot be read; allowed: {allowed}", place=place)
+    raise InvalidInput(f"source {place!r} cannot be read; allowed: {ALLOWED_PLACES}", place=place)
 
 
 def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
