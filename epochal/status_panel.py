@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from epochal.cli.logs import visible
+from runtime.visible_text import visible
 from state.data_metrics import DataWaitView
 from state.evaluations import Evaluation, newest_evaluations
 from state.intervals import counted_batches

@@ -30,9 +30,9 @@ from data_providers.tcp.frames import (
     get_frame,
     json_frame,
     parse_header,
-    visible,
 )
 from runtime.loopback import is_loopback
+from runtime.visible_text import visible
 from state.errors import DataError, InternalError, InvalidDocument, InvalidInput
 from state.intervals import DataIds
 from state.wire import parse_document

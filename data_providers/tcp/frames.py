@@ -35,6 +35,7 @@ from data_providers.protocol import (
     Rejected,
     SourceUnavailable,
 )
+from runtime.visible_text import visible
 from state.documents import HexSha256
 from state.errors import DataError, InvalidDocument
 from state.intervals import MAX_INDEX, DataIds
@@ -193,11 +194,6 @@ def parse_get(payload: bytes) -> Get:
 def failure_of(error: DataError) -> DataFailure:
     """Return the document of an error."""
     return DataFailure(error.kind, error.message[:MAX_MESSAGE_CHARS])  # type: ignore[arg-type]
-
-
-def visible(text: str) -> str:
-    """Return a peer's text without what a terminal or a log would take for a command or a line of its own."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def error_of(payload: bytes, server: str) -> DataError:

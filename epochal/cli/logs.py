@@ -6,6 +6,8 @@ import sys
 from enum import StrEnum
 from typing import Any, TextIO
 
+from runtime.visible_text import visible
+
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 MAX_FIELD_CHARS = 2000
 NOISY = ("httpx", "httpx2", "httpcore", "httpcore2", "uvicorn.access", "asyncio", "transitions")
@@ -17,11 +19,6 @@ class LogFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
-
-
-def visible(text: str) -> str:
-    """Return text from another machine on one line, with escapes for the characters that a terminal would obey."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def record_fields(record: logging.LogRecord) -> dict[str, Any]:

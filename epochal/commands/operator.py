@@ -13,9 +13,9 @@ from coordinator_client.http import CoordinatorClient
 from coordinator_client.operator import check_client_id, connect_operator, pause_run, resume_run
 from coordinator_client.operator import eject as eject_client
 from epochal.cli.admin_token import AdminToken, required_token
-from epochal.cli.logs import visible
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.status_panel import status_panel
+from runtime.visible_text import visible
 from state.errors import InvalidInput
 from state.phases import ROUND_PHASES, RunState
 from state.wire import Sha256, canonical_json

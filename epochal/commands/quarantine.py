@@ -6,9 +6,9 @@ import typer
 
 from coordinator_client.operator import parse_batches
 from epochal.cli.admin_token import AdminToken, required_token
-from epochal.cli.logs import visible
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument
 from epochal.commands.operator import ask
+from runtime.visible_text import visible
 from state.intervals import BatchId, counted_batches, total_batches
 from state.messages import FailedBatches
 from state.wire import canonical_json

@@ -163,7 +163,7 @@ async def test_tcp_server_that_breaks_the_protocol_is_unavailable(answer: bytes)
 
 LONG = json_frame(FrameKind.ERROR, 1, DataFailure("corrupt", "x" * (MAX_MESSAGE_CHARS + 1)))
 CONTROLLING = "red \x1b[31m\nline two \u202e\u2028 \x00é"
-SHOWN = "red �[31m�line two �� �é"
+SHOWN = r"red \x1b[31m\nline two \u202e\u2028 \x00é"
 
 
 async def ask_once(address: DataServerAddress) -> None:
