@@ -37,6 +37,8 @@ def _drawings(profile: DataProfile, decode: Callable[[Sequence[int]], str] | Non
             table.add_row(bounds, bar(bucket.count, largest), f"{bucket.count:,}")
         yield table
         yield f"{profile.documents:,} whole documents, median {profile.median:,}, longest {profile.longest:,}"
+    elif profile.knows_ends:
+        yield "no document lies wholly within what was looked at"
     elif profile.unit == "tokens":
         yield "no ends of documents are known: --end-token N counts the documents of token files"
     if profile.most_frequent:

@@ -53,7 +53,8 @@ class DataProfile:
         unit: of the lengths: `tokens`, or `bytes` of records that a task encoder has yet to encode.
         samples, tokens: that were looked at; bytes of records.
         learnt_tokens: those with a label; None where labels are the tokens themselves.
-        documents: that lie wholly within what was looked at; 0 where no end of a document is known.
+        knows_ends: whether it is known where documents end.
+        documents: that lie wholly within what was looked at.
         median, longest: lengths of these documents; 0 without any.
         lengths: buckets whose bounds double, from the shortest document to the longest.
         distinct_tokens: different tokens seen; 0 for records.
@@ -64,6 +65,7 @@ class DataProfile:
     samples: int
     tokens: int
     learnt_tokens: int | None
+    knows_ends: bool
     documents: int
     median: int
     longest: int
@@ -166,6 +168,7 @@ def _profile(seen: _Seen) -> DataProfile:
         samples=seen.samples,
         tokens=seen.tokens,
         learnt_tokens=seen.learnt if seen.has_labels else None,
+        knows_ends=bool(seen.lengths),
         documents=len(lengths),
         median=int(lengths[len(lengths) // 2]) if len(lengths) else 0,
         longest=int(lengths[-1]) if len(lengths) else 0,
