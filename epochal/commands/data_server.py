@@ -27,7 +27,7 @@ from runtime.connections import LOOPBACK
 from runtime.descriptors import allow_connections
 from runtime.metrics import new_registry
 from runtime.metrics_server import serving_metrics
-from runtime.retry import RetryPolicy
+from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from state.documents import RunDocument
 from state.errors import InvalidInput, Refused
 from state.refusals import Refusal
@@ -77,6 +77,15 @@ def data_server(
         int, typer.Option(min=0, max=65535, help="Port on which Prometheus reads /metrics; 0 picks a free one.")
     ] = 0,
     metrics_host: MetricsHostOption = LOOPBACK,
+    reconnect_s: Annotated[
+        float,
+        typer.Option(
+            "--reconnect",
+            min=0,
+            help="Seconds to wait for a coordinator that does not answer when the server starts. Once it has answered, "
+            "the server goes on without it for any time.",
+        ),
+    ] = DEFAULT_BOUND_S,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -88,7 +97,7 @@ def data_server(
         data_path = data_path / DATA_FILE
     read_data_config(data_path)
     options = DataServerOptions(data_path, host, port, tls_cert, tls_key, insecure)
-    asked = _Asked(coordinator_url, trusted(tls_ca), token)
+    asked = _Asked(coordinator_url, trusted(tls_ca), token, RetryPolicy(bound_s=reconnect_s))
     run_to_end(_serve_data(options, asked, (metrics_port, metrics_host)))
 
 
@@ -103,13 +112,14 @@ class _Asked:
     url: str
     verify: bool | str
     token: str | None
+    retry_policy: RetryPolicy
 
 
 async def _serve_data(options: DataServerOptions, asked: _Asked, metrics_address: tuple[int, str]) -> None:
     allow_connections()
     async with contextlib.AsyncExitStack() as stack:
         coordinator = await stack.enter_async_context(
-            await CoordinatorClient.connect(asked.url, RetryPolicy(), asked.verify)
+            await CoordinatorClient.connect(asked.url, asked.retry_policy, asked.verify)
         )
         coordinator.use_token(asked.token)
         document = await _first_document(coordinator, asked)

@@ -12,6 +12,7 @@ from runtime.retry import RetryPolicy
 from state.errors import CoordinatorUnreachable
 from tests.support.bounds import BOUND_S
 from tests.support.certificates import self_signed
+from tests.support.cli import run_main
 from tests.support.ports import free_port
 from tests.support.processes import prepared_run, real_run, run_command
 from tests.support.token_files import write_served_tokens
@@ -101,3 +102,10 @@ async def test_operators_command_does_not_wait(tmp_path: Path) -> None:
     del tmp_path
     with pytest.raises(CoordinatorUnreachable, match="connection refused"):
         await CoordinatorClient.connect(f"http://127.0.0.1:{free_port()}", RetryPolicy(attempts=1))
+
+
+def test_data_server_waits_as_long_as_it_is_told_for_its_coordinator(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text('dir = "data"\nseq_len = 16\ntoken_size = "TwoBytes"\n')
+    server = ("data-server", str(tmp_path / "data.toml"), "--coordinator", f"http://127.0.0.1:{free_port()}")
+    ran = run_main(*server, "--reconnect", "0.05")
+    ran.expect(1, "coordinator_does_not_answer_yet", "goes_on_trying_for_s=0.05", "connection refused")
