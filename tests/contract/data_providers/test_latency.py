@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ ROUND_TRIP_S = 0.1
 SAMPLES_PER_S = 50
 PER_REQUEST = 8
 REQUESTS = 11
-BEGINNING = 4
-"""Requests until the read-ahead runs."""
+MAX_LATE = 1
+"""Maximum number of requests that a busy machine makes late; a client that waits for each third one has three."""
 SPEC = DatasetSpec(2, 2048, SEED)
 
 
@@ -30,7 +31,9 @@ SPEC = DatasetSpec(2, 2048, SEED)
     [("no cache", False), ("no cache", True), ("cold", False), ("warm", True)],
     ids=["guessed", "told", "cold cache", "warm cache"],
 )
-async def test_client_of_50_samples_a_second_hardly_waits(tmp_path: Path, is_told: bool, cached: str) -> None:
+async def test_client_of_50_samples_a_second_waits_for_none_after_its_first(
+    tmp_path: Path, is_told: bool, cached: str
+) -> None:
     root = tmp_path / "root"
     root.mkdir()
     np.random.default_rng(0).integers(0, 2**16, 2048 * 2048, dtype=np.uint16).tofile(root / "a.bin")
@@ -58,7 +61,9 @@ async def test_client_of_50_samples_a_second_hardly_waits(tmp_path: Path, is_tol
                     waits.append(loop.time() - begun_s)
                     await asyncio.sleep(PER_REQUEST / SAMPLES_PER_S)
             await provider.aclose()
-    # Each request that waited for the way would take a round trip; a busy machine takes some time of its own.
-    assert sum(waits[BEGINNING:]) < ROUND_TRIP_S * (REQUESTS - BEGINNING) * 0.8, waits
+    # Each request that waits for the way takes a round trip; what is there takes a millisecond or two.
+    later = waits[1 if is_told else 2 :]  # an order that is guessed is one only from the second request on
+    assert median(later) < ROUND_TRIP_S / 10, waits
+    assert sum(wait > ROUND_TRIP_S / 2 for wait in later) <= MAX_LATE, waits
     if cached != "warm":
         assert waits[0] > ROUND_TRIP_S, "the way is long"
