@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
 from data_providers.sources.protocol import ByteSource, read
+from state.errors import InternalError
 
 MAX_TABLE_BYTES = 256 * 1024**2
 """Maximum size of the tables that are kept; the least recently used is dropped first."""
@@ -128,8 +129,9 @@ class RecordsFile(TokenFile):
     layout: RecordLayout
 
     def stretches(self, sequence: int, length: int, spec: DatasetSpec) -> list[tuple[int, int]]:
-        """Raise `NotImplementedError`: `Records.stretches` needs the table."""
-        raise NotImplementedError(f"{self.name} needs its offset table")
+        """Raise `InternalError`: where samples lie is in the table, which `Records.stretches` reads."""
+        asked = f"{length} samples of {spec.sequence_length} tokens from {sequence} on"
+        raise InternalError(f"{asked}, whose places in {self.name} are in its offset table")
 
 
 class RecordTables:
