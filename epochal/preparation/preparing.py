@@ -31,7 +31,7 @@ from epochal.preparation.sources import Sources
 from epochal.preparation.text_tokenizer import NamedTokenizer, find_tokenizer
 from epochal.preparation.texts import DIGEST_BYTES
 from runtime.os_errors import reason_of
-from state.errors import InvalidInput
+from state.errors import EpochalError, InvalidInput
 
 WORKING = ".preparing"
 COMMIT_EVERY_S = 2.0
@@ -264,19 +264,28 @@ class _Job:
         self._ledger.commit()
 
     def encode(self) -> None:
-        """Encode every document that was not encoded yet."""
+        """Encode every document that was not encoded yet. What was taken before an interruption is kept."""
         committed_s = time.monotonic()
         workers = self._options.workers or _core_count()
         cutter = Cutter(self._sources, self._options)
         self._show(self._progress())
         with EncodingPool(workers, self._options, self._tokenizer, self._chat) as pool:
-            for portion, encoded in pool.encoded(cutter.portions(self._position)):
-                self._take(portion, encoded)
-                self._position = portion.after
-                if time.monotonic() - committed_s >= COMMIT_EVERY_S:
-                    self._commit()
-                    committed_s = time.monotonic()
-                self._show(self._progress())
+            is_whole = True  # false while a portion is taken, which is never committed in part
+            try:
+                for portion, encoded in pool.encoded(cutter.portions(self._position)):
+                    is_whole = False
+                    self._take(portion, encoded)
+                    self._position = portion.after
+                    if time.monotonic() - committed_s >= COMMIT_EVERY_S:
+                        self._commit()
+                        committed_s = time.monotonic()
+                    is_whole = True
+                    self._show(self._progress())
+            except BaseException:
+                if is_whole:
+                    with contextlib.suppress(EpochalError):  # the error under way says more
+                        self._commit()
+                raise
         self._commit()
 
     def show_packed(self, count: int) -> None:

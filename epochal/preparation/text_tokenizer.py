@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epochal.preparation.reading import EXTRA
-from state.errors import InvalidInput
+from runtime.hub import hub, hub_error, hub_failures, repeated
+from runtime.retry import RetryPolicy
+from state.errors import InvalidInput, ModelUnavailable
 
 BYTES = "bytes"
 BYTES_VOCABULARY = 256
@@ -37,9 +39,10 @@ USUAL_ENDS = (
 MAX_TOKENIZER_BYTES = 256 * 1024**2
 MAX_CANDIDATES_SHOWN = 20
 PIECE_CHARS = 256 * 1024
-"""A longer document is encoded in pieces, which end at ends of lines (or, without one, anywhere)."""
+"""A longer document is encoded in pieces, which end as `_end_of_piece` says."""
 TOGETHER_CHARS = 1024**2
 """Number of characters that are encoded by one call of the library."""
+HUB_ATTEMPTS = RetryPolicy(attempts=2, first_delay_s=1.0)
 TWO_BYTES_VOCABULARY = 2**16
 _DECIDES = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 
@@ -131,10 +134,27 @@ class LibraryEncoder:
 def _pieces(text: str) -> Iterator[str]:
     begin = 0
     while len(text) - begin > PIECE_CHARS:
-        end = text.rfind("\n", begin, begin + PIECE_CHARS) + 1 or begin + PIECE_CHARS
+        end = _end_of_piece(text, begin, begin + PIECE_CHARS)
         yield text[begin:end]
         begin = end
     yield text[begin:]
+
+
+def _end_of_piece(text: str, begin: int, most: int) -> int:
+    """Return where a piece ends that begins at `begin`: after the last line end up to `most` that may be cut.
+
+    Tokenizers put white space together, mostly with what follows or precedes it. So a single line end between two
+    other characters is the best place; then one before which there are blanks; then any; without a line end, anywhere.
+    """
+    found = text.rfind("\n", begin, most)
+    any_end, before_text = found + 1, 0
+    while found > begin:
+        if not text[found + 1].isspace():
+            if not text[found - 1].isspace():
+                return found + 1
+            before_text = before_text or found + 1
+        found = text.rfind("\n", begin, found)
+    return before_text or any_end or most
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +276,11 @@ def _hub_files(name: str) -> dict[str, bytes]:
             f"--tokenizer {name} is no file, and a name on the Hub needs: pip install 'epochal[hub]'"
         ) from error
     found: dict[str, bytes] = {}
+    is_away = not _hub_answers(name)
     for file in (TOKENIZER_FILE, *BESIDE):
         try:
-            found[file] = Path(huggingface_hub.hf_hub_download(name, file)).read_bytes()
+            path = huggingface_hub.hf_hub_download(name, file, local_files_only=is_away)
+            found[file] = Path(path).read_bytes()
         except LocalEntryNotFoundError as error:
             if file == TOKENIZER_FILE:
                 where = "neither in the cache of the Hub nor can the Hub be reached"
@@ -270,6 +292,28 @@ def _hub_files(name: str) -> dict[str, bytes]:
             reason = str(error).strip().partition("\n")[0]
             raise InvalidInput(f"--tokenizer {name} cannot be fetched: {reason}; {allowed}", tokenizer=name) from error
     return found
+
+
+def _hub_answers(name: str) -> bool:
+    """Return whether the Hub answers, which the library would ask for half a minute, and say so each time."""
+    library = hub()
+
+    def ask() -> None:
+        try:
+            url = library.hf_hub_url(name, TOKENIZER_FILE)
+            library.get_hf_file_metadata(url, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)
+        except hub_failures() as error:
+            failure = hub_error(error, name)
+            if isinstance(failure, ModelUnavailable):
+                raise failure from error  # a refusal is an answer, which the download gets too
+
+    if library.constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        repeated(ask, HUB_ATTEMPTS)
+    except ModelUnavailable:
+        return False
+    return True
 
 
 def _end_of(asked: str, end_token: str | None, known: Mapping[str, int], files: Mapping[str, bytes]) -> str:

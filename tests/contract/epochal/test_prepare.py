@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,25 @@ def test_a_killed_one_goes_on_to_the_same_bytes(sources: Path, made: Path, tmp_p
     unsynced = sorted((tmp_path / "data" / WORKING / "train").glob("*.bin"))[-1]
     unsynced.write_bytes(unsynced.read_bytes() + b"never happened")
     prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1))
+    assert everything_in(tmp_path / "data") == everything_in(made)
+
+
+def test_what_was_taken_before_an_interruption_is_kept(
+    sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epochal.preparation.preparing.COMMIT_EVERY_S", BOUND_S)
+    shown: list[PrepareProgress] = []
+
+    def show(progress: PrepareProgress) -> None:
+        shown.append(progress)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1), show)
+    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1), show)
+    assert shown[2].documents
+    assert shown[3] == replace(shown[2], resumed=True)
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 

@@ -1,6 +1,7 @@
 """Tokenizers: which one is found, how it is identified, and what ends a document."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +11,18 @@ from epochal.preparation import text_tokenizer
 from epochal.preparation.text_tokenizer import find_tokenizer, identity_of
 from state.errors import InvalidInput
 from tests.support.heavy import need_module
+from tests.support.hub_server import fake_hub, point_at
 
 TEXTS = ["the cat sat on the mat", "schön ist es auf der Welt zu sein\n" * 20]
 
 
-def write_tokenizer(folder: Path, special: list[str], **config: object) -> Path:
+def write_tokenizer(folder: Path, special: list[str], texts: Sequence[str] = TEXTS, **config: object) -> Path:
     """Write a small tokenizer, and what is beside it."""
     need_module("tokenizers")
     from tokenizers import ByteLevelBPETokenizer
 
     trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(TEXTS, vocab_size=300, special_tokens=special, show_progress=False)
+    trained.train_from_iterator(texts, vocab_size=300, special_tokens=special, show_progress=False)
     folder.mkdir(exist_ok=True)
     trained.save(str(folder / "tokenizer.json"))
     if config:
@@ -84,6 +86,31 @@ def test_long_documents_are_encoded_in_pieces(tmp_path: Path, monkeypatch: pytes
     assert (tokens.tolist(), in_pieces) == (whole.tolist(), lengths)  # lines end where this tokenizer's words do
 
 
+def test_pieces_end_where_white_space_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["def one():", "", "    body", "", "", "    more", "end", "x", "\ty", " ", "z" * 30, "", "\r"]
+    text = "\n".join(lines * 20)
+    found = find_tokenizer(str(write_tokenizer(tmp_path, ["<|endoftext|>"], [text])), None)
+    whole, _ = found.encoder().encode([text.encode()])
+    for size in range(120, 160):
+        monkeypatch.setattr(text_tokenizer, "PIECE_CHARS", size)
+        assert found.encoder().encode([text.encode()])[0].tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("ab\ncd\n\nef", ["ab\n", "cd\n\nef"]),
+        ("ab \ncd\n\n ", ["ab \n", "cd\n\n "]),
+        ("ab\n cd\n ef", ["ab\n cd\n", " ef"]),
+        ("\nabcdefghij", ["\n", "abcdefgh", "ij"]),
+        ("abcdefghij", ["abcdefgh", "ij"]),
+    ],
+)
+def test_a_piece_ends_at_the_best_place(monkeypatch: pytest.MonkeyPatch, text: str, pieces: list[str]) -> None:
+    monkeypatch.setattr(text_tokenizer, "PIECE_CHARS", 8)
+    assert list(text_tokenizer._pieces(text)) == pieces
+
+
 def test_the_end_token_is_found_or_its_candidates_are_named(tmp_path: Path) -> None:
     says = write_tokenizer(tmp_path / "says", ["<a>", "<b>"], eos_token={"content": "<b>"})
     assert find_tokenizer(str(says), None).identity.end_id == 1
@@ -107,3 +134,22 @@ def test_tokenizers_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InvalidInput, match="neither in the cache of the Hub nor can the Hub be reached"):
         find_tokenizer("epochal-test/none", None)
+
+
+def test_a_hub_that_is_away_is_asked_twice_without_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    need_module("huggingface_hub")
+    made = write_tokenizer(tmp_path / "made", ["<eos>"])
+    with fake_hub() as server:
+        point_at(server, tmp_path / "cache", monkeypatch)
+        server.fail_with(503)
+        with pytest.raises(InvalidInput, match="neither in the cache of the Hub nor can the Hub be reached; allowed: "):
+            find_tokenizer("org/model", None)
+        assert len(server.requests) == 2
+        server.fail_with(503, times=1)
+        server.files = {"tokenizer.json": (made / "tokenizer.json").read_bytes()}
+        there = find_tokenizer("org/model", None)
+        server.fail_with(503)
+        assert find_tokenizer("org/model", None) == there
+    assert capfd.readouterr().err == ""
