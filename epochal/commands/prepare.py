@@ -28,7 +28,7 @@ SourcesArgument = Annotated[
     typer.Argument(
         metavar="SOURCE…",
         help="Files and folders of text, JSON lines and parquet, by path, URL, bucket (s3://bucket/folder) or name "
-        "(hf://datasets/NAME); text and JSON lines also as .gz and .zst.",
+        "(hf://datasets/NAME); files also as .gz and .zst.",
     ),
 ]
 TokenizerOption = Annotated[

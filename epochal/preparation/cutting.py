@@ -5,9 +5,11 @@ The rules kept here: no more of a file is held than a portion, or one document; 
 cannot be read becomes a portion of the form `bad`, in its place.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.parquet_rows import row_batches
@@ -21,18 +23,25 @@ from epochal.preparation.portions import (
     Portion,
     Position,
 )
-from epochal.preparation.reading import BadFile, RawFile, TextStream
+from epochal.preparation.reading import BadFile, RangeReader, RawFile, SpooledReader, TextStream
 from epochal.preparation.sources import Sources, SourceText
 
 _LINE = re.compile(rb"\n")
 
 
 class Cutter:
-    """Cuts the files of `sources`, in their order."""
+    """Cuts the files of `sources`, in their order.
 
-    def __init__(self, sources: Sources, options: PrepareOptions) -> None:
+    Args:
+        sources: what is read.
+        options: say what a document is.
+        spool: the folder in which compressed parquet files are decompressed, one at a time.
+    """
+
+    def __init__(self, sources: Sources, options: PrepareOptions, spool: Path) -> None:
         self._sources = sources
         self._options = options
+        self._spool = spool
 
     def portions(self, start: Position) -> Iterator[Portion]:
         """Yield every portion from a position on.
@@ -67,10 +76,14 @@ class Cutter:
     def _portions_of(self, file: SourceText, begin: Position, before_bytes: int) -> Iterator[Portion]:
         reader = self._sources.reader(file)
         try:
-            if file.kind.kind == "parquet":
-                yield from self._rows(file, RawFile(reader), begin, before_bytes)
-                return
             stream = TextStream(file.name, reader, file.kind.compression)
+            if file.kind.kind == "parquet":
+                opened: RangeReader = reader
+                if file.kind.compression:
+                    opened = SpooledReader(file.name, stream, self._spool)
+                with contextlib.closing(opened):
+                    yield from self._rows(file, RawFile(opened), begin, before_bytes)
+                return
             stream.skip(begin.offset)
             if file.kind.kind == "text" and self._options.documents == "file":
                 yield self._whole(file, stream, replace(begin, file=begin.file + 1, read_bytes=before_bytes))

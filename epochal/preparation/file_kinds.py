@@ -10,8 +10,8 @@ RECORD_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES = (".parquet",)
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 READ = (
-    f"{', '.join(TEXT_SUFFIXES)} (text), {', '.join(RECORD_SUFFIXES)} (JSON lines), each also with "
-    f"{' or '.join(COMPRESSIONS)}, and {', '.join(PARQUET_SUFFIXES)}"
+    f"{', '.join(TEXT_SUFFIXES)} (text), {', '.join(RECORD_SUFFIXES)} (JSON lines), {', '.join(PARQUET_SUFFIXES)}, "
+    f"each also with {' or '.join(COMPRESSIONS)}"
 )
 """The suffixes in words, for messages."""
 
@@ -40,6 +40,6 @@ def kind_of(name: str, further_text: tuple[str, ...] = ()) -> FileKind | None:
         return FileKind("text", compression)
     if base.endswith(RECORD_SUFFIXES):
         return FileKind("records", compression)
-    if base.endswith(PARQUET_SUFFIXES) and not compression:
-        return FileKind("parquet")
+    if base.endswith(PARQUET_SUFFIXES):
+        return FileKind("parquet", compression)
     return None

@@ -235,6 +235,7 @@ class _Job:
         self._chat = chat
         self._sources = sources
         self._ledger = ledger
+        self._working = working
         self._show = show
         self._threshold = int(options.held_out * 2**64)
         size = tokenizer.identity.token_size if chat is None else MARKED_TOKEN_BYTES
@@ -267,7 +268,7 @@ class _Job:
         """Encode every document that was not encoded yet. What was taken before an interruption is kept."""
         committed_s = time.monotonic()
         workers = self._options.workers or _core_count()
-        cutter = Cutter(self._sources, self._options)
+        cutter = Cutter(self._sources, self._options, self._working)
         self._show(self._progress())
         with EncodingPool(workers, self._options, self._tokenizer, self._chat) as pool:
             is_whole = True  # false while a portion is taken, which is never committed in part

@@ -4,18 +4,25 @@ The rules kept here: what a compressed file expands to is delivered in pieces of
 is; an archive that ends in the middle, or whose checksum is wrong, is an error and never a shorter text.
 """
 
+import contextlib
 import gzip
 import io
+import tempfile
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
-from state.errors import InvalidInput
+from runtime.os_errors import reason_of
+from state.errors import EpochalError, InvalidInput
 
 ZSTD_INPUT_BYTES = 1024
 """Number of compressed bytes given to zstandard at a time: at most 32 MiB come out of them."""
 GZIP_OUTPUT_BYTES = 32 * 1024
 """Maximum number of bytes decompressed at a time: what comes out before damage is delivered, but for so many."""
+MAX_SPOOLED_BYTES = 64 * 1024**3
+"""Maximum size of a compressed parquet file after decompression."""
+SPOOLED_PART_BYTES = 1024**2
 EXTRA = "pip install 'epochal[prepare]'"
 Buffer = bytes | bytearray | memoryview
 
@@ -132,6 +139,68 @@ class TextStream:
             if not found:
                 raise BadFile(f"{self._name} is shorter than when the preparation began", file=self._name)
             count -= len(found)
+
+
+class SpooledReader:
+    """The ranges of a compressed file, which is decompressed into a file without a name.
+
+    Args:
+        name: the file's name, for messages.
+        stream: its bytes, decompressed, from the beginning.
+        folder: on whose disk the decompressed file lies until `close`, or until this process ends.
+
+    Raises:
+        BadFile: it is damaged, or expands to more than `MAX_SPOOLED_BYTES`.
+        EpochalError: the disk is full or fails; the same call goes on later.
+    """
+
+    def __init__(self, name: str, stream: TextStream, folder: Path) -> None:
+        self._name = name
+        self._folder = folder
+        self.size_bytes = 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (`close` closes it)
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
+            self._fill(stream)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return exactly the bytes `[start, stop)`."""
+        try:
+            self._file.seek(start)
+            return self._file.read(stop - start)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Close the decompressed file, which is then gone."""
+        with contextlib.suppress(OSError):  # what was not written yet is not needed
+            self._file.close()
+
+    def _fill(self, stream: TextStream) -> None:
+        while found := stream.read(SPOOLED_PART_BYTES):
+            self.size_bytes += len(found)
+            if self.size_bytes > MAX_SPOOLED_BYTES:
+                most = f"at most {MAX_SPOOLED_BYTES}; decompress it before"
+                raise BadFile(f"{self._name} expands to more bytes than are decompressed: {most}", file=self._name)
+            self._write(found)
+        self._write(b"")
+
+    def _write(self, found: bytes) -> None:
+        try:
+            self._file.write(found)
+            if not found:
+                self._file.flush()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> EpochalError:
+        message = f"{self._name} cannot be decompressed into {self._folder}: {reason_of(error)}"
+        return EpochalError(f"{message}; the same command goes on where this one stopped", path=str(self._folder))
 
 
 class _ZstdDamaged(Exception):

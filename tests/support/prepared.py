@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def write_records(path: Path, texts: Sequence[str], field: str = "text") -> Path
 def portions_of(place: Path, options: PrepareOptions, start: Position | None = None) -> Iterator[Portion]:
     """Yield the portions of the files at a path."""
     with Sources.open([str(place)]) as sources:
-        yield from Cutter(sources, options).portions(start or Position())
+        yield from Cutter(sources, options, Path(tempfile.gettempdir())).portions(start or Position())
 
 
 def texts_of(place: Path, options: PrepareOptions) -> list[str]:

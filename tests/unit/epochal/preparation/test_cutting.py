@@ -9,9 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from epochal.preparation.cutting import Cutter
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.portions import PORTION_BYTES, Position
+from epochal.preparation.sources import Sources
 from epochal.preparation.texts import Documents
+from state.errors import EpochalError
 from tests.support.heavy import need_module
 from tests.support.prepared import mistakes_of, portions_of, texts_of, write_records
 
@@ -201,3 +204,35 @@ def test_rows_of_parquet_are_documents_from_any_row_on(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     (mistake,) = mistakes_of(path, PrepareOptions())
     assert mistake.startswith(f"{path} is truncated or no parquet file")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_compressed_parquet_is_read_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    need_module("pyarrow")
+    need_module("zstandard")
+    import pyarrow
+    import pyarrow.parquet
+    import zstandard
+
+    texts = [f"row {number}" for number in range(100)]
+    plain, path = tmp_path / "plain", tmp_path / f"a.parquet{suffix}"
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), plain, row_group_size=30)
+    compress = gzip.compress if suffix == ".gz" else zstandard.ZstdCompressor().compress
+    path.write_bytes(compress(plain.read_bytes()))
+    assert texts_of(path, PrepareOptions()) == texts
+    later = portions_of(path, PrepareOptions(), Position(0, 37))
+    assert [part.decode() for portion in later for part in portion.parts] == texts[37:]
+    monkeypatch.setattr("epochal.preparation.reading.MAX_SPOOLED_BYTES", 100)
+    (mistake,) = mistakes_of(path, PrepareOptions())
+    assert mistake.startswith(f"{path} expands to more bytes than are decompressed: at most 100")
+    monkeypatch.undo()
+    path.write_bytes(path.read_bytes()[:-30])
+    (mistake,) = mistakes_of(path, PrepareOptions())
+    assert mistake.startswith(f"{path} is truncated")
+
+
+def test_disk_without_room_for_a_compressed_parquet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress(b"any"))
+    with Sources.open([str(path)]) as sources, pytest.raises(EpochalError, match=r"cannot be decompressed into .*gone"):
+        list(Cutter(sources, PrepareOptions(), tmp_path / "gone").portions(Position()))

@@ -55,7 +55,7 @@ def test_a_shard_holds_whole_samples() -> None:
         ("b/c.jsonl.gz", FileKind("records", "gz")),
         ("d.md.zst", FileKind("text", "zst")),
         ("e.parquet", FileKind("parquet")),
-        ("f.parquet.gz", None),
+        ("f.parquet.gz", FileKind("parquet", "gz")),
         ("g.tar.gz", None),
         ("h.py", None),
     ],
