@@ -35,7 +35,7 @@ class Conversation:
 
     @property
     def parts(self) -> Iterator[tuple[str, Any]]:
-        """What its author wrote, by its place in the record: the messages, and the tools."""
+        """The parts that its author wrote, by their places in the record: the messages, and the tools."""
         yield from ((f"messages[{number}]", message) for number, message in enumerate(self.messages))
         yield "tools", self.tools
 

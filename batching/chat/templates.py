@@ -93,7 +93,7 @@ class ChatTemplate:
 
     @cached_property
     def markers(self) -> frozenset[str]:
-        """What the template itself writes of the form `<|…|>`: a message that holds it could end its own turn."""
+        """The texts like `<|…|>` that the template itself writes: a message that holds one could end its own turn."""
         return frozenset(_MARKER.findall(self.source))
 
     def render(self, conversation: Conversation) -> RenderedChat:

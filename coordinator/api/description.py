@@ -28,6 +28,7 @@ from runtime.openapi import (
 )
 from state import blob_messages, checkpoint_parts, documents, evaluations, messages
 from state.documents import RunDocument
+from state.generations import DataAppendSetting, DataHistory
 from state.messages import REPORT_PATHS
 from state.refusals import Refusal
 
@@ -51,7 +52,11 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "step": {**WHOLE, "description": "Number of the round's step."},
 }
 _NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages) | vars(blob_messages)
-DOCUMENTS = tuple(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind))
+DOCUMENTS = (
+    *(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind)),
+    DataAppendSetting,
+    DataHistory,
+)
 """Every document and message."""
 
 _OF_RUN = (Refusal.UNKNOWN_RUN, Refusal.STORE_FAILED)

@@ -23,7 +23,7 @@ from epochal.preparation.portions import (
     Portion,
     Position,
 )
-from epochal.preparation.reading import BadFile, RangeReader, RawFile, SpooledReader, TextStream
+from epochal.preparation.reading import BadFile, DecompressedReader, RangeReader, RawFile, TextStream
 from epochal.preparation.sources import Sources, SourceText
 
 _LINE = re.compile(rb"\n")
@@ -80,7 +80,7 @@ class Cutter:
             if file.kind.kind == "parquet":
                 opened: RangeReader = reader
                 if file.kind.compression:
-                    opened = SpooledReader(file.name, stream, self._spool)
+                    opened = DecompressedReader(file.name, stream, self._spool)
                 with contextlib.closing(opened):
                     yield from self._rows(file, RawFile(opened), begin, before_bytes)
                 return

@@ -141,7 +141,7 @@ class TextStream:
             count -= len(found)
 
 
-class SpooledReader:
+class DecompressedReader:
     """The ranges of a compressed file, which is decompressed into a file without a name.
 
     Args:
