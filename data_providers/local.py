@@ -1,10 +1,10 @@
 """Samples from token files on this machine: one file, or a folder of them and of folders below it.
 
 Files are read with `preadv` straight into the answer and not mapped: if a mapped file is truncated the process ends
-(SIGBUS), while a read returns less and is reported. A file that was modified is an error: its size and its time of
-modification are compared when it is opened, and those of an open file before the first byte of an answer is read and
-after the last one. One that is cut while it is open loses the samples that are cut alone. Bytes in the page cache are
-read at once; only a read that would wait for the disk goes to a thread, so that the event loop never waits.
+(SIGBUS), while a read returns less and is reported. A file that changed is an error: its size and its time of
+modification are compared when it is opened, before the first byte of an answer is read and after the last one. Bytes in
+the page cache are read at once; only a read that would wait for the disk goes to a thread, so that the event loop never
+waits.
 """
 
 import asyncio
@@ -161,22 +161,13 @@ class LocalDataProvider:
             self._nowait = None  # the file system does not support the flag
             return False
 
-    def check_unchanged(self, file_number: int, needed_bytes: int, *, may_open: bool) -> None:
-        """Raise `CorruptData` if an open file was modified, or is shorter than is needed of it.
-
-        Of a file that was cut, or that grows, the samples that are still there are what they were. A file that was
-        modified is opened anew the next time.
-        """
+    def check_unchanged(self, file_number: int, *, may_open: bool) -> None:
+        """Raise `CorruptData` if an open file is not what it was; it is opened anew the next time."""
         file = self.opened(file_number, may_open=may_open)
         if file is None:
             return
-        found, version, path = os.fstat(file.fd), self._versions[file_number], self._paths[file_number]
-        if found.st_size < needed_bytes:
-            raise CorruptData(f"{path} ends at byte {found.st_size}; it was longer", path=str(path))
-        if found.st_size != version.size_bytes:
-            return
         try:
-            version.check(path, found)
+            self._versions[file_number].check(self._paths[file_number], os.fstat(file.fd))
         except CorruptData:
             with self._lock:
                 self._open_files.pop(file_number, None)
@@ -229,7 +220,7 @@ class LocalSampleBytes:
         self._fill(begin, into, may_wait=True)
 
     def _fill(self, begin: int, into: memoryview, *, may_wait: bool) -> bool:
-        if begin == 0:  # so that a file that was cut or modified is an error before the first byte of it is sent
+        if begin == 0:  # so that a file that changed is an error before the first byte of it is sent
             self._check_unchanged(may_open=may_wait)
         number, filled = bisect_right(self._ends, begin), 0
         while filled < len(into):
@@ -245,11 +236,8 @@ class LocalSampleBytes:
         return True
 
     def _check_unchanged(self, *, may_open: bool) -> None:
-        ends: dict[int, int] = {}
-        for place in self._places:
-            ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
-        for file_number, needed_bytes in ends.items():
-            self._provider.check_unchanged(file_number, needed_bytes, may_open=may_open)
+        for file_number in {place.file for place in self._places}:
+            self._provider.check_unchanged(file_number, may_open=may_open)
 
 
 def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -> bool:
