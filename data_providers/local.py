@@ -1,10 +1,8 @@
 """Samples from token files on this machine: one file, or a folder of them and of folders below it.
 
 Files are read with `preadv` straight into the answer and not mapped: if a mapped file is truncated the process ends
-(SIGBUS), while a read returns less and is reported. A file that changed is an error: its size and its time of
-modification are compared when it is opened, before the first byte of an answer is read and after the last one. Bytes in
-the page cache are read at once; only a read that would wait for the disk goes to a thread, so that the event loop never
-waits.
+(SIGBUS), while a read returns less and is reported. Bytes in the page cache are read at once; only a read that would
+wait for the disk goes to a thread, so that the event loop never waits.
 """
 
 import asyncio
@@ -28,7 +26,7 @@ from data_providers.formats.mds_table import RecordsFile
 from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
 from data_providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder, refuse_splits
-from data_providers.local_places import FileVersion, cannot_open, files_below
+from data_providers.local_places import cannot_open, files_below
 from data_providers.order import DataOrder
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.sources.manifest import MANIFEST_NAME, Manifest
@@ -47,9 +45,11 @@ _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 class _OpenFile:
     """A descriptor that is closed when its last user drops it, so that a thread never reads from a reused one."""
 
-    def __init__(self, path: Path, version: FileVersion) -> None:
+    def __init__(self, path: Path, expected_bytes: int) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        version.check(path, os.fstat(self.fd))
+        size_bytes = os.fstat(self.fd).st_size
+        if size_bytes != expected_bytes:
+            raise CorruptData(f"{path} had {expected_bytes} bytes and now has {size_bytes}", path=str(path))
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
@@ -64,7 +64,6 @@ class LocalDataProvider:
     def __init__(
         self,
         paths: Mapping[str, Path],
-        versions: Mapping[str, FileVersion],
         files: Sequence[TokenFile],
         spec: DatasetSpec,
         manifest: Manifest = MappingProxyType({}),
@@ -75,7 +74,6 @@ class LocalDataProvider:
         self.fingerprint = self.order.fingerprint
         self.description = describe_tokens("token files", self.order)
         self._paths = [paths[file.name] for file in self.order.files]
-        self._versions = [versions[file.name] for file in self.order.files]
         self._open_files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._nowait = _NOWAIT
@@ -103,15 +101,14 @@ class LocalDataProvider:
                 if path.name not in paths:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
                 manifest = listed_beside(path.with_name(MANIFEST_NAME), path)
-            versions = {name: FileVersion.of(file.stat()) for name, file in paths.items()}
-            files = _discovered(paths, versions, spec)
+            files = _discovered(paths, spec)
         except OSError as error:
             raise cannot_open(path, error) from error
         if any(isinstance(file, RecordsFile) for file in files):
             raise Rejected(f"{path} holds samples that differ in length; `open_tokens` opens them", path=str(path))
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
-        return cls(paths, versions, files, spec, manifest)
+        return cls(paths, files, spec, manifest)
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""
@@ -161,17 +158,12 @@ class LocalDataProvider:
             self._nowait = None  # the file system does not support the flag
             return False
 
-    def check_unchanged(self, file_number: int, *, may_open: bool) -> None:
-        """Raise `CorruptData` if an open file is not what it was; it is opened anew the next time."""
+    def check_length(self, file_number: int, needed_bytes: int, *, may_open: bool) -> None:
+        """Raise `CorruptData` if an open file is shorter than is needed of it."""
         file = self.opened(file_number, may_open=may_open)
-        if file is None:
-            return
-        try:
-            self._versions[file_number].check(self._paths[file_number], os.fstat(file.fd))
-        except CorruptData:
-            with self._lock:
-                self._open_files.pop(file_number, None)
-            raise
+        path = self._paths[file_number]
+        if file is not None and (size_bytes := os.fstat(file.fd).st_size) < needed_bytes:
+            raise CorruptData(f"{path} ends at byte {size_bytes}; it was longer", path=str(path))
 
     def opened(self, number: int, *, may_open: bool) -> _OpenFile | None:
         """Return a file's descriptor, or None if it is not open and may not be opened."""
@@ -183,7 +175,7 @@ class LocalDataProvider:
         if not may_open:
             return None
         try:
-            file = _OpenFile(self._paths[number], self._versions[number])
+            file = _OpenFile(self._paths[number], self.order.files[number].size_bytes)
         except OSError as error:
             raise SourceUnavailable(f"a token file cannot be read: {error}") from error
         with self._lock:
@@ -220,8 +212,12 @@ class LocalSampleBytes:
         self._fill(begin, into, may_wait=True)
 
     def _fill(self, begin: int, into: memoryview, *, may_wait: bool) -> bool:
-        if begin == 0:  # so that a file that changed is an error before the first byte of it is sent
-            self._check_unchanged(may_open=may_wait)
+        if begin == 0:  # so that a file that was cut is an error before the first byte of it is sent
+            ends: dict[int, int] = {}
+            for place in self._places:
+                ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
+            for file_number, needed_bytes in ends.items():
+                self._provider.check_length(file_number, needed_bytes, may_open=may_wait)
         number, filled = bisect_right(self._ends, begin), 0
         while filled < len(into):
             place = self._places[number]
@@ -231,13 +227,7 @@ class LocalSampleBytes:
             if not self._provider.fill(place.file, offset, into[filled : filled + count], may_wait=may_wait):
                 return False
             filled, number = filled + count, number + 1
-        if begin + filled == self.size_bytes:
-            self._check_unchanged(may_open=False)
         return True
-
-    def _check_unchanged(self, *, may_open: bool) -> None:
-        for file_number in {place.file for place in self._places}:
-            self._provider.check_unchanged(file_number, may_open=may_open)
 
 
 def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -> bool:
@@ -253,8 +243,8 @@ def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -
     return True
 
 
-def _discovered(paths: Mapping[str, Path], versions: Mapping[str, FileVersion], spec: DatasetSpec) -> list[TokenFile]:
-    files = [SourceFile(name, versions[name].size_bytes, str(path)) for name, path in paths.items()]
+def _discovered(paths: Mapping[str, Path], spec: DatasetSpec) -> list[TokenFile]:
+    files = [SourceFile(name, path.stat().st_size, str(path)) for name, path in paths.items()]
     asking = discovery(files, spec)
     try:
         wanted = next(asking)

@@ -1,7 +1,6 @@
 """Files on this machine as a `ByteSource`: one file, or a folder with those below it.
 
-A file is read and not mapped, so that a truncated one is an error and does not end the process. It must keep its size
-and its time of modification, which are compared before and after each read.
+A file is read and not mapped, so that a truncated one is an error and does not end the process. It must keep its size.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from data_providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder
-from data_providers.local_places import FileVersion, cannot_open, files_below
+from data_providers.local_places import cannot_open, files_below
 from data_providers.protocol import CorruptData, SourceUnavailable
 from data_providers.sources.manifest import MANIFEST_NAME
 from data_providers.sources.protocol import SourceFile
@@ -20,17 +19,11 @@ from data_providers.sources.protocol import SourceFile
 class LocalSource:
     """A `ByteSource` over files by their paths. Make one with `open`."""
 
-    def __init__(
-        self,
-        location: str,
-        paths: Mapping[str, Path],
-        files: Sequence[SourceFile],
-        versions: Mapping[str, FileVersion],
-    ) -> None:
+    def __init__(self, location: str, paths: Mapping[str, Path], files: Sequence[SourceFile]) -> None:
         self.location = location
         self.files = files
         self._paths = paths
-        self._versions = versions
+        self._sizes = {file.name: file.size_bytes for file in files}
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -51,33 +44,24 @@ class LocalSource:
                 found = {path.name: path}
                 manifest = listed_beside(path.with_name(MANIFEST_NAME), path)
             contents, encodings = contents_in(manifest), encodings_in(manifest)
-            versions = {name: FileVersion.of(file.stat()) for name, file in found.items()}
-            files = [
-                SourceFile(
-                    name,
-                    versions[name].size_bytes,
-                    place=str(file.absolute()),
-                    version=str(versions[name].modified_ns),
-                    content=contents.get(name, ""),
-                    encoding=encodings.get(name),
-                )
-                for name, file in found.items()
-            ]
+            files = []
+            for name, file in found.items():
+                about = file.stat()
+                version, content, encoding = str(about.st_mtime_ns), contents.get(name, ""), encodings.get(name)
+                place = str(file.absolute())
+                files.append(SourceFile(name, about.st_size, place, version, content=content, encoding=encoding))
         except OSError as error:
             raise cannot_open(path, error) from error
-        return cls(str(path), found, files, versions)
+        return cls(str(path), found, files)
 
     def only(self, names: Collection[str]) -> Self:
         """Return a source of these files alone."""
         kept = set(names)
-        files = [file for file in self.files if file.name in kept]
-        return type(self)(self.location, self._paths, files, self._versions)
+        return type(self)(self.location, self._paths, [file for file in self.files if file.name in kept])
 
     def path_of(self, name: str) -> Path:
-        """Return the path of a file. Raise `CorruptData` if it changed, and `OSError` if it cannot be found."""
-        path = self._paths[name]
-        self._versions[name].check(path, path.stat())
-        return path
+        """Return the path of a file."""
+        return self._paths[name]
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes, as `ByteSource.read_into`."""
@@ -87,7 +71,9 @@ class LocalSource:
         path = self._paths[name]
         try:
             with path.open("rb", buffering=0) as file:
-                self._versions[name].check(path, os.fstat(file.fileno()))
+                size_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes != self._sizes[name]:
+                    raise CorruptData(f"{path} had {self._sizes[name]} bytes and now has {size_bytes}", path=str(path))
                 file.seek(start)
                 filled = 0
                 while filled < len(into):
@@ -95,7 +81,6 @@ class LocalSource:
                     if not count:
                         raise CorruptData(f"{path} ends at byte {start + filled}; it was longer", path=str(path))
                     filled += count
-                self._versions[name].check(path, os.fstat(file.fileno()))
         except OSError as error:
             raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
 

@@ -286,7 +286,10 @@ def chosen_rows(source: ByteSource, split: str) -> list[str]:
 
 
 def _local_path(source: LocalSource, file: SourceFile) -> str:
-    return str(source.path_of(file.name))
+    path = source.path_of(file.name)
+    if path.stat().st_size != file.size_bytes:
+        raise CorruptData(f"{path} changed: it had {file.size_bytes} bytes", path=str(path))
+    return str(path)
 
 
 def _row_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile:

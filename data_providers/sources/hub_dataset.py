@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from data_providers.file_names import PARQUET_SUFFIX, is_hidden
-from data_providers.local_places import FileVersion
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.sources.protocol import SourceFile
 from data_providers.splits import names_of_split
@@ -69,7 +68,6 @@ class HubFiles:
     commit: str
     files: tuple[SourceFile, ...]
     paths: Mapping[str, Path]
-    versions: Mapping[str, FileVersion]
 
 
 def parse_hub_dataset(text: str) -> HubDataset:
@@ -202,15 +200,13 @@ def _climbs(name: str) -> bool:
 def _opened(dataset: HubDataset, folder: Path, chosen: Mapping[str, str], sizes: Mapping[str, int]) -> HubFiles:
     commit = folder.name
     files: list[SourceFile] = []
-    paths = {name: folder / path for name, path in chosen.items()}
-    versions = {name: FileVersion.of(path.stat()) for name, path in paths.items()}
     for name, path in chosen.items():
-        size_bytes = versions[name].size_bytes
+        size_bytes = (folder / path).stat().st_size
         if sizes[path] and size_bytes != sizes[path]:
             raise CorruptData(f"{folder / path} has {size_bytes} bytes; the Hub says {sizes[path]}", place=str(dataset))
         place = f"hf://datasets/{dataset.name}@{commit}/{path}"
         files.append(SourceFile(name, size_bytes, place, commit, content=f"commit:{commit}"))
-    return HubFiles(commit, tuple(files), paths, versions)
+    return HubFiles(commit, tuple(files), {name: folder / path for name, path in chosen.items()})
 
 
 def _literal(name: str) -> str:

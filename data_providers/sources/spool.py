@@ -198,11 +198,12 @@ class DataSpool:
                 os.write(fd, bytes(_DIGEST_BYTES))
                 write(sink)
                 os.pwrite(fd, sink.digest.digest(), 0)
+                made = SpooledFile(Path(incoming))  # under its name, it may have to give way to another one at once
                 Path(incoming).replace(folder / key)
             finally:
                 os.close(fd)
                 Path(incoming).unlink(missing_ok=True)
-            return self._held(key, SpooledFile(folder / key))
+            return self._held(key, made)
         except OSError as error:
             raise SourceUnavailable(f"{place} cannot be unpacked into {folder}: {error.strerror or error}") from error
 

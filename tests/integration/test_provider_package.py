@@ -37,4 +37,4 @@ async def test_errors_of_the_package_are_shown(installed: str, tmp_path: Path) -
 
 async def test_without_the_package_the_scheme_is_unknown() -> None:
     ran = await run_command("data", "inspect", "text://play.txt")
-    ran.expect(2, "no data provider is called 'text'; allowed: az, dummy, gs, http")
+    ran.expect(2, "no data provider is called 'text'; allowed: az, dummy, gs, hf, http")

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -222,13 +221,3 @@ def test_default_encoder_says_what_is_wrong_with_a_record(record: Any, message: 
 def test_a_token_sample_has_no_record() -> None:
     with pytest.raises(CorruptData, match="data index 3 holds tokens, not a JSON record"):
         RawSample(3, np.zeros(2, "<u2")).record()
-
-
-async def test_lines_file_of_other_bytes_but_the_same_size_is_corrupt(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", RECORDS)
-    provider = await open_lines(path)
-    path.write_bytes(path.read_bytes().replace(b"record", b"RECORD"))
-    os.utime(path, (1e9, 1e9))
-    with pytest.raises(CorruptData, match=r"a\.jsonl was modified: .* is now of 2001-09-09 01:46:40"):
-        await records(provider, 0, 3)
-    await provider.aclose()

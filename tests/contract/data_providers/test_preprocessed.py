@@ -1,7 +1,6 @@
 """Preprocessed samples in parquet files, written by pyarrow as anyone would."""
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -251,12 +250,3 @@ def test_damaged_file_is_read_or_refused(tmp_path: Path, changes: list[tuple[int
         provider._read(provider.order.locate(DataIds(0, provider.sequence_count - 1)))
     except DataError:
         return
-
-
-async def test_row_file_that_was_written_again_is_corrupt(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", inputs=ROWS)
-    provider = PreprocessedDataProvider.open(path)
-    os.utime(path, (1e9, 1e9))
-    with pytest.raises(CorruptData, match=r"a\.parquet was modified: .* is now of 2001-09-09 01:46:40"):
-        await samples(provider, 0, 3)
-    await provider.aclose()
