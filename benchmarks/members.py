@@ -14,6 +14,7 @@ from benchmarks.servers import RUN_ID, CoordinatorProcess, bare_process, coordin
 from coordinator.machine.records import replay
 from coordinator.store.open import open_store_reader
 from coordinator_client.client_key import ClientKey
+from state.codecs.named import SPOKEN
 from state.errors import EpochalError
 from state.messages import Capabilities, JoinRequest, join_message
 from state.wire import canonical_json
@@ -45,7 +46,7 @@ async def _challenges(opened: list[Connection], keys: list[ClientKey]) -> list[b
         body = json.dumps({"public_key": key.public_key}).encode()
         nonce = json.loads(await _ask(connection, request_bytes("POST", f"{RUN}/clients/challenge", body)))["nonce"]
         signature = key.sign(join_message(RUN_ID, nonce, key.public_key))
-        join = JoinRequest(key.public_key, nonce, signature, Capabilities())
+        join = JoinRequest(key.public_key, nonce, signature, Capabilities(codecs=SPOKEN))
         requests.append(request_bytes("POST", f"{RUN}/clients", canonical_json(join)))
     return requests
 

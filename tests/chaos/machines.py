@@ -148,7 +148,7 @@ class Site:
         place = ("--host", host, "--port", str(COORDINATOR_PORT))
         self._add("coordinator", server, "coordinator", str(self.folder / "state.toml"), *store, *place, *trust)
         serve = ("--coordinator", url, "--host", host, "--port", str(DATA_PORT))
-        self._add("data-server", server, "data-server", str(self.folder / "data.toml"), *serve)
+        self._add("data-server", server, "data-server", str(self.folder / "data.toml"), *serve, *trust)
         for group, ports in zip(self.network.groups, (LINE_PORTS, tuple(port + 2 for port in LINE_PORTS)), strict=True):
             self._add_group(group, host, ports)
         for machine in self.machines:
@@ -167,7 +167,7 @@ class Site:
             key = self.folder / f"{name}.key"
             key.write_bytes(os.urandom(32))
             key.chmod(0o600)
-            self._add(name, group.prefix, "client", url, "--data", data, "--key", str(key))
+            self._add(name, group.prefix, "client", url, "--data", data, "--key", str(key), "--insecure")
 
     def _add(self, name: str, prefix: tuple[str, ...], *arguments: str) -> None:
         clock = self.folder / f"{name}.clock"
