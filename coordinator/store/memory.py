@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from coordinator.store.blobs import (
     STREAM_BYTES,
     BlobStore,
+    BytesOfBlob,
     OpenBlob,
     ServedBlobs,
     blob_not_found,
@@ -120,7 +121,7 @@ class MemoryBlobs(ServedBlobs):
 
     @contextlib.asynccontextmanager
     async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
-        yield _BytesOfBlob(self._held(sha256))
+        yield BytesOfBlob(self._held(sha256))
 
     def _held(self, sha256: Sha256) -> bytes:
         if sha256 not in self._blobs:
@@ -132,15 +133,6 @@ class MemoryBlobs(ServedBlobs):
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._blobs)
-
-
-class _BytesOfBlob(bytes):
-    """A blob in memory (`OpenBlob`)."""
-
-    descriptor = None
-
-    def view(self) -> memoryview:
-        return memoryview(self)
 
 
 class MemoryKeys:

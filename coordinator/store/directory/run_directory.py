@@ -9,6 +9,7 @@ RUN_DIR/
 ├── journal/00000000.log    numbered segments (coordinator/store/directory/segments.py)
 ├── object-stores.json      which object stores hold blobs (coordinator/store/object_store/opening.py)
 ├── blobs/ab/abcd…          results and checkpoints by SHA-256 (coordinator/store/directory/blobs.py)
+├── blobs/packs/            small ones, many in a file (coordinator/store/directory/packs.py)
 └── keys/                   the coordinator's key, the admin token's hash (coordinator/store/directory/keys.py)
 ```
 """
