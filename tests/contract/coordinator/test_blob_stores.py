@@ -77,7 +77,7 @@ async def test_small_blob_is_kept_at_once_and_is_like_any_other(blobs: BlobStore
     async with blobs.opened(digest) as opened:
         assert bytes(opened.view()) == data
     assert await put(blobs, data) == digest
-    assert (blobs.total_bytes, await blobs.held()) == (len(data), {digest})
+    assert (blobs.total_bytes, await blobs.held()) == (len(data), frozenset({digest}))
     await blobs.delete(digest)
     await blobs.swept()
     assert (await blobs.size(digest), blobs.total_bytes, await blobs.held()) == (None, 0, frozenset())
