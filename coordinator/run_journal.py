@@ -13,6 +13,7 @@ from coordinator.machine.stimuli import Stamped
 from coordinator.machine.views import document_of
 from coordinator.publication import Published
 from coordinator.store.journal import Journal
+from state.documents import RunDocument
 from state.errors import StoreConflict
 
 MAX_SEGMENT_RECORDS = 20_000
@@ -70,7 +71,7 @@ class RunJournal:
             StoreConflict: another coordinator has appended first; nothing was kept.
             StoreFailed: they may not have been kept.
         """
-        published, document = self.published, document_of(run, self.published.version)
+        published, document = self.published, self._document_of(run)
         if document != published.document:
             published = Published.of(replace(document, version=document.version + 1))
         sequence = self._sequence + 1
@@ -78,6 +79,10 @@ class RunJournal:
         self._sequence, self.run, self.published = sequence, run, published
         self._record_count += 1
         self._is_segment_due |= ends_segment or self._record_count >= MAX_SEGMENT_RECORDS
+
+    def _document_of(self, run: Run) -> RunDocument:
+        """Return the document of a run that follows the last known one, in its version."""
+        return document_of(run, self.published.version, (self.run, self.published.document))
 
     async def open_due_segment(self) -> None:
         """Open a new segment if one is due. It stays due if another coordinator has appended meanwhile.
