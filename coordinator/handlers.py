@@ -97,6 +97,18 @@ class Handlers:
             return Reader(ReaderKind.DATA_SERVER, server_id)
         return Reader(ReaderKind.MEMBER, self.authenticate(token))
 
+    def knows(self, token: str | None) -> bool:
+        """Return whether a token is a present member's, or a data server's; a stranger has none. Nobody is heard."""
+        now_s = self.service.now_s()
+        if token is None or self.tokens.data_server_of(token, now_s) is not None:
+            return True
+        try:
+            claims = self.tokens.check_session(token, now_s)
+        except Refused:
+            return False
+        member = self.service.run.members.get(claims.client_id)
+        return member is not None and _session_of(member) == claims.session
+
     def check_admin(self, token: str | None) -> None:
         """Raise `Refused` unless it is the operator's token: `unauthorized` if there is none, `forbidden` if wrong."""
         if not token:

@@ -8,6 +8,7 @@ that an outage of the coordinator drops no member.
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from coordinator.store.replication import Heartbeats
 from runtime.connections import Connection
 from state.wire import ClientId
 
@@ -23,6 +24,9 @@ GONE_TIMEOUTS = 0.2
 """Part of `client_timeout_s` after which it is lost instead, if that is shorter and not one of its connections is open:
 the operator who writes a short limit knows the network."""
 
+TOLD_FOR_S = 5.0
+"""Time for which other coordinators of the run are told that a member was heard: several meetings."""
+
 HasGone = Callable[[], bool]
 """Returns whether the sender of a waiting request has closed the connection."""
 
@@ -34,7 +38,8 @@ class Liveness:
         self._since_s = now_s
         self._heard_s: dict[ClientId, float] = {}
         self._waits: dict[ClientId, list[HasGone]] = {}
-        self._closed: set[ClientId] = set()
+        self._closed: dict[ClientId, float] = {}
+        """Members whose last wait ended because they closed its connection, and when it did."""
         self._gone_s: dict[ClientId, float] = {}
         self._connections: dict[ClientId, set[Connection]] = {}
 
@@ -48,19 +53,27 @@ class Liveness:
     def heard(self, client_id: ClientId, now_s: float) -> None:
         """Record that a request of this client arrived."""
         self._heard_s[client_id] = now_s
-        self._closed.discard(client_id)
+        self._closed.pop(client_id, None)
         self._gone_s.pop(client_id, None)
 
     @contextmanager
-    def waiting(self, client_id: ClientId, has_gone: HasGone) -> Iterator[None]:
-        """Note that a request of this member waits for news, until the context is left."""
+    def waiting(
+        self, client_id: ClientId, has_gone: HasGone, now_s: Callable[[], float] | None = None
+    ) -> Iterator[None]:
+        """Note that a request of this member waits for news, until the context is left.
+
+        Args:
+            client_id: the member.
+            has_gone: returns whether it has closed the connection.
+            now_s: returns the time, which others are told if it has.
+        """
         self._waits.setdefault(client_id, []).append(has_gone)
         try:
             yield
         finally:
             self._forget(client_id, has_gone)
             if client_id not in self._waits and has_gone():
-                self._closed.add(client_id)
+                self._closed[client_id] = self._since_s if now_s is None else now_s()
 
     def free_in_s(self, client_id: ClientId, now_s: float) -> float:
         """Return the seconds until another process may use this member's key if nothing more is heard; 0 if it may."""
@@ -85,7 +98,7 @@ class Liveness:
             if is_closed:
                 self._gone_s.setdefault(client, now_s)
         self._gone_s = {client: since_s for client, since_s in self._gone_s.items() if client in members}
-        self._closed.intersection_update(members)
+        self._closed = {client: at_s for client, at_s in self._closed.items() if client in members}
         self._connections = {client: known for client, known in self._connections.items() if client in members}
         if 2 * len(self._gone_s) > len(members):
             return ()
@@ -108,9 +121,35 @@ class Liveness:
             if not waits:
                 del self._waits[client_id]
 
+    # Other coordinators of the run
+
+    def begin_again(self, now_s: float) -> None:
+        """Take every member as heard now, because what other coordinators heard is not known yet."""
+        self._since_s = now_s
+        self._gone_s.clear()
+
+    def heartbeats(self, now_s: float) -> Heartbeats:
+        """Return what others should know: who was heard lately, who waits here, and who has closed its waits."""
+        lately = {client: at_s for client, at_s in self._heard_s.items() if now_s - at_s <= TOLD_FOR_S}
+        waiting = (client for client, waits in self._waits.items() if not all(has_gone() for has_gone in waits))
+        return Heartbeats(lately | dict.fromkeys(waiting, now_s), dict(self._closed))
+
+    def take(self, others: Heartbeats) -> None:
+        """Take what another coordinator knows: the latest news of each member counts, whoever has it."""
+        for client, at_s in others.heard.items():
+            if at_s > self._heard_s.get(client, self._since_s):
+                self._heard_s[client] = at_s
+            if at_s > self._closed.get(client, at_s):
+                del self._closed[client]
+            if at_s > self._gone_s.get(client, at_s):
+                del self._gone_s[client]
+        for client, at_s in others.closed.items():
+            if client not in self._waits and at_s >= max(self._heard_s.get(client, self._since_s), self._since_s):
+                self._gone_s.setdefault(client, at_s)
+
     def silent_s(self, client_id: ClientId, now_s: float) -> float:
         """Return the number of seconds since the client was last heard."""
-        return now_s - self._heard_s.get(client_id, self._since_s)
+        return now_s - max(self._heard_s.get(client_id, self._since_s), self._since_s)
 
     def lost(
         self, members: Collection[ClientId], expected: Collection[ClientId], now_s: float, timeout_s: float

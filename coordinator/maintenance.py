@@ -7,7 +7,7 @@ oldest first, and only where that suffices.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from coordinator.machine.run import Run
@@ -63,15 +63,23 @@ class Maintenance:
     Args:
         run_now: returns the run as it is kept at the moment.
         fail: called when the store fails.
+        catch_up: reads what other coordinators of the run have kept; None if there are none.
 
     Attributes:
         paused: uploads that may be given up; None until there may be some.
     """
 
-    def __init__(self, store: Store, run_now: Callable[[], Run], fail: Callable[[StoreFailed], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run_now: Callable[[], Run],
+        fail: Callable[[StoreFailed], None],
+        catch_up: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self._store = store
         self._run_now = run_now
         self._fail = fail
+        self._catch_up = catch_up
         self.paused: PausedUploads | None = None
         self._due = asyncio.Event()
         self._state_file_stale = False
@@ -193,7 +201,7 @@ class Maintenance:
 
     async def _sweep_or_wait(self, since_s: float) -> None:
         """Delete unneeded blobs, unless somebody copies the run and there is time and room to wait."""
-        with self._store.sweeping() as is_allowed:
+        async with self._store.sweeping() as is_allowed:
             if not is_allowed:
                 waited_s = asyncio.get_running_loop().time() - since_s
                 near_bound = self._store.blobs.total_bytes > blobs_bound(self._run_now())
@@ -213,11 +221,15 @@ class Maintenance:
 
     async def _sweep_blobs(self) -> None:
         await self._store.blobs.drop_unfinished()
-        unneeded = await self._store.blobs.held() - blobs_needed(self._run_now())
+        held = await self._store.blobs.held()
+        if self._catch_up is not None:  # whatever is held was announced before, perhaps to another coordinator
+            await self._catch_up()
+        unneeded = held - blobs_needed(self._run_now())
         for sha256 in unneeded:
             if sha256 not in blobs_needed(self._run_now()):
                 await self._store.blobs.delete(sha256)
                 self._swept.notify()
         if unneeded:
+            await self._store.blobs.recount()
             log.info("blobs_swept", extra={"count": len(unneeded)})
         await self._store.blobs.swept()

@@ -14,7 +14,7 @@ from coordinator.machine.views import document_of
 from coordinator.publication import Published
 from coordinator.store.journal import Journal
 from state.documents import RunDocument
-from state.errors import StoreConflict
+from state.errors import StoreConflict, StoreFailed
 
 MAX_SEGMENT_RECORDS = 20_000
 """A longer segment is followed by another within the epoch, so that a start replays a bounded number of records."""
@@ -35,6 +35,11 @@ class RunJournal:
         self._is_segment_due = False
         self.run = found.run
         self.published = Published.of(found.document)
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last known record."""
+        return self._sequence
 
     @classmethod
     async def load(cls, journal: Journal, *, is_restored: bool = False) -> "RunJournal | None":
@@ -100,19 +105,34 @@ class RunJournal:
         snapshot = encode_snapshot(self._sequence, published.version, published.sha256, self.run)
         await self._journal.open_segment(snapshot)
 
-    async def catch_up(self) -> None:
-        """Read what other coordinators have appended, and replay it.
+    async def catch_up(self) -> bool:
+        """Read what other coordinators have appended, and replay it; return whether there was any.
 
         Raises:
-            StoreFailed: the journal is damaged, or was written under other rules.
+            StoreFailed: the journal is damaged, or was written under other rules; or it cannot be read now.
         """
+        tail = await self._journal.tail(self._sequence)
+        if tail is None:
+            return await self._load_again()
+        if not tail.records:
+            return False
+        found = replay_tail(Replayed(self._sequence, self.published.document, self.run), tail.records)
+        self._is_segment_due &= tail.segment_records == self._record_count + len(tail.records)
+        self._take(found, tail.segment_records)
+        return True
+
+    async def _load_again(self) -> bool:
+        """Go on from the newest segment, because what is known is not in the journal, or not any more."""
         segment = await self._journal.load()
-        assert segment is not None, "a conflict is raised only where there is a record"
-        if segment.snapshot.sequence > self._sequence:
-            found = replay(segment)
-            self._is_segment_due = False
-        else:
-            found = replay_tail(Replayed(self._sequence, self.published.document, self.run), segment.records)
-        self._sequence, self._record_count, self.run = found.sequence, len(segment.records), found.run
+        if segment is None:
+            raise StoreFailed("the journal is gone")
+        found = replay(segment)
+        self._is_segment_due = False
+        is_news = found.sequence != self._sequence or found.document != self.published.document
+        self._take(found, len(segment.records))
+        return is_news
+
+    def _take(self, found: Replayed, record_count: int) -> None:
+        self._sequence, self._record_count, self.run = found.sequence, record_count, found.run
         if found.document != self.published.document:
             self.published = Published.of(found.document)

@@ -6,6 +6,7 @@ from starlette.routing import Route
 from coordinator.api.blobs import blob_routes
 from coordinator.api.checks import check_routes
 from coordinator.api.description import SUMMARY, describe
+from coordinator.api.fresh_view import FreshView
 from coordinator.api.long_poll import FirstRoute, RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
@@ -47,6 +48,7 @@ def create_app(
     metrics.watch(handlers.service, polls, handlers.arrivals)
     document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
     app.add_middleware(FirstRoute, route=document)
+    app.add_middleware(FreshView, handlers=handlers)
     app.add_middleware(CheckedHosts, allowed=hosts)
     app.add_middleware(MeasuredRequests, metrics=metrics.http)
     for router in (

@@ -11,7 +11,8 @@ from coordinator.arrivals import Arrivals
 from coordinator.long_polls import LongPolls, ReaderKind
 from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from coordinator.machine.run import Run
-from coordinator.service import CoordinatorService, GroupKept, ServiceEvent
+from coordinator.service import CoordinatorService
+from coordinator.service_events import GroupKept, ServiceEvent
 from runtime.metrics import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
 from state.evaluations import newest_evaluations
 from state.messages import RunStatus

@@ -61,7 +61,7 @@ Watch = Callable[[Run, tuple[Instruction, ...]], None]
 def encode_record(sequence: int, version: int, document_sha256: Sha256, stimuli: tuple[Stamped, ...]) -> JournalRecord:
     """Return the journal record of one group commit, which published the document of this version and digest."""
     body = RecordBody(RULES_VERSION, version, document_sha256, STIMULI.dump_json(stimuli).decode())
-    return JournalRecord(sequence, canonical_json(body))
+    return JournalRecord(sequence, canonical_json(body), version)
 
 
 def encode_snapshot(sequence: int, version: int, document_sha256: Sha256, run: Run) -> Snapshot:

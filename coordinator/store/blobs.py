@@ -149,6 +149,9 @@ class BlobStore(BlobReader, Protocol):
     async def swept(self) -> None:
         """Note that unneeded blobs were deleted: a place that holds none any more, and takes no new ones, is left."""
 
+    async def recount(self) -> None:
+        """Bring `total_bytes` up to date where other coordinators of the run add and delete blobs as well."""
+
     async def check_answers(self) -> None:
         """Raise `StoreBlocked` unless the medium answers now."""
 
@@ -188,6 +191,9 @@ class ServedBlobs:
 
     async def swept(self) -> None:
         """Do nothing: the place stays the run's."""
+
+    async def recount(self) -> None:
+        """Do nothing: nobody else adds or deletes blobs."""
 
     async def check_answers(self) -> None:
         """Do nothing: whether there is room is another question."""

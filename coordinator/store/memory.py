@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from coordinator.store.blobs import (
     STREAM_BYTES,
@@ -15,7 +15,9 @@ from coordinator.store.blobs import (
     check_growth,
     check_room,
 )
-from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof
+from coordinator.store.journal import STORE_RETRY_S, JournalRecord, Segment, Snapshot, StoredProof, Tail
+from coordinator.store.replication import Replication
+from runtime.clock import Clock
 from runtime.key_file import RAW_KEY_BYTES
 from state.errors import StoreConflict
 from state.wire import Sha256, sha256_hex
@@ -41,6 +43,12 @@ class MemoryJournal:
     async def load(self, *, is_restored: bool = False) -> Segment | None:
         del is_restored
         return self.segments[-1] if self.segments else None
+
+    async def tail(self, after: int) -> Tail | None:
+        records = tuple(record for segment in self.segments for record in segment.records if record.sequence > after)
+        if records[:1] and records[0].sequence != after + 1:
+            return None
+        return Tail(records, len(self.segments[-1].records)) if after <= self._sequence else None
 
     @property
     def _sequence(self) -> int:
@@ -155,6 +163,10 @@ class MemoryKeys:
     async def admin_token_sha256(self) -> bytes | None:
         return self._admin_token_sha256
 
+    async def create_admin_token_sha256(self, digest: bytes) -> bytes:
+        self._admin_token_sha256 = self._admin_token_sha256 or digest
+        return self._admin_token_sha256
+
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
         self._admin_token_sha256 = digest
 
@@ -178,19 +190,25 @@ class MemoryStore:
         self._copies = 0
 
     is_backup = False
+    replication: Replication | None = None
+    retry_s = STORE_RETRY_S
+
+    def clock(self, system: Clock) -> Clock:
+        """Return the given one."""
+        return system
 
     def note_address(self, url: str) -> None:
         """Do nothing: who reads the store is in the coordinator's process."""
 
-    def served_at(self) -> str | None:
+    async def served_at(self) -> str | None:
         """Return None: nobody outside its process reads the store."""
         return None
 
     async def note_served(self) -> None:
         """Do nothing: it is no backup."""
 
-    @contextlib.contextmanager
-    def sweeping(self) -> Iterator[bool]:
+    @contextlib.asynccontextmanager
+    async def sweeping(self) -> AsyncIterator[bool]:
         yield not self._copies
 
     @contextlib.asynccontextmanager

@@ -1,11 +1,13 @@
 """Blobs as files, named by their SHA-256: hashed as they arrive, and kept whole or not at all."""
 
+import asyncio
 import contextlib
 import itertools
 import mmap
 import os
 import stat
 import threading
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -24,11 +26,15 @@ from coordinator.store.directory.arriving import Arriving, in_thread, piece_byte
 from coordinator.store.directory.byte_counts import ByteCounts
 from coordinator.store.directory.failures import store_failure
 from coordinator.store.directory.packs import MAX_PACKED_BYTES, PackedBlobs, Place, read_packed
-from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, sync_folder
+from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, create_file, make_folder, sync_folder
 from state.errors import StoreBlocked, StoreFailed
 from state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
+FORGOTTEN_AFTER_S = 86_400.0
+"""Age at which a part of a blob in a shared folder is deleted, which a killed process was receiving."""
+OWNER_FILE = "owner"
+"""File of a shared folder that names the store whose blobs it holds."""
 _PARTIAL, _NEW = "partial", "new"
 
 
@@ -37,16 +43,26 @@ class DirectoryBlobs(ServedBlobs):
 
     Args:
         is_shared: whether other processes add blobs meanwhile.
+        writer: a name of this process in those of arriving blobs, where several receive into the folder. These use no
+            packs: one would not know which blobs of a pack another one needs.
     """
 
     def __init__(
-        self, folder: Path, max_total_bytes: int, disk: Disk, held_bytes: int, *, is_shared: bool = False
+        self,
+        folder: Path,
+        max_total_bytes: int,
+        disk: Disk,
+        held_bytes: int,
+        *,
+        is_shared: bool = False,
+        writer: str = "",
     ) -> None:
         self._folder = folder
         self._is_shared = is_shared
         self._max_total_bytes = max_total_bytes
         self._disk = disk
         self._numbers = itertools.count()
+        self._writer = writer
         self._counts = ByteCounts(held_bytes)
         self._packs = PackedBlobs(folder, disk, self._counts)
         self._arriving_count = 0
@@ -72,6 +88,36 @@ class DirectoryBlobs(ServedBlobs):
         return blobs
 
     @classmethod
+    async def shared(
+        cls, folder: Path, run_id: str, owner: bytes, max_total_bytes: int, disk: Disk = REAL_DISK
+    ) -> "DirectoryBlobs":
+        """Return the blobs of a run whose coordinators share a folder, perhaps on several machines.
+
+        What others receive is counted when `recount` is called. A blob that arrives has a name that is this process's
+        own; what a killed process left is deleted after `FORGOTTEN_AFTER_S`.
+
+        Args:
+            folder: it must exist, so that a volume that is not mounted is noticed.
+            run_id: names the run's folder in it.
+            owner: a random name of the run's store: no other one uses the run's folder, whose blobs it would delete.
+            max_total_bytes: maximum size of all blobs.
+            disk: writes and syncs.
+
+        Raises:
+            StoreFailed: the folder is missing, or another store's, or cannot be read or written.
+        """
+        own = folder / run_id
+        if not await asyncio.to_thread(folder.is_dir):
+            raise StoreFailed(f"{folder} is no folder; is its volume mounted?")
+        if await in_thread(_owner_of, own, owner, disk) != owner:
+            raise StoreFailed(
+                f"{own} holds the blobs of a run in another store, which would be deleted. Name another folder; or "
+                f"delete {own / OWNER_FILE} if nobody serves that run any more"
+            )
+        held_bytes = await in_thread(_prepare, own / BLOBS_FOLDER, disk, FORGOTTEN_AFTER_S)
+        return cls(own / BLOBS_FOLDER, max_total_bytes, disk, held_bytes, writer=f".{os.urandom(8).hex()}")
+
+    @classmethod
     def for_reading(cls, run_dir: Path) -> "DirectoryBlobs":
         """Return the blobs of a run directory that another process may be serving; it receives none."""
         return cls(run_dir / BLOBS_FOLDER, 0, REAL_DISK, 0, is_shared=True)
@@ -92,7 +138,7 @@ class DirectoryBlobs(ServedBlobs):
         await self._keep(sha256, size_bytes, body, spare_bytes)
 
     async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
-        if len(data) > MAX_PACKED_BYTES or self._path(sha256).exists():
+        if self._writer or len(data) > MAX_PACKED_BYTES or self._path(sha256).exists():
             await super().keep(sha256, data, spare_bytes)
             return
         if self._packs.find(sha256) is not None:
@@ -113,7 +159,9 @@ class DirectoryBlobs(ServedBlobs):
     ) -> Sha256:
         """Keep the bytes under their digest, which is returned; it must be `sha256` if that is given."""
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
-        arriving = Arriving(self._folder / _PARTIAL / f"{sha256 or _NEW}.{next(self._numbers)}", self._disk)
+        arriving = Arriving(
+            self._folder / _PARTIAL / f"{sha256 or _NEW}{self._writer}.{next(self._numbers)}", self._disk
+        )
         self._arriving_count += 1
         try:
             try:
@@ -222,6 +270,9 @@ class DirectoryBlobs(ServedBlobs):
             path.unlink()
             self._counts.deleted(size_bytes)
 
+    async def recount(self) -> None:
+        self._counts.recounted(await in_thread(_named_bytes, self._folder))
+
     async def held(self) -> frozenset[Sha256]:
         if self._is_shared:
             await self._packs.look()
@@ -278,10 +329,30 @@ def _blob_paths(folder: Path) -> list[Path]:
     return [path for path in folder.glob("??/*") if len(path.name) == 64]
 
 
-def _prepare(folder: Path, disk: Disk) -> int:
+def _owner_of(folder: Path, owner: bytes, disk: Disk) -> bytes:
+    """Return the name of the store that a folder belongs to: this one, if it belonged to none."""
+    make_folder(folder, disk, PRIVATE_FOLDER_MODE)
+    path = folder / OWNER_FILE
+    with contextlib.suppress(FileExistsError):
+        create_file(path, owner)
+    return path.read_bytes()
+
+
+def _prepare(folder: Path, disk: Disk, older_than_s: float = 0.0) -> int:
+    """Return the bytes of all blobs; delete those that a process was receiving when it ended."""
     partial = folder / _PARTIAL
     make_folder(partial, disk, PRIVATE_FOLDER_MODE)
     sync_folder(folder, disk)  # a killed process may have made folders in it just before
     for stale in partial.iterdir():
-        stale.unlink()
-    return sum(path.stat().st_size for path in _blob_paths(folder))
+        with contextlib.suppress(FileNotFoundError):
+            if not older_than_s or stale.stat().st_mtime < time.time() - older_than_s:
+                stale.unlink()
+    return _named_bytes(folder)
+
+
+def _named_bytes(folder: Path) -> int:
+    total = 0
+    for path in _blob_paths(folder):
+        with contextlib.suppress(FileNotFoundError):  # another coordinator has deleted it just now
+            total += path.stat().st_size
+    return total
