@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.load import request_bytes
 from state.assignment import assign_data_for_state
+from state.deliveries import Delivery
 from state.documents import Roster, RunDocument, WorkList
 from state.election import elect_witnesses
 from state.errors import EpochalError
@@ -368,19 +369,13 @@ class RawMember:
         self._send(bound, result)
 
     def _send(self, bound: ResultCommitment, result: bytes) -> None:
-        def committed(status: int, body: bytes) -> None:
-            if status != 200:
-                self._refused(status, body)
-                return
-            self._ask("PUT", f"/v1/blobs/{bound.result_sha256}", result, delivered)
-
         def delivered(status: int, body: bytes) -> None:
-            if status == 201:
+            if status == 200:
                 self._poll()
             else:
                 self._refused(status, body)
 
-        self._ask("POST", f"{self._crowd.run}/results", canonical_json(bound), committed)
+        self._ask("POST", f"{self._crowd.run}/deliveries", Delivery(bound, result).encoded(), delivered)
 
     async def _witness(self, found: RoundOfAll) -> None:
         step, attempt = self._round_key(found.document)

@@ -12,6 +12,7 @@ from coordinator.arrivals import Arrivals
 from coordinator.auth.admin import OPERATOR, AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from coordinator.deliveries import Deliveries
 from coordinator.downloads import Downloads
 from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator.long_polls import Reader, ReaderKind, stranger_at
@@ -19,20 +20,21 @@ from coordinator.machine import stimuli
 from coordinator.machine.datasets import disagreement
 from coordinator.machine.membership import check_join
 from coordinator.machine.run import Member, Run
-from coordinator.machine.views import check_still_awaited, expected_blob, is_revealed
+from coordinator.machine.views import expected_blob, is_revealed
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
+from coordinator.result_checks import check_size
 from coordinator.resumable_uploads import BlobBody
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
 from state import messages
 from state.blob_messages import CheckerToken
+from state.deliveries import Delivery
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome
 from state.errors import Refused
 from state.evaluations import EvaluationHistory, EvaluationReport
 from state.intervals import coalesce, subtract
 from state.refusals import Refusal
-from state.results import result_size_bound
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
 SESSION_HEX_DIGITS = 13
@@ -297,9 +299,7 @@ class Handlers:
         """
         self.check_rate(client_id)
         if isinstance(report, messages.ResultCommitment):
-            codec = self.service.run.state_file.merge.codec_name
-            self._check_size("result", report.size_bytes, result_size_bound(await self.uploads.layout(), codec))
-            check_still_awaited(self.service.run, client_id, report)
+            await self.uploads.results.check_commitment(client_id, report)
         elif isinstance(report, messages.CheckpointReport):
             await self._check_checkpoint_size(report.size_bytes)
         await self._submit(_REPORTED[type(report)](client_id, report))
@@ -307,6 +307,13 @@ class Handlers:
             waits = disagreement(self.service.run, client_id)
             if waits is not None:
                 raise waits
+        return self.standing(client_id)
+
+    async def deliver(self, client_id: ClientId, delivery: Delivery) -> messages.Standing:
+        """Take a small result with its commitment. Raises `Refused` as `report` and `Deliveries.take`."""
+        self.check_rate(client_id)
+        await self.uploads.results.check_commitment(client_id, delivery.commitment)
+        await Deliveries(self.service, self.uploads).take(client_id, delivery)
         return self.standing(client_id)
 
     def check_rate(self, client_id: ClientId) -> None:
@@ -325,16 +332,11 @@ class Handlers:
         else:
             self.rates.check_part(client_id, self.service.now_s(), expected.step)
 
-    @staticmethod
-    def _check_size(kind: str, size_bytes: int, max_bytes: int) -> None:
-        if size_bytes > max_bytes:
-            raise Refused(Refusal.BLOB_TOO_LARGE, f"a {kind} of {size_bytes} bytes; allowed: at most {max_bytes}")
-
     async def _check_checkpoint_size(self, size_bytes: int) -> None:
         if self.service.run.checkpoint is None:
             await self.uploads.check_first_size(size_bytes)
         else:
-            self._check_size("checkpoint", size_bytes, (await self.uploads.form()).size_bound)
+            check_size("checkpoint", size_bytes, (await self.uploads.form()).size_bound)
 
     async def receive_blob(self, client_id: ClientId, sha256: Sha256, body: BlobBody) -> None:
         """Take the bytes of a result or checkpoint that this member announced.

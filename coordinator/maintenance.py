@@ -7,7 +7,8 @@ oldest first, and only where that suffices.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol
 
 from coordinator.machine.run import Run
@@ -17,6 +18,7 @@ from runtime.broadcast import Broadcast
 from state.config.state_file import Progress, dump_state
 from state.errors import StoreBlocked, StoreFailed
 from state.phases import RunState
+from state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +92,25 @@ class Maintenance:
         self._is_room_wanted = False
         """Whether somebody found no room: a sweep does not wait for who copies the run."""
         self._swept = Broadcast()
+        self._taken_in: Counter[Sha256] = Counter()
+        """Blobs that are kept, and about which nothing is in the journal yet."""
         self._is_put_off = False
         """Whether the sweep waits for somebody who copies the run."""
+
+    @contextlib.contextmanager
+    def taking_in(self, sha256: Sha256) -> Iterator[None]:
+        """Keep a blob from being deleted as unneeded until the context is left."""
+        self._taken_in[sha256] += 1
+        try:
+            yield
+        finally:
+            self._taken_in[sha256] -= 1
+            if not self._taken_in[sha256]:
+                del self._taken_in[sha256]
+
+    def is_needed(self, sha256: Sha256, run: Run) -> bool:
+        """Return whether a blob must stay: the run needs it, or it is being taken in."""
+        return sha256 in self._taken_in or sha256 in blobs_needed(run)
 
     def state_file_changed(self) -> None:
         """Have the kept `state.toml` written anew."""
@@ -125,6 +144,8 @@ class Maintenance:
         def lacking_bytes() -> int:
             return self._store.blobs.total_bytes + size_bytes - most
 
+        if lacking_bytes() <= 0:
+            return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_ROOM_WAIT_S):
                 while lacking_bytes() > 0 and self.makes_room():
@@ -224,9 +245,14 @@ class Maintenance:
         held = await self._store.blobs.held()
         if self._catch_up is not None:  # whatever is held was announced before, perhaps to another coordinator
             await self._catch_up()
-        unneeded = held - blobs_needed(self._run_now())
+        needed_by = self._run_now()
+        needed = blobs_needed(needed_by)
+        unneeded = held - needed
         for sha256 in unneeded:
-            if sha256 not in blobs_needed(self._run_now()):
+            run = self._run_now()
+            if run is not needed_by:
+                needed_by, needed = run, blobs_needed(run)
+            if sha256 not in needed and sha256 not in self._taken_in:
                 await self._store.blobs.delete(sha256)
                 self._swept.notify()
         if unneeded:
