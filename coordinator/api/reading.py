@@ -66,7 +66,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
                 page = await handlers.results(number, attempt, after, wait_s, reader)
         if not page.results:
             handlers.check_store(reader.client_id)
-        return document_response(page)
+        return json_response(handlers.service.readers.pages.encoded(page))
 
     @router.get(
         f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", responses=openapi_answer(CheckpointRef)
