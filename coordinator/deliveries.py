@@ -1,7 +1,8 @@
 """Small results that come with their commitments: checked, kept together with others, and counted as one stimulus.
 
 The rules are those of `coordinator/uploads.py`. The bytes are kept before the stimulus that counts them; until then
-nothing else says that the run needs them, so they are named as being taken in, and no sweep deletes them.
+nothing else says that the run needs them, so they are named as being taken in, and no sweep deletes them. Where other
+coordinators may sweep, the commitment is counted first, which says so to all.
 """
 
 from coordinator.announced_blobs import is_delivered
@@ -56,6 +57,8 @@ class Deliveries:
             await service.submit(committed)
             await self._uploads.results.count(expected, verdict)
             return
+        if service.replicas.may_be_others:
+            await service.submit(committed)
         with service.maintenance.taking_in(sha256):
             await self._keep(expected, committed, delivery.data)
             await service.submit(ResultDelivered(client_id, bound, Sha256(verdict.replica_digest)))

@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.arrivals import Arrivals
 from coordinator.auth.admin import OPERATOR, AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
-from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens, session_number
 from coordinator.deliveries import Deliveries
 from coordinator.downloads import Downloads
 from coordinator.liveness import KEY_FREE_AFTER_S
@@ -37,8 +37,6 @@ from state.intervals import coalesce, subtract
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
-SESSION_HEX_DIGITS = 13
-"""Length of a session's number: every JSON reader represents integers of 52 bits exactly."""
 LONG_POLLS_PER_TIMEOUT = 3
 """`wait_s` is at most `client_timeout_s` divided by this, so that a waiting client sends requests often enough."""
 
@@ -77,7 +75,7 @@ class Handlers:
         if not token:
             raise Refused(Refusal.UNAUTHORIZED, "this needs a session token (Authorization: Bearer …)")
         claims = self.tokens.check_session(token, self.service.now_s())
-        if _session_of(self._member(claims.client_id)) != claims.session:
+        if session_number(self._member(claims.client_id).nonce) != claims.session:
             raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this session")
         self.service.heard(claims.client_id)
         return claims.client_id
@@ -109,7 +107,7 @@ class Handlers:
         except Refused:
             return False
         member = self.service.run.members.get(claims.client_id)
-        return member is not None and _session_of(member) == claims.session
+        return member is not None and session_number(member.nonce) == claims.session
 
     def check_admin(self, token: str | None) -> None:
         """Raise `Refused` unless it is the operator's token: `unauthorized` if there is none, `forbidden` if wrong."""
@@ -221,7 +219,7 @@ class Handlers:
         member, now_s = self._member(client_id), self.service.now_s()
         return messages.Session(
             client_id=client_id,
-            session_token=self.tokens.session_token(client_id, _session_of(member), now_s),
+            session_token=self.tokens.session_token(client_id, session_number(member.nonce), now_s),
             data_ticket=self.tokens.data_ticket(client_id, now_s),
             expires_in_s=SESSION_LIFETIME_S,
             client_timeout_s=self.service.run.state_file.config.client_timeout_s,
@@ -403,8 +401,3 @@ class Handlers:
 def _occasion(run: Run) -> tuple[object, ...]:
     """Return what changes when a member may send as many messages as before."""
     return run.epoch, run.step, run.attempt, run.phase
-
-
-def _session_of(member: Member) -> int:
-    """Return the number of a member's session, made from the nonce of its join, which is unique."""
-    return int(sha256_hex(member.nonce.encode())[:SESSION_HEX_DIGITS], 16)
