@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 RECOUNT_S = 10.0
 """Time between two counts of the blobs, of which others add and delete some."""
-LEAVE_WITHIN_S = 2.0
-"""Maximum time to give the lease back; otherwise it ends by itself."""
 FRESH_WITHIN_S = 3.0
 """Maximum time that a request waits for the store to tell what was kept before."""
 FRESH_PAUSE_S = 0.002
@@ -134,9 +132,7 @@ class Replicas:
                 for task in working:
                     task.cancel()
         finally:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_WITHIN_S):
-                    await self._replication.leave()
+            await self._replication.leave()
 
     async def fresh(self) -> None:
         """Return when everything is known that was kept before the call.

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from coordinator.store.blobs import BlobReader, BlobStore
 from coordinator.store.directory.backup_folder import refuse_unfinished
+from coordinator.store.directory.moved import refuse_moved
 from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader, run_directory_in
 from coordinator.store.journal import Journal, JournalReader
 from coordinator.store.kept_runs import KeptRun
@@ -127,6 +128,7 @@ async def open_store(
         raise InvalidInput(f"--blobs goes with a store in a database; {url} keeps its blobs itself")
     folder, run_dir = _folders_of(url)
     refuse_unfinished(run_dir or folder)
+    refuse_moved(run_dir or folder)
     store = await RunDirectory.open(run_dir or folder, max_blob_bytes)
     try:
         note = NoteInFile(run_dir or folder)
@@ -147,14 +149,20 @@ def open_store_reader(url: str) -> StoreReader:
     if is_database(url):
         found: StoreReader = _database_opening(url).open_database_reader(url)
         return found
+    run_dir = run_directory_of(url)
+    reader = RunDirectoryReader(run_dir)
+    reader.blobs = reader_with_object_stores(NoteInFile(run_dir), reader.blobs)
+    return reader
+
+
+def run_directory_of(url: str) -> Path:
+    """Return the run directory that a URL names. Raise `InvalidInput` if there is none, or an unfinished backup."""
     _, run_dir = _folders_of(url)
     if run_dir is None:
         allowed = "a run directory such as runs/RUN_ID, or the folder of `epochal up`"
         raise InvalidInput(f"{url} holds no run; allowed: {allowed}")
     refuse_unfinished(run_dir)
-    reader = RunDirectoryReader(run_dir)
-    reader.blobs = reader_with_object_stores(NoteInFile(run_dir), reader.blobs)
-    return reader
+    return run_dir
 
 
 def runs_in(url: str) -> Sequence[KeptRun]:
@@ -174,6 +182,12 @@ def is_database(url: str) -> bool:
     """Return whether a store's URL names a database."""
     scheme, found, _ = url.partition("://")
     return bool(found) and scheme in DATABASE_SCHEMES
+
+
+def need_driver(url: str) -> None:
+    """Raise `InvalidInput` if the store is in a database, whose driver is not installed."""
+    if is_database(url):
+        _database_opening(url)
 
 
 def _database_opening(url: str) -> ModuleType:

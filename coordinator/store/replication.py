@@ -57,4 +57,4 @@ class Replication(Protocol):
         """Leave heartbeats, and take those of the others."""
 
     async def leave(self) -> None:
-        """Give the lease back, so that another one ticks at once. Do nothing if the store fails."""
+        """Give the lease back, so that another one ticks at once; a store that fails is left after a bounded time."""

@@ -73,6 +73,13 @@ def parse_address(url: str) -> DatabaseAddress:
     return DatabaseAddress(conninfo, _shown(url), own.get("run"), own.get("blobs"))
 
 
+def with_run(url: str, run_id: str) -> str:
+    """Return the URL with the run that it names, if it named none."""
+    if parse_address(url).run_id is not None:
+        return url
+    return f"{url}{'&' if urlsplit(url).query else '?'}run={quote(run_id)}"
+
+
 def _with_defaults(conninfo: str, defaults: dict[str, str | int]) -> str:
     given = conninfo_to_dict(conninfo)
     return make_conninfo(conninfo, **{key: value for key, value in defaults.items() if key not in given})

@@ -1,5 +1,6 @@
 """Opening a run in PostgreSQL by its URL, to serve it or to read it, with its blobs."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from coordinator.store.postgres.store import PostgresReader, PostgresStore
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput
 
+UNBOUNDED_BYTES = 2**62
 MAX_LISTED = 20
 """Maximum number of runs that a message names."""
 
@@ -67,6 +69,19 @@ async def open_database_store(
     return store
 
 
+async def shared_folder(folder: Path, run_id: str) -> tuple[DirectoryBlobs, bytes]:
+    """Return a run's blobs in a folder that coordinators share, and the random name by which they are its store's.
+
+    Raises:
+        InvalidInput: the folder holds blobs of such a run already.
+        StoreFailed: it is missing, or cannot be written.
+    """
+    if await asyncio.to_thread((folder / run_id).exists):
+        raise InvalidInput(f"{folder / run_id} exists; allowed: a folder that holds no blobs of this run")
+    owner = os.urandom(16).hex().encode()
+    return await DirectoryBlobs.shared(folder, run_id, owner, UNBOUNDED_BYTES), owner
+
+
 def kept_runs(url: str) -> list[KeptRun]:
     """Return the runs in the database at a URL, those of others than it names too.
 
@@ -111,6 +126,7 @@ def open_database_reader(url: str) -> PostgresReader:
     run = named[0]
     folder = address.blobs or run.blobs
     reader = PostgresReader(address, run.run_id)
-    own = None if folder is None else DirectoryBlobs.for_reading(Path(folder) / run.run_id)
+    reader.blobs_folder = None if folder is None else Path(folder) / run.run_id
+    own = None if reader.blobs_folder is None else DirectoryBlobs.for_reading(reader.blobs_folder)
     reader.blobs = reader_with_object_stores(NoteInDatabase(reader.notes, reader.name), own)
     return reader

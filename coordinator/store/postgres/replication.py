@@ -25,6 +25,8 @@ LISTEN_AGAIN_S = 0.25
 """Time between two attempts to listen while the database does not answer."""
 QUIET_S = 10.0
 """Time without a notification after which a listener asks whether its connection still lives."""
+LEAVE_WITHIN_S = 2.0
+"""Maximum time to give the lease back; otherwise it ends by itself."""
 FORGOTTEN_AFTER_S = 3600.0
 """Time after which a coordinator that was not seen is forgotten."""
 
@@ -53,6 +55,10 @@ _FORGET = """
 DELETE FROM epochal_replicas WHERE run_id = %(run)s
 AND seen_at < clock_timestamp() - make_interval(secs => %(after)s)
 """
+_IS_SERVED = """
+SELECT FROM epochal_replicas WHERE run_id = %(run)s
+AND seen_at > clock_timestamp() - make_interval(secs => %(lease)s) LIMIT 1
+"""
 _SERVED_AT = """
 SELECT url FROM epochal_replicas replica LEFT JOIN epochal_leases lease USING (run_id)
 WHERE run_id = %(run)s AND url IS NOT NULL AND seen_at > clock_timestamp() - make_interval(secs => %(lease)s)
@@ -78,6 +84,7 @@ class PostgresReplication:
         self._run_id = run_id
         self._replica = os.urandom(16).hex()
         self.url: str | None = None
+        self._has_met = False
 
     async def news(self) -> AsyncGenerator[int | None, None]:
         while True:
@@ -104,18 +111,24 @@ class PostgresReplication:
         async def meet(connection: Connection) -> list[tuple[bool, int | None, bytes | None]]:
             return await (await connection.execute(_MEET, values)).fetchall()
 
+        self._has_met = True
         rows = await self._meeting.run(meet)
         is_ticking, sequence, _ = rows[0]
         others = tuple(_decoded(heartbeats) for _, _, heartbeats in rows if heartbeats is not None)
         return Meeting(is_ticking, sequence or 0, others)
 
     async def leave(self) -> None:
+        if not self._has_met:
+            return
+
         async def leave(connection: Connection) -> None:
             await connection.execute(_LEAVE, self._values())
             await connection.execute(_FORGET, {"run": self._run_id, "after": FORGOTTEN_AFTER_S})
 
-        with contextlib.suppress(StoreFailed):
-            await self._meeting.run(leave)
+        with contextlib.suppress(StoreFailed, TimeoutError):
+            async with asyncio.timeout(LEAVE_WITHIN_S):
+                await self._meeting.run(leave)
+                self._has_met = False
 
     def _values(self) -> dict[str, object]:
         return {"run": self._run_id, "replica": self._replica, "lease": LEASE_S}
@@ -132,6 +145,16 @@ async def served_at(database: Database, run_id: str) -> str | None:
         return await database.run(read)
     except StoreFailed:  # a standby has no unlogged tables
         return None
+
+
+async def is_served(database: Database, run_id: str) -> bool:
+    """Return whether a coordinator was seen lately that serves the run. Raise `StoreFailed` if nobody can tell."""
+
+    async def read(connection: Connection) -> bool:
+        row = await (await connection.execute(_IS_SERVED, {"run": run_id, "lease": LEASE_S})).fetchone()
+        return row is not None
+
+    return await database.run(read)
 
 
 def _sequence_in(payload: str) -> int | None:

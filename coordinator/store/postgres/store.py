@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 
 from coordinator.store.blobs import BlobReader, BlobStore
 from coordinator.store.postgres.address import DatabaseAddress
@@ -12,10 +13,10 @@ from coordinator.store.postgres.history import PostgresHistory
 from coordinator.store.postgres.journal import PostgresJournal
 from coordinator.store.postgres.migrations import migrate
 from coordinator.store.postgres.names import lock_of
-from coordinator.store.postgres.notes import ORIGIN, STATE_FILE, PostgresKeys, PostgresNotes
+from coordinator.store.postgres.notes import MOVED, ORIGIN, STATE_FILE, PostgresKeys, PostgresNotes
 from coordinator.store.postgres.replication import PostgresReplication, served_at
 from runtime.clock import Clock
-from state.errors import StoreBlocked, StoreFailed
+from state.errors import InvalidInput, StoreBlocked, StoreFailed
 
 MAX_SWEEP_S = 60.0
 """Time after which a copy no longer waits for a sweep to end."""
@@ -52,15 +53,18 @@ class PostgresReader:
         run_id: the run.
 
     Attributes:
+        run_id: the run.
         blobs: the run's; whoever opens the reader sets them.
+        blobs_folder: the run's folder of blobs, if it has one.
     """
 
     blobs: BlobReader
+    blobs_folder: Path | None = None
 
     def __init__(self, address: DatabaseAddress, run_id: str) -> None:
         self.name = address.name_of(run_id)
         self._address = address
-        self._run_id = run_id
+        self.run_id = run_id
         self._database = Database(address.conninfo, self.name, is_kept=False)
         self.journal = PostgresHistory(self._database, run_id)
         self.notes = PostgresNotes(self._database, run_id)
@@ -68,13 +72,13 @@ class PostgresReader:
 
     @contextlib.asynccontextmanager
     async def copying(self) -> AsyncIterator[None]:
-        async with _locked(self._address, self.name, _shared_lock(self._run_id)) as is_locked:
+        async with _locked(self._address, self.name, _shared_lock(self.run_id)) as is_locked:
             if not is_locked:
                 raise StoreFailed(f"{self.name}: its coordinators have been deleting blobs for {MAX_SWEEP_S:g} s")
             yield
 
     async def served_at(self) -> str | None:
-        return await served_at(self._database, self._run_id)
+        return await served_at(self._database, self.run_id)
 
 
 class PostgresStore:
@@ -128,6 +132,9 @@ class PostgresStore:
 
         self._origin, database_s, loop_s = await self._reading.run(read)
         self._now_s = database_s, loop_s
+        moved = await self.notes.read(MOVED)
+        if moved is not None:
+            raise InvalidInput(f"{self.name} is being moved, or was moved, to {moved.decode()}: serve it from there")
         kept = await self.notes.read(ORIGIN)
         self.is_backup = kept not in (None, self._origin)
 
@@ -173,6 +180,7 @@ class PostgresStore:
         await self.blobs.check_answers()
 
     async def aclose(self) -> None:
+        await self.replication.leave()
         for database in self._connections:
             await database.aclose()
 

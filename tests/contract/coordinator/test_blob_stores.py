@@ -11,6 +11,8 @@ from coordinator.store.directory.arriving import MAX_PIECE_BYTES
 from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.layered_blobs import LayeredBlobs
 from coordinator.store.memory import MemoryBlobs
+from coordinator.store.object_store.blobs import ObjectBlobs
+from coordinator.store.object_store.shared_blobs import SharedObjectBlobs
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import Sha256, sha256_hex
@@ -20,11 +22,14 @@ from tests.support.stored_blobs import blob_bytes
 LIMIT = 5 * MAX_PIECE_BYTES
 
 
-@pytest.fixture(params=("directory", "memory", "objects", "layers"))
+@pytest.fixture(params=("directory", "memory", "objects", "layers", "shared directory", "shared objects"))
 async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
-    if request.param == "objects":
+    if request.param in ("objects", "shared objects"):
         request.getfixturevalue("bucket")
-        return await object_blobs(request.getfixturevalue("s3_url"), LIMIT)
+        kind = ObjectBlobs if request.param == "objects" else SharedObjectBlobs
+        return await object_blobs(request.getfixturevalue("s3_url"), LIMIT, kind)
+    if request.param == "shared directory":
+        return await DirectoryBlobs.shared(tmp_path, "run", b"owner", LIMIT)
     if request.param == "layers":
         return LayeredBlobs(MemoryBlobs(LIMIT), (await DirectoryBlobs.open(tmp_path, LIMIT),))
     return await DirectoryBlobs.open(tmp_path, LIMIT) if request.param == "directory" else MemoryBlobs(LIMIT)
