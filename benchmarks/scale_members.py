@@ -224,7 +224,7 @@ class Crowd:
             exchange = await self.connect()
             exchange.ask(
                 request_bytes("GET", f"{self.run}/{place}/{sha256}"),
-                lambda status, body: answered.set_result(body if status == 200 else b""),
+                lambda status, body: None if answered.done() else answered.set_result(body if status == 200 else b""),
             )
             self._immutable = dict([*self._immutable.items()][-4:]) | {sha256: await answered}
             exchange.close()

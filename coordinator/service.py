@@ -41,6 +41,7 @@ from coordinator.run_log import log_instruction
 from coordinator.service_events import GroupKept, ServiceEvent
 from coordinator.store_health import StoreHealth
 from runtime.clock import RunClock
+from runtime.descriptors import MAX_CONNECTIONS
 from state.config.state_file import StateFile
 from state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
 from state.messages import RunStatus
@@ -50,7 +51,8 @@ from state.wire import ClientId, Seed
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED_STIMULI = 4096
+MAX_QUEUED_STIMULI = MAX_CONNECTIONS
+"""Each connection brings one message at a time: a burst of all members' messages is taken in turn, and none refused."""
 MAX_GROUP = 1024
 TICK_S = 0.1
 """Time between two checks of deadlines and silence. Nothing else waits for a tick."""

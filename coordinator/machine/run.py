@@ -4,7 +4,7 @@ Its mappings are never changed in place: `coordinator/machine/handle.py` makes a
 Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import gcd
@@ -266,7 +266,7 @@ class Run(WireDocument):
     def awaited(self) -> Collection[ClientId]:
         """Return the clients for which the run may wait: in Warmup to be ready, in a round for its results."""
         if self.phase is RunState.WARMUP:
-            return [member.client_id for member in self.members.values() if member.ready_step is None]
+            return _Unready(self.members)
         return () if self.round is None else self.round.pending
 
     def is_available(self, member: Member) -> bool:
@@ -277,6 +277,23 @@ class Run(WireDocument):
         """Whether the member holds the model and the data on which the run is agreed, and does not rest."""
         has_all = member.ready_step is not None and member.data_fingerprint == self.data_fingerprint
         return has_all and self.is_available(member)
+
+
+class _Unready(Collection[ClientId]):
+    """The members that are not ready; none is looked at before it is asked for."""
+
+    def __init__(self, members: Mapping[ClientId, Member]) -> None:
+        self._members = members
+
+    def __contains__(self, client_id: object) -> bool:
+        member = self._members.get(client_id)  # type: ignore[call-overload]
+        return member is not None and member.ready_step is None
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return (member.client_id for member in self._members.values() if member.ready_step is None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
