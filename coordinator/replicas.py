@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from coordinator.liveness import Liveness
 from coordinator.store.open import Store
@@ -38,14 +39,15 @@ class Following:
 
     Attributes:
         known: returns the number of the last known record.
-        catch_up: reads and shows what others appended; returns whether there was any.
+        catch_up: reads and shows what others appended, unless a record of this number is known; returns whether there
+            was any.
         now_s: returns seconds on the run's clock.
         note_failure: told of failures of the store.
         problem: returns why the store keeps nothing at the moment, or None.
     """
 
     known: Callable[[], int]
-    catch_up: Callable[[], Awaitable[bool]]
+    catch_up: Callable[[int | None], Awaitable[bool]]
     now_s: Callable[[], float]
     note_failure: Callable[[StoreFailed], None]
     problem: Callable[[], str | None]
@@ -105,7 +107,7 @@ class Replicas:
         self._met_s, self._other_count = began_s, len(meeting.others)
         self._leased_s = began_s if meeting.is_ticking else float("-inf")
         if meeting.sequence > self._following.known():
-            await self._following.catch_up()
+            await self._following.catch_up(meeting.sequence)
 
     @contextlib.asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:
@@ -117,7 +119,7 @@ class Replicas:
             await self.meet()
             if self._other_count:
                 await asyncio.sleep(2 * MEETING_S)
-                await self._following.catch_up()
+                await self._following.catch_up(None)
             async with asyncio.TaskGroup() as tasks:
                 working = [
                     tasks.create_task(work)
@@ -165,7 +167,7 @@ class Replicas:
                 assert waiting is not None, "it was made before it was wanted"
                 failure: StoreFailed | None = StoreBlocked("the coordinator ends", is_full=False)
                 try:
-                    failure = await self._attempt(self._following.catch_up)
+                    failure = await self._attempt(partial(self._following.catch_up, None))
                 finally:
                     waiting.set_result(failure)
                 await asyncio.sleep(FRESH_PAUSE_S)
@@ -177,7 +179,7 @@ class Replicas:
         async with aclosing(replication.news()) as news:
             async for sequence in news:
                 if sequence is None or sequence > self._following.known():
-                    await self._attempt(self._following.catch_up)
+                    await self._attempt(partial(self._following.catch_up, sequence))
 
     async def _keep_meeting(self) -> None:
         while True:

@@ -85,13 +85,11 @@ class CoordinatorService:
         self.lost_blobs = LostBlobs(lambda: self.run)
         self._writing = asyncio.Lock()
         """Held while records are appended or read, so that the run goes on one step at a time."""
-        following = Following(
-            lambda: journal.sequence,
-            self.catch_up,
-            self._clock.now_s,
-            self.note_failure,
-            lambda: self.health.problem,
-        )
+
+        def problem() -> str | None:
+            return self.health.problem
+
+        following = Following(lambda: journal.sequence, self.catch_up, self.now_s, self.note_failure, problem)
         self.replicas = Replicas(options.store, self.liveness, following)
         self.maintenance = Maintenance(options.store, lambda: self.run, self.note_failure, self.catch_up)
         self._compaction = Compaction(options.store, lambda: self.run, self.submit, options.worker)
@@ -177,8 +175,11 @@ class CoordinatorService:
                 group.append(self._queue.get_nowait())
             await self._commit(group)
 
-    async def catch_up(self) -> bool:
+    async def catch_up(self, until: int | None = None) -> bool:
         """Show what other coordinators of the run have appended; return whether there was any.
+
+        Args:
+            until: number of a record; nothing is read if it is known already.
 
         Raises:
             StoreFailed: the journal cannot be read, now or at all.
@@ -186,7 +187,7 @@ class CoordinatorService:
         if self._options.store.replication is None:
             return False
         async with self._writing:
-            return await self._catch_up()
+            return (until is None or until > self._journal.sequence) and await self._catch_up()
 
     async def _catch_up(self) -> bool:
         is_news = await self._journal.catch_up()

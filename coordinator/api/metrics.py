@@ -60,6 +60,16 @@ _GAUGES: _Rows = (
     ("coordinator_journal_bytes", "Size of the journal in bytes.", lambda seen: seen.status.journal_bytes),
     ("coordinator_accepting", "1 while messages are accepted.", lambda seen: seen.service.accepting),
     (
+        "coordinator_ticking",
+        "1 if this is the coordinator of the run that ends phases and judges silence.",
+        lambda seen: seen.service.replicas.is_ticking,
+    ),
+    (
+        "coordinator_others",
+        "Other coordinators of the run that are alive.",
+        lambda seen: seen.service.replicas.other_count,
+    ),
+    (
         "coordinator_store_problem",
         "1 while nothing can be kept, such as on a full disk.",
         lambda seen: seen.service.health.problem is not None,

@@ -12,16 +12,13 @@ from coordinator.store.open import open_store_reader, runs_in
 from coordinator.store.postgres.address import parse_address
 from coordinator.store.postgres.migrations import MIGRATIONS
 from coordinator.store.postgres.store import PostgresStore
-from coordinator.store.replication import Heartbeats
 from state.errors import InvalidInput, StoreBlocked, StoreConflict, StoreFailed
-from state.wire import ClientId
 from tests.support.bounds import BOUND_S
 from tests.support.database_relay import DatabaseRelay, database_relay
 from tests.support.database_store import database_store
 from tests.support.postgres_server import PostgresServer
 
 FIRST, SECOND = JournalRecord(1, b"first"), JournalRecord(2, b"second")
-ONE = ClientId("one")
 
 
 @pytest.fixture
@@ -160,27 +157,6 @@ async def test_record_that_was_changed_in_the_database_is_named(url: str, databa
         database_server.execute("DELETE FROM epochal_records", url)
         with pytest.raises(StoreFailed, match="lacks record 1"):
             await store.journal.load()
-
-
-async def test_coordinators_that_meet_hear_each_others_members_and_one_ticks(url: str) -> None:
-    async with opened(url, url) as (one, other):
-        assert (await one.replication.meet(Heartbeats({ONE: 5.0}))).is_ticking
-        met = await other.replication.meet(Heartbeats())
-        assert (met.is_ticking, met.others) == (False, (Heartbeats({ONE: 5.0}),))
-        await one.replication.leave()
-        met = await other.replication.meet(Heartbeats())
-        assert (met.is_ticking, met.others) == (True, ())
-
-
-async def test_coordinator_is_told_of_a_record_that_another_appends(url: str) -> None:
-    async with opened(url, url) as (one, other):
-        await one.journal.open_segment(Snapshot(0, b"start"))
-        news = other.replication.news()
-        assert await anext(news) is None
-        await one.journal.append(FIRST)
-        async with asyncio.timeout(BOUND_S):
-            assert await anext(news) == 1
-        await news.aclose()
 
 
 async def test_clock_of_a_store_is_the_databases(url: str, database_server: PostgresServer) -> None:
