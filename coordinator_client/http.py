@@ -17,9 +17,10 @@ from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
     LeftRequests,
     Trust,
-    open_client,
+    open_lean_client,
     reason_of,
 )
+from runtime.lean_transport import SHORT
 from runtime.retry import RetryPolicy
 from state.blob_messages import (
     CheckerToken,
@@ -100,7 +101,7 @@ class CoordinatorClient:
         """
         base, _, place = url.partition("/v1/")
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
-        http = open_client(base, "coordinator", verify, follow_redirects=True, limits=limits)
+        http = open_lean_client(base, "coordinator", verify, limits, follow_redirects=True)
         client = cls(http, "")
         backoff = retry_policy.begin()
         is_first = True
@@ -352,7 +353,8 @@ class CoordinatorClient:
             body = bytes(content)
         elif content is not None:
             body, headers = _Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
-        request = self._http.build_request(method, path, params=params, content=body, headers=headers, timeout=timeout)
+        options: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": SHORT}
+        request = self._http.build_request(method, path, params=params, content=body, **options)
         try:
             answer = await self._requests.answer(request)
         except httpx.HTTPError as error:
