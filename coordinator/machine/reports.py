@@ -48,7 +48,7 @@ def commit_result(run: Run, event: ResultCommitted) -> Handled:
         return run, ()
     if client_id in current.failures:
         raise Refused(Refusal.ALREADY_COMMITTED, f"client {client_id} reported that it failed in this round")
-    return _with(run, current, commitments=added(current.commitments, client_id, report))
+    return replace(run, round=current.with_commitment(client_id, report)), ()
 
 
 def verify_result(run: Run, event: ResultVerified) -> Handled:

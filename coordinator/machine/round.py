@@ -1,12 +1,13 @@
 """The round under way, as a value: its assignments, and the messages that have arrived."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pydantic import Field
 
-from coordinator.machine.shared import Mapped, Members, added, left, shared_set
+from coordinator.machine.shared import Mapped, Members, added, joined, left, shared_set
 from state.assignment import DataAssignments, assign_data_for_state
 from state.documents import Roster, WorkList
 from state.election import elect_witnesses, quorum, witness_count
@@ -65,6 +66,7 @@ class Round:
         plan: not in snapshots; computed when the round is made or read.
         decisive_pending: number of pending clients of the electorate; kept like the plan, as is the next.
         verified_bits: bit set of the clients with a verified result.
+        digests: of the results that clients are bound to.
     """
 
     step: int
@@ -97,6 +99,7 @@ class Round:
     plan: Annotated[RoundAssignment, Field(exclude=True)] = field(default=_NOT_YET_ASSIGNED, repr=False, compare=False)
     decisive_pending: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
     verified_bits: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
+    digests: Annotated[AbstractSet[Sha256] | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.plan.quorum:
@@ -105,6 +108,9 @@ class Round:
             object.__setattr__(self, "decisive_pending", len(self.plan.electorate & self.pending))
         if self.verified_bits is None:
             object.__setattr__(self, "verified_bits", self.bits_of(self.verified))
+        if self.digests is None:
+            committed = frozenset(Sha256(report.result_sha256) for report in self.commitments.values())
+            object.__setattr__(self, "digests", shared_set(committed))
 
     def _assign(self) -> RoundAssignment:
         electorate = self.roster.electorate()
@@ -131,6 +137,12 @@ class Round:
         assert self.decisive_pending is not None
         decisive = self.decisive_pending - sum(client_id in self.plan.electorate for client_id in gone)
         return replace(self, pending=left(self.pending, gone), decisive_pending=decisive)
+
+    def with_commitment(self, client_id: ClientId, report: ResultCommitment) -> "Round":
+        """Return the round with a client bound to its result."""
+        assert self.digests is not None
+        digests = joined(self.digests, Sha256(report.result_sha256))
+        return replace(self, commitments=added(self.commitments, client_id, report), digests=digests)
 
     def with_verified(self, client_id: ClientId, replica_digest: Sha256) -> "Round":
         """Return the round with a verified result."""

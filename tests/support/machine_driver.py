@@ -55,6 +55,8 @@ def check_kept(run: Run) -> None:
     if current is not None:
         assert current.decisive_pending == sum(client_id in current.plan.electorate for client_id in current.pending)
         assert current.verified_bits == current.bits_of(current.verified)
+        assert current.digests is not None
+        assert set(current.digests) == {report.result_sha256 for report in current.commitments.values()}
     if making is not None and making.plan is not None:
         assert replace(making, plan=None).planned() == making.plan
 
