@@ -98,7 +98,7 @@ class Liveness:
         That is `GONE_AFTER_S`, or less where `timeout_s`, the limit of a member's silence, is short (`GONE_TIMEOUTS`).
         Nobody, if these are more than half of all members: then something between them and the coordinator has failed.
         """
-        self._forget_others(members)
+        self.forget_others(members)
         return self._gone_among(expected, len(members), now_s, timeout_s)
 
     def _gone_among(
@@ -119,7 +119,7 @@ class Liveness:
             and now_s - self._gone_s[client] > (quick_s if self._has_no_connection(client) else GONE_AFTER_S)
         )
 
-    def _forget_others(self, members: Collection[ClientId]) -> None:
+    def forget_others(self, members: Collection[ClientId]) -> None:
         """Forget those that have left."""
         self._heard_s = {client: at_s for client, at_s in self._heard_s.items() if client in members}
         self._gone_s = {client: since_s for client, since_s in self._gone_s.items() if client in members}
@@ -184,7 +184,7 @@ class Liveness:
         """Return the members at which the next look is; those that have left are forgotten as often as all had it."""
         found = [client for client in islice(self._turn, LOOKED_AT_ONCE) if client in members]
         if len(found) < LOOKED_AT_ONCE:
-            self._forget_others(members)
+            self.forget_others(members)
             self._turn = iter(tuple(members))
             known = set(found)
             found += (client for client in islice(self._turn, LOOKED_AT_ONCE - len(found)) if client not in known)

@@ -13,7 +13,7 @@ to be one, which the journal's compare-and-swap ensures. It is needed so that
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from coordinator.liveness import Liveness
 from coordinator.store.open import Store
 from coordinator.store.replication import LEASE_S, MEETING_S, Heartbeats, Replication
 from state.errors import StoreBlocked, StoreFailed
+from state.wire import ClientId
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Following:
         now_s: returns seconds on the run's clock.
         note_failure: told of failures of the store.
         problem: returns why the store keeps nothing at the moment, or None.
+        members: returns the run's members.
     """
 
     known: Callable[[], int]
@@ -51,6 +53,7 @@ class Following:
     now_s: Callable[[], float]
     note_failure: Callable[[StoreFailed], None]
     problem: Callable[[], str | None]
+    members: Callable[[], Collection[ClientId]]
 
 
 class Replicas:
@@ -191,6 +194,7 @@ class Replicas:
     async def _recount(self) -> None:
         while True:
             await asyncio.sleep(RECOUNT_S)
+            self._liveness.forget_others(self._following.members())  # who ticks does so more often
             await self._attempt(self._store.blobs.recount)
 
     async def _attempt(self, work: Callable[[], Awaitable[object]]) -> StoreFailed | None:

@@ -83,13 +83,15 @@ class CoordinatorService:
         self._rate = TokenRate()
         self.health = StoreHealth()
         self.lost_blobs = LostBlobs(lambda: self.run)
-        self._writing = asyncio.Lock()
-        """Held while records are appended or read, so that the run goes on one step at a time."""
-
-        def problem() -> str | None:
-            return self.health.problem
-
-        following = Following(lambda: journal.sequence, self.catch_up, self.now_s, self.note_failure, problem)
+        self._writing = asyncio.Lock()  # held while records are appended or read: the run goes on one step at a time
+        following = Following(
+            known=lambda: journal.sequence,
+            catch_up=self.catch_up,
+            now_s=self._clock.now_s,
+            note_failure=self.note_failure,
+            problem=lambda: self.health.problem,
+            members=lambda: self.run.members,
+        )
         self.replicas = Replicas(options.store, self.liveness, following)
         self.maintenance = Maintenance(options.store, lambda: self.run, self.note_failure, self.catch_up)
         self._compaction = Compaction(options.store, lambda: self.run, self.submit, options.worker)
@@ -176,10 +178,7 @@ class CoordinatorService:
             await self._commit(group)
 
     async def catch_up(self, until: int | None = None) -> bool:
-        """Show what other coordinators of the run have appended; return whether there was any.
-
-        Args:
-            until: number of a record; nothing is read if it is known already.
+        """Show what others have appended, unless record `until` is known; return whether there was any.
 
         Raises:
             StoreFailed: the journal cannot be read, now or at all.

@@ -1,5 +1,6 @@
 """Moving a run from a run directory into a database and back: history, keys and blobs, or nothing at all."""
 
+import json
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from coordinator.store.open import runs_in
 from runtime.http_server import Endpoint
 from state.errors import InvalidInput, StoreFailed
 from state.phases import RunState
+from tests.support.cli import Ran, run_main_in_thread
 from tests.support.postgres_server import PostgresServer
 from tests.support.served import DIFFERENCE, GENESIS, REPLICA, WireClient, served_over_sockets, training
 from tests.support.states import state_file
@@ -160,3 +162,22 @@ async def test_backup_of_a_database_is_served_only_as_restored(
                 pass
     assert (await audit_store(restored, recompute=False)).passed
     assert (await served_again(restored, shared)).lineage == run.lineage
+
+
+async def ran_with(*arguments: str) -> Ran:
+    return await run_main_in_thread(*arguments, environment={})
+
+
+async def test_commands_that_read_a_run_take_a_database(run_dir: Path, url: str, shared: Path) -> None:
+    ran = await ran_with("move", str(run_dir), url, "--blobs", str(shared))
+    assert (ran.code, "run test-run is in" in ran.out) == (0, True), ran.err
+    ran = await ran_with("runs", url)
+    assert ran.out.startswith("test-run: version ")
+    (listed,) = json.loads((await ran_with("runs", url, "--json")).out)
+    assert (listed["run_id"], listed["blobs"]) == ("test-run", str(shared))
+    for command in (("audit", url), ("audit", f"{url}?run=test-run&blobs={shared}"), ("token", "data-server", url)):
+        assert (await ran_with(*command)).code == 0
+    copy = shared.with_name("copy")
+    assert (await ran_with("backup", url, str(copy), "--verify")).code == 0
+    ran = await ran_with("runs", str(run_dir))
+    assert (ran.code, "is no database; allowed: postgresql://" in ran.err) == (2, True)
