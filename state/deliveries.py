@@ -14,7 +14,7 @@ MAX_DELIVERED_BYTES = 60 * 1024
 """Maximum size of a result that comes with its commitment."""
 MAX_DELIVERY_BYTES = 64 * 1024
 """Maximum size of both together."""
-MEDIA_TYPE = "application/vnd.epochal.delivery"
+MEDIA_TYPE = "application/octet-stream"
 _END_OF_LINE = b"\n"
 
 
