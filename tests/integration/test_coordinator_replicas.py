@@ -1,12 +1,15 @@
 """A run that several coordinators serve from one PostgreSQL database, with real clients behind a balancer."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from coordinator.api.fresh_view import STALE_HEADER
+from coordinator.store.open import open_store_reader
 from state.phases import RunState
 from tests.support.database_relay import database_relay
 from tests.support.postgres_server import PostgresServer, postgres_server
@@ -114,3 +117,30 @@ async def test_replica_without_the_database_tells_what_it_knows_as_stale(
         await replicas.ready(without)
         assert (await without.http.get(f"{place}/status")).json()["run_state"] == RunState.PAUSED.value
         assert (await without.http.post(f"{place}/resume", headers=admin)).status_code == 204
+
+
+@pytest.mark.parametrize("point", ["before the transaction", "after the transaction"])
+async def test_message_whose_replica_is_killed_counts_once_or_not(
+    tmp_path: Path, server: PostgresServer, point: str
+) -> None:
+    is_kept = point.startswith("after")
+    async with database_relay(server) as relay, replicated_run(tmp_path, server, 2, {0: relay}) as replicas:
+        killed, other = replicas.all
+        place = f"/v1/runs/{replicas.run.watch.api.run_id}"
+        admin = {"Authorization": f"Bearer {replicas.admin_token()}"}
+        relay.held, relay.unanswered = int(not is_kept), int(is_kept)
+
+        async def ask() -> None:
+            with contextlib.suppress(httpx.TransportError):
+                await killed.http.post(f"{place}/pause", headers=admin)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask())
+            await relay.arrived.wait()
+            await killed.kill()
+        status = (await other.http.get(f"{place}/status")).json()
+        assert status["run_state"] == (RunState.PAUSED if is_kept else RunState.WAITING_FOR_MEMBERS).value
+        assert (await other.http.post(f"{place}/pause", headers=admin)).status_code == 204
+        reader = open_store_reader(replicas.run.store)
+        bodies = [record.body async for segment in reader.journal.history() for record in segment.records]
+        assert sum(b"pause_requested" in body for body in bodies) == 1

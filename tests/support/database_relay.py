@@ -19,15 +19,19 @@ class DatabaseRelay:
     Attributes:
         port: of the relay.
         lost_answers: number of next statements that append whose connection breaks once the database has answered.
+        held: number of next statements that append which never arrive, although their connection stays.
+        unanswered: number of next statements that append whose answer never comes, although their connection stays.
         delayed: number of next statements that append whose connection breaks at once, and which arrive nevertheless
             when `arrive` is set.
         arrive: lets delayed statements arrive.
-        arrived: set once the database has answered a delayed one.
+        arrived: set once a statement is held, or the database has answered one whose answer is lost.
         is_cut: whether connections break, and new ones are not served.
     """
 
     port: int = 0
     lost_answers: int = 0
+    held: int = 0
+    unanswered: int = 0
     delayed: int = 0
     arrive: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,8 +85,12 @@ class DatabaseRelay:
                     server.write(piece)
                     await self.arrived.wait()
                     return
-                if APPENDS in piece and self.lost_answers:
-                    self.lost_answers -= 1
+                if APPENDS in piece and self.held:
+                    self.held -= 1
+                    self.arrived.set()
+                    await asyncio.Event().wait()
+                if APPENDS in piece and (self.lost_answers or self.unanswered):
+                    self.lost_answers = max(0, self.lost_answers - 1)
                     is_losing.set()
                 server.write(piece)
 
@@ -93,6 +101,9 @@ class DatabaseRelay:
             while piece := await answers.read(PIECE_BYTES):
                 if is_losing.is_set():
                     self.arrived.set()
+                    if self.unanswered:
+                        self.unanswered -= 1
+                        await asyncio.Event().wait()
                     return
                 writer.write(piece)
 

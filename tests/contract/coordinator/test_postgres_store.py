@@ -205,6 +205,36 @@ async def test_lost_connections_are_replaced_without_a_word(url: str, database_s
     assert await bodies(url) == [b"first", b"second"]
 
 
+async def test_role_without_privileges_serves_and_waits_for_connections(
+    url: str, database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.store.postgres.journal, "PASSING_S", 0.0)
+    name = url.rpartition("/")[2]
+    role = name.replace("runs", "role")
+    database_server.execute(f"CREATE ROLE {role} LOGIN")
+    database_server.execute(f"CREATE SCHEMA AUTHORIZATION {role}", url)
+    async with opened(url.replace("//postgres@", f"//{role}@")) as (store,):
+        await store.journal.open_segment(Snapshot(0, b"start"))
+        await store.note_served()
+        async with store.sweeping() as is_allowed:
+            assert is_allowed
+        database_server.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
+        database_server.disconnect(name)
+        with pytest.raises(StoreBlocked):  # this only finds the connection gone
+            await store.journal.append(FIRST)
+        with pytest.raises(StoreBlocked, match="too many connections"):
+            await store.journal.append(FIRST)
+        database_server.execute(f"ALTER ROLE {role} CONNECTION LIMIT 5")
+        await store.journal.append(FIRST)
+
+
+async def test_host_that_does_not_answer_is_passed_over(url: str, database_server: PostgresServer) -> None:
+    hosts = f"127.0.0.1:1,127.0.0.1:{database_server.port}"
+    async with opened(url.replace(f"127.0.0.1:{database_server.port}", hosts)) as (store,):
+        await store.journal.open_segment(Snapshot(0, b"start"))
+        assert store.name.startswith(f"postgresql://postgres@{hosts}/")
+
+
 async def test_statement_that_waits_for_a_lock_ends_in_time(url: str, database_server: PostgresServer) -> None:
     import psycopg
 
