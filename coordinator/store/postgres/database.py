@@ -92,14 +92,12 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def _failures(self) -> AsyncIterator[None]:
-        """Map what goes wrong, and drop the connection unless it is as good as new."""
+        """Map what goes wrong, and drop the connection then: what is left of a session is not relied on."""
         try:
             yield
         except psycopg.Error as error:
-            failure = failure_of(self.name, error)
-            if isinstance(failure, StoreBlocked):
-                await self._drop()
-            raise failure from error
+            await self._drop()
+            raise failure_of(self.name, error) from error
         except TimeoutError as error:
             await self._drop()
             raise StoreBlocked(f"{self.name} does not answer in time", is_full=False) from error
