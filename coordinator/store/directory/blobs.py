@@ -271,7 +271,8 @@ class DirectoryBlobs(ServedBlobs):
             self._counts.deleted(size_bytes)
 
     async def recount(self) -> None:
-        self._counts.recounted(await in_thread(_named_bytes, self._folder))
+        files_bytes = await in_thread(_named_bytes, self._folder)
+        self._counts.recounted(files_bytes + self._packs.counted_bytes)
 
     async def held(self) -> frozenset[Sha256]:
         if self._is_shared:

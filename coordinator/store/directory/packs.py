@@ -94,6 +94,11 @@ class PackedBlobs:
         self._end = 0
         self._number = 0
 
+    @property
+    def counted_bytes(self) -> int:
+        """Size of all blobs in packs that are there still, also of those that are not held any more."""
+        return sum(pack.counted_bytes for pack in self._packs.values())
+
     async def look(self) -> None:
         """Take note of the blobs in packs that other processes wrote, and of packs that they deleted."""
         known = {path: pack.known_bytes for path, pack in self._packs.items()}

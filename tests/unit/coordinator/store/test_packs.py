@@ -175,6 +175,18 @@ async def test_blobs_of_a_write_that_fails_are_not_held_and_may_follow(tmp_path:
     assert await reopened.held() == {first, *later}
 
 
+async def test_a_recount_counts_packed_blobs_too(tmp_path: Path) -> None:
+    blobs = await DirectoryBlobs.open(tmp_path, LIMIT)
+    digests = await keep(blobs, 1, 2)
+    await blobs.recount()
+    assert blobs.total_bytes == len(small(1)) + len(small(2))
+    for digest in digests:
+        await blobs.delete(digest)
+    await blobs.swept()
+    await blobs.recount()
+    assert blobs.total_bytes == 0
+
+
 async def test_a_blob_that_finds_no_room_is_refused(tmp_path: Path) -> None:
     blobs = await DirectoryBlobs.open(tmp_path, len(small(1)) + 10)
     await keep(blobs, 1)
