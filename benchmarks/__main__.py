@@ -24,6 +24,7 @@ from benchmarks import (
     quality,
     resilience,
     rounds,
+    scale,
     tcp,
     torch_clients,
     torch_memory,
@@ -57,6 +58,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "prepare-memory": lambda: _in_named_folder(prepare.measure_memory),
     "peers": lambda: _in_folder(peers.measure),
     "resilience": lambda: _in_folder(resilience.measure),
+    "scale": scale.measure,
     "torch": torch_rounds.measure,
     "torch-clients": lambda: _in_folder(torch_clients.measure),
     "torch-memory": lambda: _in_folder(torch_memory.measure),
@@ -83,9 +85,10 @@ NOTES: dict[str, Sequence[str]] = {
     "torch-memory": torch_memory.NOTES,
     "quality": quality.NOTES,
     "codecs": codec_quality.NOTES,
+    "scale": scale.NOTES,
 }
 EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory")
-APART = (*EXCHANGE, "peers", "prepare-memory", *EXPLAINED, "resilience", *TORCH, "quality", "codecs")
+APART = (*EXCHANGE, "peers", "prepare-memory", *EXPLAINED, "resilience", "scale", *TORCH, "quality", "codecs")
 """Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 

@@ -65,8 +65,9 @@ def request_bytes(method: str, path: str, body: bytes = b"", token: str = "") ->
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost"]
     if token:
         lines.append(f"Authorization: Bearer {token}")
-    if method == "POST":
-        lines += [f"Content-Length: {len(body)}", "Content-Type: application/json"]
+    if method in ("POST", "PUT"):
+        kind = "json" if method == "POST" else "octet-stream"
+        lines += [f"Content-Length: {len(body)}", f"Content-Type: application/{kind}"]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 

@@ -51,7 +51,7 @@ async def _challenges(opened: list[Connection], keys: list[ClientKey]) -> list[b
     return requests
 
 
-async def _join(opened: list[Connection], keys: list[ClientKey]) -> tuple[float, list[str]]:
+async def join_all(opened: list[Connection], keys: list[ClientKey]) -> tuple[float, list[str]]:
     """Return the seconds until all of them are members, and their session tokens."""
     requests = await _challenges(opened, keys)
     start_s = time.perf_counter()
@@ -126,8 +126,8 @@ async def measure(folder: Path) -> list[Figure]:
     async with coordinator_process(folder, init_min_clients=POLLERS + 1) as process:
         empty_bytes = memory_bytes(process.child.process.pid)
         async with connections(process.url, POLLERS) as opened:
-            joined_s, tokens = await _join(opened[:JOINS], keys[:JOINS])
-            _, more = await _join(opened[JOINS:], keys[JOINS:])
+            joined_s, tokens = await join_all(opened[:JOINS], keys[:JOINS])
+            _, more = await join_all(opened[JOINS:], keys[JOINS:])
         async with connections(process.url, POLLERS) as opened:
             spreads = await _coordinator_spreads(process, opened, tokens + more)
             waiting_bytes = memory_bytes(process.child.process.pid)

@@ -22,6 +22,7 @@ FURTHER = {
     "benchmarks-peers": "beside other projects",
     "benchmarks-peer-training": "beside other systems that train",
     "benchmarks-resilience": "under attack",
+    "benchmarks-scale": "thousands of members",
 }
 """The other pages of figures, to which the main one links."""
 NO_PLOTS: Mapping[str, str] = MappingProxyType({})

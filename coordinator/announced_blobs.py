@@ -2,6 +2,7 @@
 
 from coordinator.machine.run import Run
 from coordinator.machine.views import ExpectedBlob, checkpoint_blobs, expected_blob
+from state.documents import Outcome
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
@@ -24,9 +25,25 @@ def is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     if any(sha256 in dict(checkpoint_blobs(run, checkpoint)) for checkpoint in run.checkpoints):
         return True
     last = run.outcomes.get(run.replica_step)
-    return last is not None and any(
-        (entry.client_id, entry.result_sha256) == (client_id, sha256) for entry in last.entries
-    )
+    return last is not None and _LAST.results_of(last).get(client_id) == sha256
+
+
+class _LastOutcome:
+    """The results of the outcome that was looked at last, by client: thousands of deliveries look at the same one."""
+
+    def __init__(self) -> None:
+        self._outcome: Outcome | None = None
+        self._results: dict[ClientId, Sha256] = {}
+
+    def results_of(self, outcome: Outcome) -> dict[ClientId, Sha256]:
+        """Return the digest of each client's result."""
+        if self._outcome is not outcome:
+            results = {ClientId(entry.client_id): Sha256(entry.result_sha256) for entry in outcome.entries}
+            self._outcome, self._results = outcome, results
+        return self._results
+
+
+_LAST = _LastOutcome()
 
 
 def announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:

@@ -200,7 +200,7 @@ async def _replayed(journal: JournalReader, stored: StoredProof | None, found: _
                 found.ledger = _first_ledger(opening, segment, stored, found)
             elif (opening.sequence, opening.run) != (last.sequence, parse_snapshot(snapshot_bytes(last.run))):
                 found.differs(f"segment {segment.number} of the journal does not continue the one before it")
-            last = replay_tail(opening, segment.records, found.watch)
+            last = replay_tail(opening, segment.records, found.watch, anew=True)
         except ReplayDiffers as error:
             found.differs(str(error))
             break

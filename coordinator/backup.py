@@ -64,7 +64,7 @@ async def back_up(url: str, to: Path, progress: Progress) -> BackupReport:
     async with BackupFolder.making(to) as folder:
         for _ in range(MAX_COPIES):
             async with store.copying():
-                found = await _copy_journal(store, folder)
+                found = await copy_journal(store, folder)
                 kept = blobs_kept(found.run)
                 progress(f"copying {len(kept)} blobs, {sum(blob.size_bytes for blob in kept):,} bytes")
                 swept = await _copy_blobs(store, folder, kept)
@@ -84,7 +84,7 @@ async def back_up(url: str, to: Path, progress: Progress) -> BackupReport:
     return BackupReport(run_id, made_at, step, found.sequence, len(kept), size)
 
 
-async def _copy_journal(store: StoreReader, folder: BackupFolder) -> Replayed:
+async def copy_journal(store: StoreReader, folder: BackupFolder) -> Replayed:
     """Copy every whole record, and the newest proof of those before; return the run after the last one."""
     last: Segment | None = None
     proof = max(await store.journal.proofs(), key=lambda proof: proof.segment_count, default=None)

@@ -11,7 +11,8 @@ from typing import Any
 from coordinator.arrivals import Arrivals
 from coordinator.auth.admin import OPERATOR, AdminToken
 from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
-from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens, session_number
+from coordinator.deliveries import Deliveries
 from coordinator.downloads import Downloads
 from coordinator.liveness import KEY_FREE_AFTER_S
 from coordinator.long_polls import Reader, ReaderKind, stranger_at
@@ -19,25 +20,24 @@ from coordinator.machine import stimuli
 from coordinator.machine.datasets import disagreement
 from coordinator.machine.membership import check_join
 from coordinator.machine.run import Member, Run
-from coordinator.machine.views import check_still_awaited, expected_blob, is_revealed
+from coordinator.machine.views import expected_blob, is_revealed
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
+from coordinator.result_checks import check_size
 from coordinator.resumable_uploads import BlobBody
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
 from state import messages
 from state.blob_messages import CheckerToken
+from state.deliveries import Delivery
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome
 from state.errors import Refused
 from state.evaluations import EvaluationHistory, EvaluationReport
 from state.generations import DataAppend
 from state.intervals import coalesce, subtract
 from state.refusals import Refusal
-from state.results import result_size_bound
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
-SESSION_HEX_DIGITS = 13
-"""Length of a session's number: every JSON reader represents integers of 52 bits exactly."""
 LONG_POLLS_PER_TIMEOUT = 3
 """`wait_s` is at most `client_timeout_s` divided by this, so that a waiting client sends requests often enough."""
 
@@ -76,7 +76,7 @@ class Handlers:
         if not token:
             raise Refused(Refusal.UNAUTHORIZED, "this needs a session token (Authorization: Bearer …)")
         claims = self.tokens.check_session(token, self.service.now_s())
-        if _session_of(self._member(claims.client_id)) != claims.session:
+        if session_number(self._member(claims.client_id).nonce) != claims.session:
             raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this session")
         self.service.heard(claims.client_id)
         return claims.client_id
@@ -97,6 +97,18 @@ class Handlers:
         if server_id is not None:
             return Reader(ReaderKind.DATA_SERVER, server_id)
         return Reader(ReaderKind.MEMBER, self.authenticate(token))
+
+    def knows(self, token: str | None) -> bool:
+        """Return whether a token is a present member's, or a data server's; a stranger has none. Nobody is heard."""
+        now_s = self.service.now_s()
+        if token is None or self.tokens.data_server_of(token, now_s) is not None:
+            return True
+        try:
+            claims = self.tokens.check_session(token, now_s)
+        except Refused:
+            return False
+        member = self.service.run.members.get(claims.client_id)
+        return member is not None and session_number(member.nonce) == claims.session
 
     def check_admin(self, token: str | None) -> None:
         """Raise `Refused` unless it is the operator's token: `unauthorized` if there is none, `forbidden` if wrong."""
@@ -208,7 +220,7 @@ class Handlers:
         member, now_s = self._member(client_id), self.service.now_s()
         return messages.Session(
             client_id=client_id,
-            session_token=self.tokens.session_token(client_id, _session_of(member), now_s),
+            session_token=self.tokens.session_token(client_id, session_number(member.nonce), now_s),
             data_ticket=self.tokens.data_ticket(client_id, now_s),
             expires_in_s=SESSION_LIFETIME_S,
             client_timeout_s=self.service.run.state_file.config.client_timeout_s,
@@ -286,9 +298,7 @@ class Handlers:
         """
         self.check_rate(client_id)
         if isinstance(report, messages.ResultCommitment):
-            codec = self.service.run.state_file.merge.codec_name
-            self._check_size("result", report.size_bytes, result_size_bound(await self.uploads.layout(), codec))
-            check_still_awaited(self.service.run, client_id, report)
+            await self.uploads.results.check_commitment(client_id, report)
         elif isinstance(report, messages.CheckpointReport):
             await self._check_checkpoint_size(report.size_bytes)
         await self._submit(_REPORTED[type(report)](client_id, report))
@@ -296,6 +306,13 @@ class Handlers:
             waits = disagreement(self.service.run, client_id)
             if waits is not None:
                 raise waits
+        return self.standing(client_id)
+
+    async def deliver(self, client_id: ClientId, delivery: Delivery) -> messages.Standing:
+        """Take a small result with its commitment. Raises `Refused` as `report` and `Deliveries.take`."""
+        self.check_rate(client_id)
+        await self.uploads.results.check_commitment(client_id, delivery.commitment)
+        await Deliveries(self.service, self.uploads).take(client_id, delivery)
         return self.standing(client_id)
 
     def check_rate(self, client_id: ClientId) -> None:
@@ -314,16 +331,11 @@ class Handlers:
         else:
             self.rates.check_part(client_id, self.service.now_s(), expected.step)
 
-    @staticmethod
-    def _check_size(kind: str, size_bytes: int, max_bytes: int) -> None:
-        if size_bytes > max_bytes:
-            raise Refused(Refusal.BLOB_TOO_LARGE, f"a {kind} of {size_bytes} bytes; allowed: at most {max_bytes}")
-
     async def _check_checkpoint_size(self, size_bytes: int) -> None:
         if self.service.run.checkpoint is None:
             await self.uploads.check_first_size(size_bytes)
         else:
-            self._check_size("checkpoint", size_bytes, (await self.uploads.form()).size_bound)
+            check_size("checkpoint", size_bytes, (await self.uploads.form()).size_bound)
 
     async def receive_blob(self, client_id: ClientId, sha256: Sha256, body: BlobBody) -> None:
         """Take the bytes of a result or checkpoint that this member announced.
@@ -393,8 +405,3 @@ class Handlers:
 def _occasion(run: Run) -> tuple[object, ...]:
     """Return what changes when a member may send as many messages as before."""
     return run.epoch, run.step, run.attempt, run.phase
-
-
-def _session_of(member: Member) -> int:
-    """Return the number of a member's session, made from the nonce of its join, which is unique."""
-    return int(sha256_hex(member.nonce.encode())[:SESSION_HEX_DIGITS], 16)

@@ -7,7 +7,9 @@ that an outage of the coordinator drops no member.
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
+from coordinator.store.replication import Heartbeats
 from runtime.connections import Connection
 from state.wire import ClientId
 
@@ -23,6 +25,12 @@ GONE_TIMEOUTS = 0.2
 """Part of `client_timeout_s` after which it is lost instead, if that is shorter and not one of its connections is open:
 the operator who writes a short limit knows the network."""
 
+LOOKED_AT_ONCE = 512
+"""Number of members that one call looks at: with 10,000 members each is looked at every two seconds."""
+
+TOLD_FOR_S = 5.0
+"""Time for which other coordinators of the run are told that a member was heard: several meetings."""
+
 HasGone = Callable[[], bool]
 """Returns whether the sender of a waiting request has closed the connection."""
 
@@ -34,9 +42,12 @@ class Liveness:
         self._since_s = now_s
         self._heard_s: dict[ClientId, float] = {}
         self._waits: dict[ClientId, list[HasGone]] = {}
-        self._closed: set[ClientId] = set()
+        self._closed: dict[ClientId, float] = {}
+        """Members whose last wait ended because they closed its connection, and when it did."""
         self._gone_s: dict[ClientId, float] = {}
         self._connections: dict[ClientId, set[Connection]] = {}
+        self._turn: Iterator[ClientId] = iter(())
+        """The members that are still to be looked at, of those that there were when the first of them was."""
 
     def connected(self, client_id: ClientId, connection: Connection) -> None:
         """Note that a request with this client's token came by this connection."""
@@ -48,19 +59,27 @@ class Liveness:
     def heard(self, client_id: ClientId, now_s: float) -> None:
         """Record that a request of this client arrived."""
         self._heard_s[client_id] = now_s
-        self._closed.discard(client_id)
+        self._closed.pop(client_id, None)
         self._gone_s.pop(client_id, None)
 
     @contextmanager
-    def waiting(self, client_id: ClientId, has_gone: HasGone) -> Iterator[None]:
-        """Note that a request of this member waits for news, until the context is left."""
+    def waiting(
+        self, client_id: ClientId, has_gone: HasGone, now_s: Callable[[], float] | None = None
+    ) -> Iterator[None]:
+        """Note that a request of this member waits for news, until the context is left.
+
+        Args:
+            client_id: the member.
+            has_gone: returns whether it has closed the connection.
+            now_s: returns the time, which others are told if it has.
+        """
         self._waits.setdefault(client_id, []).append(has_gone)
         try:
             yield
         finally:
             self._forget(client_id, has_gone)
             if client_id not in self._waits and has_gone():
-                self._closed.add(client_id)
+                self._closed[client_id] = self._since_s if now_s is None else now_s()
 
     def free_in_s(self, client_id: ClientId, now_s: float) -> float:
         """Return the seconds until another process may use this member's key if nothing more is heard; 0 if it may."""
@@ -79,22 +98,33 @@ class Liveness:
         That is `GONE_AFTER_S`, or less where `timeout_s`, the limit of a member's silence, is short (`GONE_TIMEOUTS`).
         Nobody, if these are more than half of all members: then something between them and the coordinator has failed.
         """
+        self.forget_others(members)
+        return self._gone_among(expected, len(members), now_s, timeout_s)
+
+    def _gone_among(
+        self, expected: Collection[ClientId], member_count: int, now_s: float, timeout_s: float
+    ) -> tuple[ClientId, ...]:
         for client in expected:
             waits = self._waits.get(client, [])
             is_closed = all(has_gone() for has_gone in waits) if waits else client in self._closed
             if is_closed:
                 self._gone_s.setdefault(client, now_s)
-        self._gone_s = {client: since_s for client, since_s in self._gone_s.items() if client in members}
-        self._closed.intersection_update(members)
-        self._connections = {client: known for client, known in self._connections.items() if client in members}
-        if 2 * len(self._gone_s) > len(members):
+        if 2 * len(self._gone_s) > member_count:
             return ()
         quick_s = min(GONE_AFTER_S, GONE_TIMEOUTS * timeout_s)
         return tuple(
             client
-            for client, since_s in self._gone_s.items()
-            if client in expected and now_s - since_s > (quick_s if self._has_no_connection(client) else GONE_AFTER_S)
+            for client in expected
+            if client in self._gone_s
+            and now_s - self._gone_s[client] > (quick_s if self._has_no_connection(client) else GONE_AFTER_S)
         )
+
+    def forget_others(self, members: Collection[ClientId]) -> None:
+        """Forget those that have left."""
+        self._heard_s = {client: at_s for client, at_s in self._heard_s.items() if client in members}
+        self._gone_s = {client: since_s for client, since_s in self._gone_s.items() if client in members}
+        self._closed = {client: at_s for client, at_s in self._closed.items() if client in members}
+        self._connections = {client: known for client, known in self._connections.items() if client in members}
 
     def _has_no_connection(self, client_id: ClientId) -> bool:
         """Return whether the client's connections are known, and all closed (a proxy keeps some for all clients)."""
@@ -108,23 +138,57 @@ class Liveness:
             if not waits:
                 del self._waits[client_id]
 
+    # Other coordinators of the run
+
+    def begin_again(self, now_s: float) -> None:
+        """Take every member as heard now, because what other coordinators heard is not known yet."""
+        self._since_s = now_s
+        self._gone_s.clear()
+
+    def heartbeats(self, now_s: float) -> Heartbeats:
+        """Return what others should know: who was heard lately, who waits here, and who has closed its waits."""
+        lately = {client: at_s for client, at_s in self._heard_s.items() if now_s - at_s <= TOLD_FOR_S}
+        waiting = (client for client, waits in self._waits.items() if not all(has_gone() for has_gone in waits))
+        return Heartbeats(lately | dict.fromkeys(waiting, now_s), dict(self._closed))
+
+    def take(self, others: Heartbeats) -> None:
+        """Take what another coordinator knows: the latest news of each member counts, whoever has it."""
+        for client, at_s in others.heard.items():
+            if at_s > self._heard_s.get(client, self._since_s):
+                self._heard_s[client] = at_s
+            if at_s > self._closed.get(client, at_s):
+                del self._closed[client]
+            if at_s > self._gone_s.get(client, at_s):
+                del self._gone_s[client]
+        for client, at_s in others.closed.items():
+            if client not in self._waits and at_s >= max(self._heard_s.get(client, self._since_s), self._since_s):
+                self._gone_s.setdefault(client, at_s)
+
     def silent_s(self, client_id: ClientId, now_s: float) -> float:
         """Return the number of seconds since the client was last heard."""
-        return now_s - self._heard_s.get(client_id, self._since_s)
+        return now_s - max(self._heard_s.get(client_id, self._since_s), self._since_s)
 
     def lost(
         self, members: Collection[ClientId], expected: Collection[ClientId], now_s: float, timeout_s: float
     ) -> tuple[ClientId, ...]:
-        """Return the members that were silent for longer than `timeout_s`, and the expected ones that have gone."""
-        silent = self.silent(members, now_s, timeout_s)
-        others = [client for client in expected if client not in silent]
-        return silent + self.gone(members, others, now_s, timeout_s)
+        """Return the members that were silent for longer than `timeout_s`, and the expected ones that have gone.
 
-    def silent(self, members: Collection[ClientId], now_s: float, timeout_s: float) -> tuple[ClientId, ...]:
-        """Return the members that were silent for longer than `timeout_s`, and forget those that have left."""
-        if len(self._heard_s) > len(members):
-            self._heard_s = {client: at for client, at in self._heard_s.items() if client in members}
-        return tuple(client for client in members if self.silent_s(client, now_s) > timeout_s)
+        Where there are many, each call looks at some of them, in turn: it takes no longer for thousands.
+        """
+        looked = self._next(members)
+        silent = tuple(client for client in looked if self.silent_s(client, now_s) > timeout_s)
+        others = [client for client in looked if client in expected and client not in silent]
+        return silent + self._gone_among(others, len(members), now_s, timeout_s)
+
+    def _next(self, members: Collection[ClientId]) -> list[ClientId]:
+        """Return the members at which the next look is; those that have left are forgotten as often as all had it."""
+        found = [client for client in islice(self._turn, LOOKED_AT_ONCE) if client in members]
+        if len(found) < LOOKED_AT_ONCE:
+            self.forget_others(members)
+            self._turn = iter(tuple(members))
+            known = set(found)
+            found += (client for client in islice(self._turn, LOOKED_AT_ONCE - len(found)) if client not in known)
+        return found
 
 
 def _is_open(connection: Connection, client_id: ClientId) -> bool:

@@ -7,7 +7,8 @@ oldest first, and only where that suffices.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol
 
 from coordinator.machine.run import Run
@@ -17,6 +18,7 @@ from runtime.broadcast import Broadcast
 from state.config.state_file import Progress, dump_state
 from state.errors import StoreBlocked, StoreFailed
 from state.phases import RunState
+from state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
@@ -63,15 +65,23 @@ class Maintenance:
     Args:
         run_now: returns the run as it is kept at the moment.
         fail: called when the store fails.
+        catch_up: reads what other coordinators of the run have kept; None if there are none.
 
     Attributes:
         paused: uploads that may be given up; None until there may be some.
     """
 
-    def __init__(self, store: Store, run_now: Callable[[], Run], fail: Callable[[StoreFailed], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run_now: Callable[[], Run],
+        fail: Callable[[StoreFailed], None],
+        catch_up: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self._store = store
         self._run_now = run_now
         self._fail = fail
+        self._catch_up = catch_up
         self.paused: PausedUploads | None = None
         self._due = asyncio.Event()
         self._state_file_stale = False
@@ -82,8 +92,25 @@ class Maintenance:
         self._is_room_wanted = False
         """Whether somebody found no room: a sweep does not wait for who copies the run."""
         self._swept = Broadcast()
+        self._taken_in: Counter[Sha256] = Counter()
+        """Blobs that are kept, and about which nothing is in the journal yet."""
         self._is_put_off = False
         """Whether the sweep waits for somebody who copies the run."""
+
+    @contextlib.contextmanager
+    def taking_in(self, sha256: Sha256) -> Iterator[None]:
+        """Keep a blob from being deleted as unneeded until the context is left."""
+        self._taken_in[sha256] += 1
+        try:
+            yield
+        finally:
+            self._taken_in[sha256] -= 1
+            if not self._taken_in[sha256]:
+                del self._taken_in[sha256]
+
+    def is_needed(self, sha256: Sha256, run: Run) -> bool:
+        """Return whether a blob must stay: the run needs it, or it is being taken in."""
+        return sha256 in self._taken_in or sha256 in blobs_needed(run)
 
     def state_file_changed(self) -> None:
         """Have the kept `state.toml` written anew."""
@@ -117,6 +144,8 @@ class Maintenance:
         def lacking_bytes() -> int:
             return self._store.blobs.total_bytes + size_bytes - most
 
+        if lacking_bytes() <= 0:
+            return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MAX_ROOM_WAIT_S):
                 while lacking_bytes() > 0 and self.makes_room():
@@ -193,7 +222,7 @@ class Maintenance:
 
     async def _sweep_or_wait(self, since_s: float) -> None:
         """Delete unneeded blobs, unless somebody copies the run and there is time and room to wait."""
-        with self._store.sweeping() as is_allowed:
+        async with self._store.sweeping() as is_allowed:
             if not is_allowed:
                 waited_s = asyncio.get_running_loop().time() - since_s
                 near_bound = self._store.blobs.total_bytes > blobs_bound(self._run_now())
@@ -213,11 +242,20 @@ class Maintenance:
 
     async def _sweep_blobs(self) -> None:
         await self._store.blobs.drop_unfinished()
-        unneeded = await self._store.blobs.held() - blobs_needed(self._run_now())
+        held = await self._store.blobs.held()
+        if self._catch_up is not None:  # whatever is held was announced before, perhaps to another coordinator
+            await self._catch_up()
+        needed_by = self._run_now()
+        needed = blobs_needed(needed_by)
+        unneeded = held - needed
         for sha256 in unneeded:
-            if sha256 not in blobs_needed(self._run_now()):
+            run = self._run_now()
+            if run is not needed_by:
+                needed_by, needed = run, blobs_needed(run)
+            if sha256 not in needed and sha256 not in self._taken_in:
                 await self._store.blobs.delete(sha256)
                 self._swept.notify()
         if unneeded:
+            await self._store.blobs.recount()
             log.info("blobs_swept", extra={"count": len(unneeded)})
         await self._store.blobs.swept()

@@ -20,6 +20,7 @@ from coordinator.machine.stimuli import (
 from coordinator.run_journal import RunJournal
 from coordinator.store.keys import KEY_LOST
 from coordinator.store.open import Store
+from coordinator.store.replication import Heartbeats
 from runtime.clock import Clock
 from runtime.worker_thread import InlineWorker, Worker
 from state.checkpoint_parts import digests_of
@@ -29,6 +30,9 @@ from state.errors import InvalidInput, StoreConflict, StoreFailed
 from state.wire import Sha256
 
 log = logging.getLogger(__name__)
+
+MAX_LIVE_CHECKS = 5
+"""Maximum number of times that a start looks for the blobs of a run that others serve meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,10 @@ async def open_run(
             run's; or blobs are missing.
     """
     store = options.store
+    is_live = store.replication is not None and bool((await store.replication.meet(Heartbeats())).others)
+    if is_live and (is_restored or options.replaces_key):
+        option = "--restored" if is_restored else "--new-coordinator-key"
+        raise InvalidInput(f"{option}: other coordinators serve the run in {store.name}; stop them all first")
     journal = await RunJournal.load(store.journal, is_restored=is_restored)
     if journal is None:
         if is_restored:
@@ -101,7 +109,7 @@ async def open_run(
             state_file,
             lineage=lineage_of(options.new_seed()),
             coordinator_key=options.coordinator_key,
-            now_s=options.clock.wall_s(),
+            now_s=store.clock(options.clock).wall_s(),
         )
         held = await store.blobs.held()
         provided = await _provided_genesis(options, run, state_file)  # before the journal: a failed start begins no run
@@ -124,8 +132,11 @@ async def open_run(
         )
     _check_edited(journal.run, state_file, store.blobs.total_bytes, options.source)
     _check_key(journal.run, options)
-    await check_blobs_are_there(journal.run, store.blobs, store.name)
-    stimuli: list[Stimulus] = [CoordinatorStarted()]
+    if is_live:
+        await _check_blobs_of_live_run(journal, store)
+    else:
+        await check_blobs_are_there(journal.run, store.blobs, store.name)
+    stimuli: list[Stimulus] = [] if is_live else [CoordinatorStarted()]  # nobody was away where others served it
     if is_restored or store.journal.damaged_bytes:  # clients may have seen what the damaged record said
         stimuli.append(RunRestored(lineage_of(options.new_seed())))
     if options.coordinator_key != journal.run.coordinator_key:
@@ -139,6 +150,19 @@ async def open_run(
     if any(map(names_the_checkpoint, applied)):
         log.info("run_goes_on_from_its_own_checkpoint", extra={"replica_step": journal.run.replica_step})
     return journal, (*stimuli, *await _provided_genesis(options, journal.run, state_file))
+
+
+async def _check_blobs_of_live_run(journal: RunJournal, store: Store) -> None:
+    """Check as `check_blobs_are_there` does; others may have deleted what was needed when the journal was read."""
+    for _ in range(MAX_LIVE_CHECKS):
+        try:
+            await check_blobs_are_there(journal.run, store.blobs, store.name)
+        except StoreFailed:
+            if not await journal.catch_up():
+                raise
+        else:
+            return
+    raise StoreFailed(f"{store.name}: the run went on each time that its blobs were looked for; start again")
 
 
 def _blobs_of(provided: tuple[GenesisProvided, ...]) -> set[Sha256]:

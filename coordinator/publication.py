@@ -11,16 +11,15 @@ from coordinator.long_polls import Reader
 from coordinator.machine.datasets import datasets_of, decided_by
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.run import Member, Run, Suspect, config_json, share_units
-from coordinator.machine.views import may_read_results
+from coordinator.result_pages import MAX_PAGE_RESULTS, ResultPages
 from runtime.broadcast import Broadcast, PacedBroadcast
 from runtime.clock import RunClock
 from state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, Roster, RunDocument, WorkList
-from state.errors import InternalError, Refused
+from state.errors import InternalError
 from state.first_model import model_document
 from state.intervals import coalesce, total_batches
 from state.messages import (
     MAX_DATASETS_IN_STATUS,
-    CommittedResult,
     FailedBatches,
     FailedData,
     MemberView,
@@ -28,9 +27,7 @@ from state.messages import (
     RunStatus,
     Standing,
 )
-from state.phases import RunState
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256, canonical_json, sha256_hex
+from state.wire import Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
 """Number of rosters and work lists that are served: those of the round under way, the next and the last ones."""
@@ -40,6 +37,8 @@ MAX_FAILED_IN_STATUS = 8
 MAX_EVALUATIONS_IN_STATUS = 64
 PROMPT_STRANGERS = 8
 """Up to this number of waiting strangers are told of news at once."""
+GATHERED_S = 0.05
+"""Time for which a page of results gathers what arrives, unless nothing more can: instead of a page for each result."""
 STRANGERS_TOLD_PER_S = 50.0
 """Number of strangers that are told of news in a second if more of them wait: their number must not slow the run."""
 
@@ -69,26 +68,6 @@ class Published:
         return self.version > after or (lineage is not None and lineage != self.document.lineage)
 
 
-def results_page(run: Run, step: int, attempt: int, after: int, client_id: ClientId | None) -> ResultsPage:
-    """Return the verified results of the round under way from number `after` on; none that this client may not read.
-
-    Raises:
-        Refused: `stale-round`, when the round is over or has not begun.
-    """
-    current = run.round
-    if current is None or (current.step, current.attempt) != (step, attempt):
-        raise Refused(Refusal.STALE_ROUND, f"round {step} attempt {attempt} is not under way")
-    if not may_read_results(run, client_id):
-        return ResultsPage(step, attempt, after, complete=False, results=())
-    results = tuple(
-        CommittedResult(sender, commitment.result_sha256, commitment.size_bytes)
-        for sender in tuple(current.verified)[after:]
-        for commitment in (current.commitments[sender],)
-    )
-    complete = run.phase is not RunState.ROUND_TRAIN or not current.pending
-    return ResultsPage(step, attempt, max(after, len(current.verified)), complete, results)
-
-
 class Readers:
     """Shows immutable values that are replaced after each commit, and wakes those who wait for newer ones.
 
@@ -103,6 +82,9 @@ class Readers:
         self._clock = clock
         self._news = Broadcast()
         self._results_news = Broadcast()
+        self._round_news = Broadcast()
+        """Of a round that has ended, or waits for nobody any more."""
+        self.pages = ResultPages()
         self._news_for_strangers = PacedBroadcast(PROMPT_STRANGERS, STRANGERS_TOLD_PER_S)
         self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
         self._is_released = False
@@ -122,6 +104,8 @@ class Readers:
             self._remember_round_documents()
             self._results_news.notify()
             self._news_for_strangers.notify()
+            if run.phase is not before.phase or run.round is None or not run.round.pending:
+                self._round_news.notify()
         if published is not self.published:
             self.published = published
             self._news.notify()
@@ -132,6 +116,7 @@ class Readers:
         self._is_released = True
         self._news.close()
         self._results_news.close()
+        self._round_news.close()
         self._news_for_strangers.close()
 
     async def wait_published(
@@ -156,23 +141,22 @@ class Readers:
     async def wait_results(self, step: int, attempt: int, after: int, timeout_s: float, reader: Reader) -> ResultsPage:
         """Return a round's verified results from number `after` on, once the reader may see any, or after `timeout_s`.
 
-        It returns at once when no further result can come.
+        It returns at once when no further result can come, and otherwise gathers those of a short while.
 
         Raises:
             Refused: `stale-round`.
         """
-        deadline_s = self._clock.now_s() + timeout_s
+        until_s = self._clock.now_s() + timeout_s
         news = self._news_for_strangers if reader.is_stranger else self._results_news
         while True:
-            page = results_page(self.run, step, attempt, after, reader.client_id)
-            remaining_s = deadline_s - self._clock.now_s()
-            if page.results or page.complete or remaining_s <= 0 or self._is_released:
+            page = self.pages.page(self.run, step, attempt, after, reader.client_id)
+            remaining_s = until_s - self._clock.now_s()
+            if page.complete or len(page.results) >= MAX_PAGE_RESULTS or remaining_s <= 0 or self._is_released:
                 return page
-            try:
-                async with asyncio.timeout(remaining_s):
-                    await news.wait()
-            except TimeoutError:
-                return results_page(self.run, step, attempt, after, reader.client_id)
+            if page.results:  # others will follow soon: one page for all of them
+                await _within(min(remaining_s, GATHERED_S), self._round_news)
+                return self.pages.page(self.run, step, attempt, after, reader.client_id)
+            await _within(remaining_s, news)
 
     def immutable(self, sha256: Sha256) -> bytes | None:
         """Return the configuration, the model document, a checkpoint's manifest, or a recent roster or work list."""
@@ -202,6 +186,13 @@ class Readers:
             kept.move_to_end(sha256)
         while len(kept) > MAX_ROUND_DOCUMENTS:
             kept.popitem(last=False)
+
+
+async def _within(timeout_s: float, news: Broadcast | PacedBroadcast) -> None:
+    """Return at the next notification, or after some time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
 
 
 def standing_of(run: Run, member: Member, now_s: float) -> Standing:

@@ -6,15 +6,17 @@ from functools import partial
 
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import ResultRejected, ResultVerified
-from coordinator.machine.views import ExpectedBlob, blobs_needed
+from coordinator.machine.views import ExpectedBlob, check_still_awaited
 from coordinator.service import CoordinatorService
 from runtime.worker_thread import Worker
 from state.blob_checks import HashedReadable, verdict_on, verdict_on_arrival
 from state.blob_messages import CheckVerdict, ResultCheck
 from state.errors import InternalError, Refused
+from state.messages import ResultCommitment
 from state.refusals import Refusal
+from state.results import result_size_bound
 from state.tensors import TensorLayout
-from state.wire import Sha256
+from state.wire import ClientId, Sha256
 
 MAX_CHECKS = 2
 """Maximum number of blobs that are checked at a time: each is read once more, a piece at a time."""
@@ -39,6 +41,16 @@ class ResultChecks:
         self._worker = worker
         self._layout = layout
         self.checking = asyncio.Semaphore(MAX_CHECKS)
+
+    async def check_commitment(self, client_id: ClientId, bound: ResultCommitment) -> None:
+        """Raise `Refused` if a client may not commit to this result now, whatever the machine says.
+
+        `blob-too-large` if it is larger than the model implies; `late-result` and `not-now` as `check_still_awaited`
+        and `Uploads.layout`.
+        """
+        run = self._service.run
+        check_size("result", bound.size_bytes, result_size_bound(await self._layout(), run.state_file.merge.codec_name))
+        check_still_awaited(self._service.run, client_id, bound)
 
     def check_of(self, expected: ExpectedBlob) -> ResultCheck:
         """Return what an announced result must be."""
@@ -92,7 +104,13 @@ class ResultChecks:
         raise Refused(Refusal.RESULT_INVALID, f"the result breaks rule {rule!r}: {verdict.message}", rule=rule)
 
 
+def check_size(kind: str, size_bytes: int, max_bytes: int) -> None:
+    """Raise `Refused` (`blob-too-large`) if a blob of this kind may not have this size."""
+    if size_bytes > max_bytes:
+        raise Refused(Refusal.BLOB_TOO_LARGE, f"a {kind} of {size_bytes} bytes; allowed: at most {max_bytes}")
+
+
 async def delete_unless_needed(service: CoordinatorService, sha256: Sha256, run: Run) -> None:
     """Delete refused bytes unless the run needs them: a copied digest must not cost another client its blob."""
-    if sha256 not in blobs_needed(run):
+    if not service.maintenance.is_needed(sha256, run):
         await service.blobs.delete(sha256)

@@ -13,7 +13,8 @@ from coordinator.machine.stimuli import Stamped
 from coordinator.machine.views import document_of
 from coordinator.publication import Published
 from coordinator.store.journal import Journal
-from state.errors import StoreConflict
+from state.documents import RunDocument
+from state.errors import StoreConflict, StoreFailed
 
 MAX_SEGMENT_RECORDS = 20_000
 """A longer segment is followed by another within the epoch, so that a start replays a bounded number of records."""
@@ -34,6 +35,11 @@ class RunJournal:
         self._is_segment_due = False
         self.run = found.run
         self.published = Published.of(found.document)
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last known record."""
+        return self._sequence
 
     @classmethod
     async def load(cls, journal: Journal, *, is_restored: bool = False) -> "RunJournal | None":
@@ -70,7 +76,7 @@ class RunJournal:
             StoreConflict: another coordinator has appended first; nothing was kept.
             StoreFailed: they may not have been kept.
         """
-        published, document = self.published, document_of(run, self.published.version)
+        published, document = self.published, self._document_of(run)
         if document != published.document:
             published = Published.of(replace(document, version=document.version + 1))
         sequence = self._sequence + 1
@@ -78,6 +84,10 @@ class RunJournal:
         self._sequence, self.run, self.published = sequence, run, published
         self._record_count += 1
         self._is_segment_due |= ends_segment or self._record_count >= MAX_SEGMENT_RECORDS
+
+    def _document_of(self, run: Run) -> RunDocument:
+        """Return the document of a run that follows the last known one, in its version."""
+        return document_of(run, self.published.version, (self.run, self.published.document))
 
     async def open_due_segment(self) -> None:
         """Open a new segment if one is due. It stays due if another coordinator has appended meanwhile.
@@ -95,19 +105,34 @@ class RunJournal:
         snapshot = encode_snapshot(self._sequence, published.version, published.sha256, self.run)
         await self._journal.open_segment(snapshot)
 
-    async def catch_up(self) -> None:
-        """Read what other coordinators have appended, and replay it.
+    async def catch_up(self) -> bool:
+        """Read what other coordinators have appended, and replay it; return whether there was any.
 
         Raises:
-            StoreFailed: the journal is damaged, or was written under other rules.
+            StoreFailed: the journal is damaged, or was written under other rules; or it cannot be read now.
         """
+        tail = await self._journal.tail(self._sequence)
+        if tail is None:
+            return await self._load_again()
+        if not tail.records:
+            return False
+        found = replay_tail(Replayed(self._sequence, self.published.document, self.run), tail.records)
+        self._is_segment_due &= tail.segment_records == self._record_count + len(tail.records)
+        self._take(found, tail.segment_records)
+        return True
+
+    async def _load_again(self) -> bool:
+        """Go on from the newest segment, because what is known is not in the journal, or not any more."""
         segment = await self._journal.load()
-        assert segment is not None, "a conflict is raised only where there is a record"
-        if segment.snapshot.sequence > self._sequence:
-            found = replay(segment)
-            self._is_segment_due = False
-        else:
-            found = replay_tail(Replayed(self._sequence, self.published.document, self.run), segment.records)
-        self._sequence, self._record_count, self.run = found.sequence, len(segment.records), found.run
+        if segment is None:
+            raise StoreFailed("the journal is gone")
+        found = replay(segment)
+        self._is_segment_due = False
+        is_news = found.sequence != self._sequence or found.document != self.published.document
+        self._take(found, len(segment.records))
+        return is_news
+
+    def _take(self, found: Replayed, record_count: int) -> None:
+        self._sequence, self._record_count, self.run = found.sequence, record_count, found.run
         if found.document != self.published.document:
             self.published = Published.of(found.document)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -20,7 +21,7 @@ from coordinator.genesis import NO_GENESIS, Genesis
 from coordinator.handlers import Handlers
 from coordinator.opening import ServiceOptions, signing_key_of
 from coordinator.service import CoordinatorService
-from coordinator.store.open import open_store
+from coordinator.store.open import Store, open_store
 from coordinator.uploads import Uploads
 from runtime.clock import SystemClock
 from runtime.connections import ConnectionLimits, ServerConnections
@@ -35,6 +36,8 @@ from state.errors import StoreFailed, StoreLost
 log = logging.getLogger(__name__)
 
 
+ADMIN_REFRESH_S = 2.0
+"""Time between two looks whether another coordinator of the run was started with `--new-admin-token`."""
 FAREWELL_S = 3.0
 """Time from a failure of the store to the end of the process, in which requests are answered with the reason."""
 
@@ -52,6 +55,7 @@ class ServeOptions:
         other_connections: maximum number of connections of other servers in the process.
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
         genesis: the run's model at its start, where the operator makes it.
+        blobs_folder: folder of blobs that all coordinators share which serve the run from a database.
     """
 
     store: str
@@ -64,6 +68,7 @@ class ServeOptions:
     new_coordinator_key: bool = False
     genesis: Genesis = NO_GENESIS
     other_connections: int = 0
+    blobs_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     hosts = allowed_hosts(endpoint.host, options.allowed_hosts)
     allow_connections()
     blobs = state_file.blobs
-    store = await open_store(options.store, blobs.max_total_bytes, blobs.store, state_file.run_id)
+    folder = options.blobs_folder
+    store = await open_store(options.store, blobs.max_total_bytes, blobs.store, state_file.run_id, folder)
     try:
         run_id, key = state_file.run_id, await signing_key_of(store, anew=options.new_coordinator_key)
         service_options = ServiceOptions(
@@ -124,6 +130,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 room = tasks.create_task(BlobRoom(service, uploads.form).run())
                 await service.started.wait()
                 store.note_address(endpoint.url_of(listener))
+                refreshing = tasks.create_task(_refresh_admin_token(admin, store))
                 farewell = tasks.create_task(_end_after_failure(service))
                 try:
                     yield Serving(endpoint.url_of(listener), handlers, admin_token, metrics.registry)
@@ -136,12 +143,21 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     served.cancel()
                     farewell.cancel()
                     room.cancel()
+                    refreshing.cancel()
         if service.health.failure is not None:
             raise StoreLost(f"nothing can be kept any more: {service.health.failure}")
         with contextlib.suppress(StoreFailed):  # logged when it happened
             await service.save_state_file()
     finally:
         await store.aclose()
+
+
+async def _refresh_admin_token(admin: AdminToken, store: Store) -> None:
+    """Take over an admin token that the start of another coordinator of the run has made."""
+    while store.replication is not None:
+        await asyncio.sleep(ADMIN_REFRESH_S)
+        with contextlib.suppress(StoreFailed):
+            await admin.refresh(store.keys)
 
 
 async def _end_after_failure(service: CoordinatorService) -> None:

@@ -5,7 +5,8 @@ machine handle each stimulus, appends one journal record for all that changed so
 and only then shows the new run and its document and answers the group. While the store is blocked (`store_health.py`)
 the service accepts nothing and publishes nothing, and goes on once a record can be kept again; the time until then is
 an outage, which ends no phase. After a failure of the store it accepts nothing more. If another coordinator of the run
-appended first, its records are replayed and the group is handled again (`coordinator/run_journal.py`).
+appended first, its records are replayed and the group is handled again (`coordinator/run_journal.py`). Others of the
+run are in `coordinator/replicas.py`.
 
 Readers and their waiting are in `coordinator/publication.py`.
 """
@@ -21,19 +22,7 @@ from coordinator.compaction import Compaction
 from coordinator.kept_blobs import LostBlobs
 from coordinator.liveness import HasGone, Liveness
 from coordinator.machine.handle import handle
-from coordinator.machine.instructions import (
-    BatchesQuarantined,
-    EvaluationRecorded,
-    Instruction,
-    MembershipChanged,
-    OutcomeDecided,
-    PhaseChanged,
-    QuarantineEnded,
-    RunHeld,
-    SegmentEnded,
-    SentToRest,
-    SweepBlobs,
-)
+from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged, SegmentEnded, SweepBlobs
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import (
     BlobsNearedBound,
@@ -46,9 +35,13 @@ from coordinator.machine.stimuli import (
 from coordinator.maintenance import Maintenance
 from coordinator.opening import ServiceOptions, open_run
 from coordinator.publication import Published, Readers, TokenRate, status_of
+from coordinator.replicas import Following, Replicas
 from coordinator.run_journal import RunJournal
-from coordinator.store_health import STORE_RETRY_S, StoreHealth
+from coordinator.run_log import log_instruction
+from coordinator.service_events import GroupKept, ServiceEvent
+from coordinator.store_health import StoreHealth
 from runtime.clock import RunClock
+from runtime.descriptors import MAX_CONNECTIONS
 from state.config.state_file import StateFile
 from state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
 from state.messages import RunStatus
@@ -58,24 +51,13 @@ from state.wire import ClientId, Seed
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED_STIMULI = 4096
+MAX_QUEUED_STIMULI = MAX_CONNECTIONS
+"""Each connection brings one message at a time: a burst of all members' messages is taken in turn, and none refused."""
 MAX_GROUP = 1024
 TICK_S = 0.1
 """Time between two checks of deadlines and silence. Nothing else waits for a tick."""
 MAX_COMMIT_ATTEMPTS = 16
 """Maximum number of times a group is handled because other coordinators appended first; one always succeeds."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupKept:
-    """One journal record was written, of `stimulus_count` stimuli, in `append_s` seconds."""
-
-    stimulus_count: int
-    append_s: float
-
-
-ServiceEvent: TypeAlias = Instruction | GroupKept
-"""Events of a service for its watcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +76,24 @@ class CoordinatorService:
         self.blobs = options.store.blobs
         self._options = options
         self._journal = journal
-        self._clock = RunClock(options.clock, not_before_s=journal.run.now_s)
+        self._clock = RunClock(options.store.clock(options.clock), not_before_s=journal.run.now_s)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
         self._opening = opening
         self.liveness = Liveness(self._clock.now_s())
         self._rate = TokenRate()
         self.health = StoreHealth()
         self.lost_blobs = LostBlobs(lambda: self.run)
-        self.maintenance = Maintenance(options.store, lambda: self.run, self.note_failure)
+        self._writing = asyncio.Lock()  # held while records are appended or read: the run goes on one step at a time
+        following = Following(
+            known=lambda: journal.sequence,
+            catch_up=self.catch_up,
+            now_s=self._clock.now_s,
+            note_failure=self.note_failure,
+            problem=lambda: self.health.problem,
+            members=lambda: self.run.members,
+        )
+        self.replicas = Replicas(options.store, self.liveness, following)
+        self.maintenance = Maintenance(options.store, lambda: self.run, self.note_failure, self.catch_up)
         self._compaction = Compaction(options.store, lambda: self.run, self.submit, options.worker)
         self.readers = Readers(journal.run, journal.published, self._clock)
         self.is_serving = False
@@ -113,12 +105,17 @@ class CoordinatorService:
         cls, options: ServiceOptions, state_file: StateFile, *, is_restored: bool = False
     ) -> "CoordinatorService":
         """Return the service of the run that the store holds, or of a new one. Raises as `open_run` does."""
-        return cls(options, *await open_run(options, state_file, is_restored=is_restored))
+        opened = await open_run(options, state_file, is_restored=is_restored)
+        return cls(options, *opened)
 
     async def serve(self) -> None:
         """Handle stimuli until cancelled. Nothing is answered before the start has been kept."""
         loop = asyncio.get_running_loop()
         group = [_Waiting(stimulus, loop.create_future()) for stimulus in self._opening]
+        async with self.replicas.taking_part():
+            await self._serve(group)
+
+    async def _serve(self, group: list[_Waiting]) -> None:
         await self._commit(group)
         if self.health.reason is not None:
             raise StoreFailed(self.health.reason)
@@ -180,10 +177,29 @@ class CoordinatorService:
                 group.append(self._queue.get_nowait())
             await self._commit(group)
 
+    async def catch_up(self, until: int | None = None) -> bool:
+        """Show what others have appended, unless record `until` is known; return whether there was any.
+
+        Raises:
+            StoreFailed: the journal cannot be read, now or at all.
+        """
+        if self._options.store.replication is None:
+            return False
+        async with self._writing:
+            return (until is None or until > self._journal.sequence) and await self._catch_up()
+
+    async def _catch_up(self) -> bool:
+        is_news = await self._journal.catch_up()
+        if is_news:
+            self._clock.not_before(self._journal.run.now_s)
+            self.readers.show(self._journal.run, self._journal.published)
+        return is_news
+
     async def _commit(self, group: list[_Waiting]) -> None:
         instructions: list[Instruction] = []
         try:
-            answers, instructions = await self._keep(group)
+            async with self._writing:
+                answers, instructions = await self._keep(group)
         except StoreFailed as error:
             self.note_failure(error)
             answers = [(waiting, self.health.refusal()) for waiting in group]
@@ -212,14 +228,16 @@ class CoordinatorService:
             if self.health.failure is not None:
                 raise StoreFailed(self.health.failure)
             run, kept, instructions, answers = self._handle_group(group)
+            is_refused = not self.replicas.is_alone and any(problem is not None for _, problem in answers)
             try:
                 if kept:
                     await self._persist(run, kept, instructions)
+                elif is_refused and await self._catch_up():  # a refusal holds for the run as it is kept
+                    continue
                 break
             except StoreConflict as error:
                 log.info("commit_conflict", extra={"attempt": attempt, "reason": str(error)})
-                await self._journal.catch_up()
-                self.readers.show(self._journal.run, self._journal.published)
+                await self._catch_up()
                 if attempt == MAX_COMMIT_ATTEMPTS:
                     raise
         return answers, instructions
@@ -230,6 +248,9 @@ class CoordinatorService:
         instructions: list[Instruction] = []
         answers: _Answers = []
         for waiting in group:
+            if isinstance(waiting.stimulus, ClientsFellSilent) and not self.replicas.is_ticking:
+                answers.append((waiting, None))  # who ticks now knows whom others heard since
+                continue
             try:
                 stimulus = Stamped(waiting.stimulus, self._clock.now_s(), Seed(self._options.new_seed()))
                 after, more = handle(run, stimulus)
@@ -264,11 +285,12 @@ class CoordinatorService:
         """Accept messages again once what could not be kept would fit, and a record is kept."""
         while not self.health.failed.is_set():
             await self.health.blocked.wait()
-            await asyncio.sleep(STORE_RETRY_S)
+            await asyncio.sleep(self._options.store.retry_s)
             block_count = self.health.block_count
             try:
                 self.health.check_hold(self._clock.now_s())
                 await self._options.store.check_room(self.health.needed_bytes)
+                await self.replicas.meet()
                 await self._enqueue(CoordinatorStarted())
             except StoreFailed as error:
                 self.note_failure(error)
@@ -287,37 +309,16 @@ class CoordinatorService:
 
     def _execute(self, instruction: Instruction) -> None:
         self._watcher(instruction)
+        log_instruction(instruction)
         match instruction:
-            case PhaseChanged(before=before, after=after, reason=reason):
-                log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
-                if after is RunState.FINISHED:
-                    serving = "goes on, for clients that come late, until it is stopped"
-                    log.info("run_finished", extra={"serving": serving})
+            case PhaseChanged():
                 self.maintenance.state_file_changed()
-            case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
-                applied = 0 if outcome is None else len(outcome.entries)
+            case OutcomeDecided():
                 self._rate.add(self._clock.now_s(), self.run.tokens_applied)
-                fields = {"step": step, "attempt": attempt, "applied_results": applied, "reason": reason}
-                log.info("outcome_decided", extra=fields)
-            case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
-                told = {"batch_id": str(batch_id), "failed_on": against, "reason": message}
-                log.warning("batches_quarantined", extra=told)
-            case RunHeld(reason=reason):
-                log.warning("run_held", extra={"reason": reason})
-            case QuarantineEnded(batches=batches):
-                log.info("batches_released", extra={"batches": [str(batch) for batch in batches]})
-            case MembershipChanged(client_id=client_id, change=change):
-                log.info("membership_changed", extra={"client_id": client_id, "change": change})
-            case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
-                log.warning("client_rests", extra={"client_id": client_id, "rest_s": rest_s, "reason": reason})
-            case EvaluationRecorded(evaluation=found):
-                evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
-                log.info("evaluation_recorded", extra=evaluated)
             case SweepBlobs():
                 self.maintenance.sweep()
-            case SegmentEnded(epoch=epoch):
+            case SegmentEnded():
                 self._compaction.due()
-                log.debug("segment_ended", extra={"epoch": epoch})
 
     async def save_state_file(self) -> None:
         """Bring the kept `state.toml` up to date, unless the store has failed.
@@ -331,7 +332,7 @@ class CoordinatorService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            if not self.accepting:
+            if not self.accepting or not self.replicas.is_ticking:
                 continue
             now_s = self._clock.now_s()
             members = self.run.members.keys()
@@ -371,7 +372,7 @@ class CoordinatorService:
         if client_id is None:
             yield
             return
-        with self.liveness.waiting(client_id, has_gone):
+        with self.liveness.waiting(client_id, has_gone, self._clock.now_s):
             yield
         if not has_gone():
             self.heard(client_id)

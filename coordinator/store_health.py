@@ -12,8 +12,6 @@ from state.refusals import Refusal
 
 log = logging.getLogger(__name__)
 
-STORE_RETRY_S = 2.0
-"""Time between two attempts to go on while the store is blocked."""
 MAX_HOLD_S = 3600.0
 """Maximum time for which a run holds because its store is blocked: the time after which clients give up, too."""
 

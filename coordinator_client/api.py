@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
+from state.deliveries import Delivery
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
 from state.wire import Sha256
@@ -98,6 +99,13 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
         """Report on this member's replica or its part of a round; return which of its messages have arrived."""
         ...
 
+    async def send_result(self, delivery: Delivery) -> Standing:
+        """Report a small result and send its bytes along; return which of this member's messages have arrived.
+
+        If the result is not verified then, the coordinator has only taken the report, and the bytes are to follow.
+        """
+        ...
+
     async def standing(self) -> Standing:
         """Return which of this member's messages have arrived, and whether it gets work."""
         ...
@@ -158,6 +166,9 @@ class ForwardedRequests(ABC):
 
     async def report(self, report: Report) -> Standing:
         return await self._carry(self._requests.report, report)
+
+    async def send_result(self, delivery: Delivery) -> Standing:
+        return await self._carry(self._requests.send_result, delivery)
 
     async def standing(self) -> Standing:
         return await self._carry(self._requests.standing)

@@ -11,15 +11,16 @@ from coordinator_client.api import DocumentMark, ResultsQuery
 from coordinator_client.blob_bodies import append_held_blob, blob_pieces
 from coordinator_client.follow import parse_immutable
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
-from coordinator_client.resumed_uploads import ResumedUploads
+from coordinator_client.resumed_uploads import NO_SUCH_ROUTE, ResumedUploads
 from coordinator_client.stored_blobs import StoredBlobs, StoredDownload
 from coordinator_client.wrong_address import mistake_in
 from runtime.http_client import (
     LeftRequests,
     Trust,
-    open_client,
+    open_lean_client,
     reason_of,
 )
+from runtime.lean_transport import SHORT
 from runtime.retry import RetryPolicy
 from state.blob_messages import (
     CheckerToken,
@@ -32,6 +33,7 @@ from state.blob_messages import (
 from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
+from state.deliveries import MEDIA_TYPE, Delivery
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from state.evaluations import Evaluation, EvaluationHistory, EvaluationReport
@@ -80,6 +82,7 @@ class CoordinatorClient:
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
         self._headers: dict[str, str] = {}
+        self._takes_deliveries = True
         self._stored = StoredBlobs(self._request)
         self._uploads = ResumedUploads(self.upload_progress, self._send)
 
@@ -99,7 +102,7 @@ class CoordinatorClient:
         """
         base, _, place = url.partition("/v1/")
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
-        http = open_client(base, "coordinator", verify, follow_redirects=True, limits=limits)
+        http = open_lean_client(base, "coordinator", verify, limits, follow_redirects=True)
         client = cls(http, "")
         backoff = retry_policy.begin()
         is_first = True
@@ -200,6 +203,18 @@ class CoordinatorClient:
 
     async def report(self, report: Report) -> Standing:
         return parse_document(Standing, await self._post(f"/{REPORT_PATHS[type(report)]}", report))
+
+    async def send_result(self, delivery: Delivery) -> Standing:
+        if self._takes_deliveries:
+            try:
+                body, headers = delivery.encoded(), {"Content-Type": MEDIA_TYPE}
+                answer = await self._request("POST", f"{self._run}/deliveries", content=body, headers=headers)
+                return parse_document(Standing, answer.content)
+            except Refused as refusal:
+                if refusal.kind not in NO_SUCH_ROUTE:
+                    raise
+                self._takes_deliveries = False  # an older coordinator
+        return await self.report(delivery.commitment)
 
     async def standing(self) -> Standing:
         return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
@@ -338,14 +353,15 @@ class CoordinatorClient:
     ) -> httpx.Response:
         timeout = httpx.Timeout(wait_s + answer_s, connect=CONNECT_TIMEOUT_S, pool=wait_s + answer_s)
         headers = {**self._headers, **(headers or {})}
-        if content is not None:
+        if content is not None and "Content-Type" not in headers:
             headers["Content-Type"] = "application/octet-stream" if method == "PUT" else "application/json"
         body: bytes | _Pieces | None = None
         if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
         elif content is not None:
             body, headers = _Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
-        request = self._http.build_request(method, path, params=params, content=body, headers=headers, timeout=timeout)
+        options: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": SHORT}
+        request = self._http.build_request(method, path, params=params, content=body, **options)
         try:
             answer = await self._requests.answer(request)
         except httpx.HTTPError as error:

@@ -21,7 +21,8 @@ MAX_REMEMBERED = 64
 """Maximum number of broken uploads that are remembered; each is of an announced blob that is sent again soon."""
 MAX_OFFSETS = 4
 """Maximum number of places from which the rest of a blob is sent in one delivery, before all of it is."""
-_NO_SUCH_ROUTE = frozenset({Refusal.NOT_FOUND, Refusal.METHOD_NOT_ALLOWED})
+NO_SUCH_ROUTE = frozenset({Refusal.NOT_FOUND, Refusal.METHOD_NOT_ALLOWED})
+"""Refusals of a coordinator that is older than a route."""
 _ENDS_REQUEST = frozenset({Refusal.OVERLOADED, Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT})
 """Refusals that end a request, but not its upload."""
 _WRONG_REST = frozenset({Refusal.BLOB_MISMATCH, Refusal.BLOB_TOO_LARGE, Refusal.OFFSET_DIFFERS})
@@ -69,7 +70,7 @@ class ResumedUploads:
         try:
             return await self._progress(sha256)
         except Refused as refusal:
-            if refusal.kind in _NO_SUCH_ROUTE:  # an older coordinator
+            if refusal.kind in NO_SUCH_ROUTE:  # an older coordinator
                 return UploadProgress(0)
             raise
 

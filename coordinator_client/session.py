@@ -21,6 +21,7 @@ from coordinator_client.client_key import ClientKey
 from runtime.broadcast import Broadcast
 from runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
 from state.codecs.named import SPOKEN
+from state.deliveries import Delivery
 from state.errors import CoordinatorUnreachable, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Report, Session, Standing, join_message
 from state.refusals import Refusal, Retry
@@ -205,6 +206,12 @@ class CoordinatorSession(ForwardedRequests):
     async def report(self, report: Report) -> Standing:
         """Report on this member's replica or its part of a round; log if it rests. Return what has arrived."""
         standing = await super().report(report)
+        self._note_rest(standing)
+        return standing
+
+    async def send_result(self, delivery: Delivery) -> Standing:
+        """Report a small result and send its bytes along; log if this member rests. Return what has arrived."""
+        standing = await super().send_result(delivery)
         self._note_rest(standing)
         return standing
 

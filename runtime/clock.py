@@ -31,6 +31,10 @@ class RunClock:
         self._clock = clock
         self._base_s = max(clock.wall_s(), not_before_s) - clock.monotonic_s()
 
+    def not_before(self, now_s: float) -> None:
+        """Go on from this time at least, because another coordinator of the run has come to it."""
+        self._base_s += max(0.0, now_s - self.now_s())
+
     def now_s(self) -> float:
         """Return the run's time in seconds since 1970."""
         return self._base_s + self._clock.monotonic_s()

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import httpx
 
+from runtime.lean_transport import LeanTransport, has_proxies
 from runtime.retry import retry_after_s
 from state.config.data_location import MAX_PORT
 from state.errors import InvalidInput, Refused
@@ -53,11 +54,29 @@ def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.As
         InvalidInput: the URL is invalid, or the file of `trust` holds no certificates; the user's fault.
     """
     check_url(url, server)
+    verify = _context_of(trust) if isinstance(trust, str) else trust
+    return httpx.AsyncClient(base_url=url.rstrip("/"), verify=verify, **options)
+
+
+def open_lean_client(url: str, server: str, trust: Trust, limits: httpx.Limits, **options: Any) -> httpx.AsyncClient:
+    """Return a client as `open_client`, which sends requests with short answers (`SHORT`) the lean way."""
+    if has_proxies():
+        return open_client(url, server, trust, limits=limits, **options)
+    check_url(url, server)
+    context = _context_of(trust)
+    general = httpx.AsyncHTTPTransport(verify=context, limits=limits)
+    transport = LeanTransport(general, limits, context)
+    return httpx.AsyncClient(base_url=url.rstrip("/"), transport=transport, **options)
+
+
+def _context_of(trust: Trust) -> ssl.SSLContext:
+    """Return the TLS context of a client. Raise `InvalidInput` if a file holds no certificates."""
+    if isinstance(trust, ssl.SSLContext):
+        return trust
     try:
-        verify = ssl.create_default_context(cafile=trust) if isinstance(trust, str) else trust
+        return ssl.create_default_context(cafile=trust) if isinstance(trust, str) else httpx.create_ssl_context(trust)
     except OSError as error:  # ssl.SSLError is one
         raise InvalidInput(f"--tls-ca {trust}: {error.strerror or error}", path=trust) from error
-    return httpx.AsyncClient(base_url=url.rstrip("/"), verify=verify, **options)
 
 
 @asynccontextmanager

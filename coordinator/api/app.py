@@ -6,7 +6,9 @@ from starlette.routing import Route
 from coordinator.api.blobs import blob_routes
 from coordinator.api.checks import check_routes
 from coordinator.api.description import SUMMARY, describe
-from coordinator.api.long_poll import FirstRoute, RunDocumentEndpoint
+from coordinator.api.fresh_view import FreshView
+from coordinator.api.hot_routes import HotRoutes
+from coordinator.api.long_poll import RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.api.operator import evaluation_routes, health_routes, operator_routes, origin_routes
@@ -46,12 +48,14 @@ def create_app(
     polls = LongPolls()
     metrics.watch(handlers.service, polls, handlers.arrivals)
     document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
-    app.add_middleware(FirstRoute, route=document)
+    reading, membership = reading_routes(handlers, polls), membership_routes(handlers)
+    app.add_middleware(HotRoutes, document=document, routes=[*reading.routes, *membership.routes])
+    app.add_middleware(FreshView, handlers=handlers)
     app.add_middleware(CheckedHosts, allowed=hosts)
     app.add_middleware(MeasuredRequests, metrics=metrics.http)
     for router in (
-        reading_routes(handlers, polls),
-        membership_routes(handlers),
+        reading,
+        membership,
         blob_routes(handlers),
         check_routes(handlers),
         operator_routes(handlers),

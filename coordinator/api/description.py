@@ -27,6 +27,7 @@ from runtime.openapi import (
     description_operations,
 )
 from state import blob_messages, checkpoint_parts, documents, evaluations, messages
+from state.deliveries import MEDIA_TYPE
 from state.documents import RunDocument
 from state.generations import DataAppendSetting, DataHistory
 from state.messages import REPORT_PATHS
@@ -85,8 +86,10 @@ _REPORTS: Mapping[type, tuple[Refusal, ...]] = {
 
 _READERS = (None, SESSION, DATA_SERVER)
 _WAIT_S = Parameter("wait_s", {**SECONDS, "description": "Most seconds to wait for news."}, default=0)
-_BLOB_BODY = content("application/octet-stream", "The blob's bytes", {"type": "string", "format": "binary"})
+_BYTES: Schema = {"type": "string", "format": "binary"}
+_BLOB_BODY = content("application/octet-stream", "The blob's bytes", _BYTES)
 _BLOB = _BLOB_BODY["content"]
+_DELIVERY = content(MEDIA_TYPE, "A ResultCommitment on a line of JSON, a line feed, and the result's bytes", _BYTES)
 _MODEL_SPEC: Schema = {"type": "object", "required": ["architecture"], "properties": {"architecture": TEXT}}
 _LOOKS = "1: it is not where an earlier answer led; 2: it has other bytes there."
 _CONTENT_RANGE = {
@@ -100,10 +103,13 @@ _CREATED, _DONE = {"description": "Taken, now or before"}, {"description": "Done
 
 def _report_operations() -> Operations:
     every = (*_OF_MEMBER, *_ACTS, *EVERY_MESSAGE, Refusal.RATE_LIMITED)
-    return {
+    of_delivery = (*_REPORTS[messages.ResultCommitment], Refusal.RESULT_INVALID, Refusal.BLOBS_FULL)
+    reports = {
         ("POST", f"{RUN}/{place}"): Operation((*every, *_REPORTS[kind]), (SESSION,))
         for kind, place in REPORT_PATHS.items()
     }
+    delivery = Operation((*every, *of_delivery), (SESSION,), body=_DELIVERY)
+    return {**reports, ("POST", f"{RUN}/deliveries"): delivery}
 
 
 def _reading_operations() -> Operations:

@@ -8,8 +8,7 @@ from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from coordinator.api.requests import RUN, reader_of
 from coordinator.handlers import Handlers
@@ -59,22 +58,6 @@ class RunDocumentEndpoint:
         if published is None:
             handlers.check_store(reader.client_id)
         return published, Headers(scope=scope).get("if-none-match")
-
-
-class FirstRoute:
-    """ASGI middleware that answers one route before the framework tries all others, which would take longer."""
-
-    def __init__(self, app: ASGIApp, route: Route) -> None:
-        self._app = app
-        self._route = route
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match, found = self._route.matches(scope)
-        if match is Match.FULL:
-            scope.update(found)
-            await self._route.app(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
 
 
 def _headers(published: Published) -> list[tuple[bytes, bytes]]:

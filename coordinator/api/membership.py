@@ -7,8 +7,9 @@ from starlette.responses import Response
 from coordinator.api.requests import RUN, caller
 from coordinator.handlers import Handlers
 from runtime.by_address import sender_of
-from runtime.http_bodies import document_response, openapi_answer, openapi_body, read_message
+from runtime.http_bodies import document_response, openapi_answer, openapi_body, read_message, read_short_body
 from state import messages
+from state.deliveries import MAX_DELIVERY_BYTES, parse_delivery
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Session, Standing
 
 REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
@@ -59,6 +60,15 @@ def membership_routes(handlers: Handlers) -> APIRouter:
         client_id = caller(handlers, request)
         handlers.check_rate(client_id)
         return document_response(handlers.renew(client_id))
+
+    @router.post(
+        f"{RUN}/deliveries", summary="Commit to a small result, which comes along", responses=openapi_answer(Standing)
+    )
+    async def deliver(run_id: str, request: Request) -> Response:
+        del run_id
+        client_id = caller(handlers, request)
+        delivery = parse_delivery(await read_short_body(request, MAX_DELIVERY_BYTES))
+        return document_response(await handlers.deliver(client_id, delivery))
 
     def add_report(kind: type[messages.Report], summary: str) -> None:
         place = messages.REPORT_PATHS[kind]

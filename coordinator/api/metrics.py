@@ -11,7 +11,8 @@ from coordinator.arrivals import Arrivals
 from coordinator.long_polls import LongPolls, ReaderKind
 from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from coordinator.machine.run import Run
-from coordinator.service import CoordinatorService, GroupKept, ServiceEvent
+from coordinator.service import CoordinatorService
+from coordinator.service_events import GroupKept, ServiceEvent
 from runtime.metrics import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
 from state.evaluations import newest_evaluations
 from state.messages import RunStatus
@@ -58,6 +59,16 @@ _GAUGES: _Rows = (
     ("run_quarantined_batches", "Batches that left the run.", lambda seen: seen.status.quarantined_batches),
     ("coordinator_journal_bytes", "Size of the journal in bytes.", lambda seen: seen.status.journal_bytes),
     ("coordinator_accepting", "1 while messages are accepted.", lambda seen: seen.service.accepting),
+    (
+        "coordinator_ticking",
+        "1 if this is the coordinator of the run that ends phases and judges silence.",
+        lambda seen: seen.service.replicas.is_ticking,
+    ),
+    (
+        "coordinator_others",
+        "Other coordinators of the run that are alive.",
+        lambda seen: seen.service.replicas.other_count,
+    ),
     (
         "coordinator_store_problem",
         "1 while nothing can be kept, such as on a full disk.",

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.requests import RUN, reader_of, sha256_of
+from coordinator.encoded_documents import MIN_COMPRESSED_BYTES, EncodedDocuments, takes_gzip
 from coordinator.handlers import Handlers
 from coordinator.long_polls import LongPolls
 from runtime.http_bodies import (
@@ -20,6 +21,7 @@ from runtime.http_parameters import Query, parse_whole
 from state.checkpoint_parts import CheckpointManifest
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
 from state.messages import ResultsPage
+from state.wire import canonical_json
 
 
 def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
@@ -30,9 +32,22 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     async def runs() -> Response:
         return document_response({"runs": [handlers.service.run.state_file.run_id]})
 
-    async def immutable(run_id: str, sha256: str) -> Response:
+    encoded = EncodedDocuments()
+
+    async def sent(name: str, body: bytes, request: Request) -> Response:
+        """Return the answer with an immutable document, compressed if it is long and its reader takes that."""
+        if len(body) < MIN_COMPRESSED_BYTES:
+            return json_response(body, IMMUTABLE)
+        is_compressed = takes_gzip(request.headers)
+        response = json_response(await encoded.compressed(name, body) if is_compressed else body, IMMUTABLE)
+        response.headers["Vary"] = "Accept-Encoding"
+        if is_compressed:
+            response.headers["Content-Encoding"] = "gzip"
+        return response
+
+    async def immutable(run_id: str, sha256: str, request: Request) -> Response:
         handlers.check_run(run_id)
-        return json_response(handlers.immutable(sha256_of(sha256)), IMMUTABLE)
+        return await sent(sha256, handlers.immutable(sha256_of(sha256)), request)
 
     for place, kind in (("rosters", Roster), ("work", WorkList)):
         path = f"{RUN}/{place}/{{sha256}}"
@@ -47,9 +62,11 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     router.add_api_route(f"{RUN}/model/{{sha256}}", immutable, summary="The run's model document by digest")
 
     @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", responses=openapi_answer(Outcome))
-    async def outcome(run_id: str, step: str) -> Response:
+    async def outcome(run_id: str, step: str, request: Request) -> Response:
         handlers.check_run(run_id)
-        return document_response(handlers.outcome(parse_whole("step", step)), IMMUTABLE)
+        found = handlers.outcome(parse_whole("step", step))
+        name = f"{handlers.service.run.lineage} {found.step} {found.attempt} {found.seed}"
+        return await sent(name, encoded.plain(name, lambda: canonical_json(found)), request)
 
     @router.get(
         f"{RUN}/rounds/{{step}}/results",
@@ -66,7 +83,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
                 page = await handlers.results(number, attempt, after, wait_s, reader)
         if not page.results:
             handlers.check_store(reader.client_id)
-        return document_response(page)
+        return json_response(handlers.service.readers.pages.encoded(page))
 
     @router.get(
         f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", responses=openapi_answer(CheckpointRef)

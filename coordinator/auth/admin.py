@@ -35,8 +35,15 @@ class AdminToken:
             return cls(kept), None
         token = secrets.token_urlsafe(32)
         digest = hashlib.sha256(token.encode()).digest()
-        await keys.keep_admin_token_sha256(digest)
-        return cls(digest), token
+        if anew:
+            await keys.keep_admin_token_sha256(digest)
+            return cls(digest), token
+        kept = await keys.create_admin_token_sha256(digest)
+        return cls(kept), token if kept == digest else None
+
+    async def refresh(self, keys: CoordinatorKeys) -> None:
+        """Read the hash again: another coordinator of the run may have replaced it. Raise `StoreFailed` if it fails."""
+        self._sha256 = await keys.admin_token_sha256() or self._sha256
 
     def matches(self, token: str) -> bool:
         """Return whether it is the operator's token; compares in constant time."""

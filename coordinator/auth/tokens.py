@@ -6,6 +6,7 @@ A bounded number of checked tokens is cached.
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import jwt
@@ -14,7 +15,7 @@ from coordinator.auth.signing_key import SigningKey
 from state.errors import Refused
 from state.messages import DATA_TICKET_AUDIENCE
 from state.refusals import Refusal
-from state.wire import ClientId
+from state.wire import ClientId, sha256_hex
 
 SESSION_LIFETIME_S = 3600.0
 SESSION_AUDIENCE = "epochal-session"
@@ -24,7 +25,9 @@ DATA_SERVER_LIFETIME_S = 10 * 365 * 86_400.0
 CHECKER_AUDIENCE = "epochal-checker"
 CHECKER_LIFETIME_S = 365 * 86_400.0
 """A checker's token vouches for the form of results, and reads those that it is given to check; nothing else."""
-MAX_CACHED_TOKENS = 16_384
+MAX_CACHED_TOKENS = 32_768
+SESSION_HEX_DIGITS = 13
+"""Length of a session's number: every JSON reader represents integers of 52 bits exactly."""
 
 T = TypeVar("T")
 
@@ -36,6 +39,12 @@ class SessionClaims:
     client_id: ClientId
     session: int
     expires_s: float
+
+
+@lru_cache(MAX_CACHED_TOKENS)
+def session_number(nonce: str) -> int:
+    """Return the number of a session, made from the nonce of its join, which is unique."""
+    return int(sha256_hex(nonce.encode())[:SESSION_HEX_DIGITS], 16)
 
 
 class SessionTokens:

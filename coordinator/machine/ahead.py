@@ -48,9 +48,8 @@ def _ahead_of(run: Run, current: Round) -> Ahead | None:
     expected = _expected(run, current)
     if not expected:
         return None
-    delivered = replace(
-        current, verified={client_id: current.verified.get(client_id, _ANY_REPLICA) for client_id in expected}
-    )
+    verified = {client_id: current.verified.get(client_id, _ANY_REPLICA) for client_id in expected}
+    delivered = replace(current, verified=verified, verified_bits=None)
     after, _ = settle_work(run, delivered, expected, None)
     if steps_done(after) or len(after.ready_members()) < run.state_file.config.min_clients:
         return None

@@ -1,9 +1,10 @@
 """Who writes the checkpoint that is being made, and which replica it must hold."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from coordinator.machine.run import Checkpointing, Run
-from state.election import checkpointer_order, quorum
+from state.election import quorum
 from state.wire import ClientId, Sha256
 
 
@@ -34,8 +35,9 @@ def current_checkpointer(run: Run) -> ClientId | None:
     making = run.checkpointing
     if making is None:
         return None
-    candidates = checkpointers(run, making)
-    return next((client_id for client_id in candidates if client_id not in making.passed), next(iter(candidates), None))
+    is_passed = set(making.passed).__contains__
+    first = next(checkpointers(run, making), None)
+    return next((client_id for client_id in checkpointers(run, making) if not is_passed(client_id)), first)
 
 
 def may_write(run: Run, client_id: ClientId) -> bool:
@@ -44,8 +46,8 @@ def may_write(run: Run, client_id: ClientId) -> bool:
     return making is not None and (current_checkpointer(run) == client_id or client_id in making.passed)
 
 
-def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:
-    """Return the clients that can write the checkpoint, in their order: members that have not failed.
+def checkpointers(run: Run, making: Checkpointing) -> Iterator[ClientId]:
+    """Yield the clients that can write the checkpoint, in their order: members that have not failed.
 
     Those that delivered before come first: nobody's keys, which cost nothing, delay a checkpoint.
 
@@ -64,6 +66,5 @@ def checkpointers(run: Run, making: Checkpointing) -> tuple[ClientId, ...]:
             )
         )
 
-    proven = {entry.client_id for entry in making.roster.clients if entry.proven}
-    order = sorted(checkpointer_order(making.roster, making.seed), key=lambda client_id: client_id not in proven)
-    return tuple(client_id for client_id in order if client_id in run.members and not has_failed(client_id))
+    order = making.planned().order
+    return (client_id for client_id in order if client_id in run.members and not has_failed(client_id))

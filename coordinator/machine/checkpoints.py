@@ -8,10 +8,12 @@ is nothing to compare: the bytes of the first that delivers well-formed ones are
 """
 
 from dataclasses import replace
+from itertools import islice
 
 from coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
 from coordinator.machine.instructions import Instruction, SegmentEnded, SentToRest, SweepBlobs
 from coordinator.machine.run import KEEP_CHECKPOINTS, Checkpointing, Handled, Run, roster_of
+from coordinator.machine.shared import added
 from coordinator.machine.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,
@@ -126,8 +128,10 @@ def ask_next(run: Run) -> Handled:
     claim = making.claims.get(asked)
     parts = TURN_PARTS if claim is None or claim.blob_sha256 is None else TURN_PARTS_OF_ANNOUNCED
     turn_s = whole_s / parts
-    waiting = [client_id for client_id in checkpointers(run, making) if client_id not in making.passed]
-    if asked in making.held or run.now_s < making.asked_s + turn_s or len(waiting) < 2:
+    if asked in making.held or run.now_s < making.asked_s + turn_s:
+        return run, ()
+    waiting = (client_id for client_id in checkpointers(run, making) if client_id not in making.passed)
+    if len(list(islice(waiting, 2))) < 2:
         return run, ()
     if making.ends_s is not None:
         making = replace(making, passed=(*making.passed, asked), asked_s=run.now_s)
@@ -138,9 +142,8 @@ def ask_next(run: Run) -> Handled:
     told: tuple[Instruction, ...] = ()
     if rest_s is not None and not member.conduct.is_resting(run.now_s):
         told = (SentToRest(asked, rest_s, after.last_miss),)
-    members = {**run.members, asked: replace(member, conduct=after)}
     making = replace(making, passed=(*making.passed, asked), asked_s=run.now_s)
-    return replace(run, members=members, checkpointing=making), told
+    return replace(run.with_member(replace(member, conduct=after)), checkpointing=making), told
 
 
 def _time_to_write_s(run: Run, making: Checkpointing) -> float | None:
@@ -158,14 +161,14 @@ def report(run: Run, event: CheckpointReported) -> Handled:
     """
     claim = event.report
     making = _making(run, claim.step)
-    if all(entry.client_id != event.client_id for entry in making.roster.clients):
+    if event.client_id not in making.planned().clients:
         raise Refused(Refusal.NOT_IN_ROSTER, f"client {event.client_id} is not asked for this checkpoint")
     if making.claims.get(event.client_id) == claim:
         return run, ()
     if event.client_id in making.held:
         raise Refused(Refusal.ALREADY_COMMITTED, "the bytes of this client's checkpoint are held; the claim binds")
     _check_claimed_parts(run, event)
-    return _with(run, replace(making, claims={**making.claims, event.client_id: claim}))
+    return _with(run, replace(making, claims=added(making.claims, event.client_id, claim)))
 
 
 def _check_claimed_parts(run: Run, event: CheckpointReported) -> None:

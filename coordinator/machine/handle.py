@@ -97,6 +97,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return reports.commit_result(run, stimulus)
         case stimuli.ResultVerified():
             return reports.verify_result(run, stimulus)
+        case stimuli.ResultDelivered():
+            return reports.deliver_result(run, stimulus)
         case stimuli.ResultRejected():
             return reports.reject_result(run, stimulus)
         case stimuli.ResultFoundNoRoom():

@@ -1,14 +1,15 @@
 """Membership: joining, leaving, readiness, access. Pure handlers of `coordinator/machine/handle.py`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import takewhile
 
 from coordinator.machine.conduct import NEWCOMER
 from coordinator.machine.datasets import check_dataset, vote
 from coordinator.machine.instructions import MembershipChanged
 from coordinator.machine.round_conduct import remembered
 from coordinator.machine.run import Handled, Member, Run
+from coordinator.machine.shared import added, removed, shared
 from coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from state.codecs.named import spoken_as
 from state.errors import Refused
@@ -32,7 +33,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
     used = _unexpired(run)
     if len(used) >= MAX_USED_NONCES:
         raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the lifetime of a nonce; try again in a moment")
-    used[event.nonce] = event.nonce_expires_s
+    used = added(used, event.nonce, event.nonce_expires_s)
     invitations = run.invitations_used
     offered = event.invitation_sha256
     if offered is not None and offered in run.state_file.access.invitations and not _is_invited(run, event.client_id):
@@ -53,26 +54,22 @@ def join(run: Run, event: ClientJoined) -> Handled:
         joined_step=joined_step,
         conduct=run.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
     )
-    members = {**run.members, event.client_id: member}
-    departed = run.departed
-    if event.client_id in departed:
-        departed = {client_id: conduct for client_id, conduct in departed.items() if client_id != event.client_id}
-    run = replace(run, members=members, departed=departed, used_nonces=used, invitations_used=invitations)
+    departed = removed(run.departed, event.client_id) if event.client_id in run.departed else run.departed
+    run = replace(run.with_member(member), departed=departed, used_nonces=used, invitations_used=invitations)
     run = gathered(vote(run, None if before is None else before.data_fingerprint, None))
     return run, (MembershipChanged(event.client_id, "joined" if before is None else "joined again"),)
 
 
-def _unexpired(run: Run) -> dict[str, float]:
+def _unexpired(run: Run) -> Mapping[str, float]:
     """Return the used nonces without the expired ones before the first that has not expired.
 
     Nonces are used in about the order in which they expire, so that nearly all are found without a look at the others:
     a join must stay cheap among thousands of members.
     """
-    used = dict(run.used_nonces)
-    for nonce, expires_s in run.used_nonces.items():
-        if expires_s > run.now_s:
-            break
-        del used[nonce]
+    used = run.used_nonces
+    expired = takewhile(lambda item: item[1] <= run.now_s, shared(used).pairs())
+    for nonce in [nonce for nonce, _ in expired]:
+        used = removed(used, nonce)
     return used
 
 
@@ -128,15 +125,13 @@ def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     gone = [client_id for client_id in client_ids if client_id in run.members]
     if not gone:
         return run, ()
-    members = {client_id: member for client_id, member in run.members.items() if client_id not in set(gone)}
-    current = run.round
-    if current is not None:
-        current = replace(current, pending=current.pending - set(gone))
     departed = run.departed
     left = [run.members[client_id] for client_id in gone]
     for member in left:
         departed = remembered(departed, member.client_id, member.conduct)
-    run = replace(run, members=members, round=current, departed=departed)
+        run = run.without_member(member.client_id)
+    current = None if run.round is None else run.round.no_longer_waiting_for(gone)
+    run = replace(run, round=current, departed=departed)
     for member in left:
         run = vote(run, member.data_fingerprint, None)
     return gathered(run), tuple(MembershipChanged(client_id, change) for client_id in gone)
@@ -161,19 +156,13 @@ def gathered(run: Run) -> Run:
     config = run.state_file.config
     match run.phase:
         case RunState.WAITING_FOR_MEMBERS:
-            available = (member for member in run.members.values() if run.is_available(member))
-            enough = len(run.members) >= config.init_min_clients and _are_at_least(config.min_clients, available)
+            enough = len(run.members) >= config.init_min_clients and run.numbers().available >= config.min_clients
         case RunState.WARMUP:
-            ready = (member for member in run.members.values() if run.is_ready(member))
-            enough = run.checkpoint is not None and _are_at_least(config.min_clients, ready)
+            enough = run.checkpoint is not None and run.numbers().ready >= config.min_clients
         case _:
             enough = False
     since = (run.enough_since_s if run.enough_since_s is not None else run.now_s) if enough else None
     return run if since == run.enough_since_s else replace(run, enough_since_s=since)
-
-
-def _are_at_least(count: int, members: Iterator[Member]) -> bool:
-    return sum(1 for _ in islice(members, count)) == count
 
 
 def become_ready(run: Run, event: ClientBecameReady) -> Handled:
@@ -204,8 +193,7 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     if member.ready_step is not None and member.data_fingerprint == report.data_fingerprint:
         return run, ()
     ready = replace(member, ready_step=report.step, data_fingerprint=report.data_fingerprint, was_late=False)
-    run = replace(run, members={**run.members, event.client_id: ready})
-    run = gathered(vote(run, member.data_fingerprint, report.data_fingerprint, report.dataset))
+    run = gathered(vote(run.with_member(ready), member.data_fingerprint, report.data_fingerprint, report.dataset))
     agrees = run.has_run_data(report.data_fingerprint)
     return run, (MembershipChanged(event.client_id, "ready" if agrees else "waits: most members have other data"),)
 

@@ -46,7 +46,7 @@ def judge_round(run_id: str, current: Round) -> Verdict:
         attested_count = len(current.attestations)
         reason = f"{attested_count} of {len(plan.witnesses)} witnesses attested, {plan.quorum} must agree"
         return Verdict(None, reason, len(digests) > 1)
-    received = [attested.received_bits() for attested in current.attestations.values()]
+    received = attested_by(plan.quorum, [attested.received_bits() for attested in current.attestations.values()])
     entries = tuple(
         _entry(client_id, assignment, current.commitments[client_id])
         for client_id, assignment in plan.assignments.items()
@@ -71,11 +71,38 @@ def _entry(client_id: ClientId, assignment: tuple[BatchId, ...], bound: ResultCo
     return OutcomeEntry(client_id, assignment, bound.result_sha256, bound.size_bytes)
 
 
-def _is_included(current: Round, client_id: ClientId, agreed: Sha256, received: Sequence[int]) -> bool:
+def _is_included(current: Round, client_id: ClientId, agreed: Sha256, received: bytes) -> bool:
     if current.verified.get(client_id) != agreed:
         return False
     position = current.plan.positions[client_id]
-    return sum(bits >> position & 1 for bits in received) >= current.plan.quorum
+    return position < 8 * len(received) and bool(received[position // 8] >> position % 8 & 1)
+
+
+def attested_by(count: int, received: Sequence[int]) -> bytes:
+    """Return the bits that at least `count` of these bit sets have, as bytes, the lowest first.
+
+    The sets are added as columns of binary numbers, one digit of all columns at a time: their number of bits hardly
+    matters.
+    """
+    digits: list[int] = []
+    for carry in received:
+        for place, digit in enumerate(digits):
+            digits[place], carry = digit ^ carry, digit & carry
+        if carry:
+            digits.append(carry)
+    every = 0
+    for bits in received:
+        every |= bits
+    reached, equal = 0, every  # of the columns compared so far: greater than `count`, and equal to it
+    for place in reversed(range(max(len(digits), count.bit_length()))):
+        digit = digits[place] if place < len(digits) else 0
+        if count >> place & 1:
+            equal &= digit
+        else:
+            reached |= equal & digit
+            equal &= ~digit
+    found = reached | equal
+    return found.to_bytes(found.bit_length() // 8 + 1, "little")
 
 
 def end_round(run: Run, current: Round) -> Handled:

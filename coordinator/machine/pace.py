@@ -83,7 +83,7 @@ def settled(run: Run) -> Run:
     if current is None or run.phase is not RunState.ROUND_TRAIN:
         return run
     elapsed_s = run.now_s - run.phase_started_s
-    if current.settled_in_s is None and current.pending.isdisjoint(current.plan.electorate):
+    if current.settled_in_s is None and not current.decisive_pending:
         current = replace(current, settled_in_s=elapsed_s)
     if current.complete_in_s is None and not current.pending:
         current = replace(current, complete_in_s=elapsed_s)

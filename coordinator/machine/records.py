@@ -61,7 +61,7 @@ Watch = Callable[[Run, tuple[Instruction, ...]], None]
 def encode_record(sequence: int, version: int, document_sha256: Sha256, stimuli: tuple[Stamped, ...]) -> JournalRecord:
     """Return the journal record of one group commit, which published the document of this version and digest."""
     body = RecordBody(RULES_VERSION, version, document_sha256, STIMULI.dump_json(stimuli).decode())
-    return JournalRecord(sequence, canonical_json(body))
+    return JournalRecord(sequence, canonical_json(body), version)
 
 
 def encode_snapshot(sequence: int, version: int, document_sha256: Sha256, run: Run) -> Snapshot:
@@ -83,8 +83,10 @@ def _body(kind: Any, data: bytes, sequence: int) -> Any:
     return body
 
 
-def _checked(run: Run, version: int, expected: Sha256, sequence: int) -> RunDocument:
-    document = document_of(run, version)
+def _checked(
+    run: Run, version: int, expected: Sha256, sequence: int, known: tuple[Run, RunDocument] | None = None
+) -> RunDocument:
+    document = document_of(run, version, known)
     if document_digest(document) != expected:
         raise ReplayDiffers(f"journal entry {sequence} replays to another document than was published")
     return document
@@ -102,13 +104,22 @@ def replay(segment: Segment, watch: Watch | None = None) -> Replayed:
     return replay_tail(Replayed(segment.snapshot.sequence, document, run), segment.records, watch)
 
 
-def replay_tail(known: Replayed, records: tuple[JournalRecord, ...], watch: Watch | None = None) -> Replayed:
-    """Return the run after the records that follow the known one. Raises as `replay` does."""
+def replay_tail(
+    known: Replayed, records: tuple[JournalRecord, ...], watch: Watch | None = None, *, anew: bool = False
+) -> Replayed:
+    """Return the run after the records that follow the known one. Raises as `replay` does.
+
+    Args:
+        known: the run before.
+        records: those that follow, and perhaps some that do not.
+        watch: hears of each stimulus.
+        anew: compute every document from the run alone, as an audit does, instead of from the one before, too.
+    """
     run, document, sequence = known.run, known.document, known.sequence
     for record in records:
         if record.sequence <= known.sequence:
             continue
-        body = _body(RecordBody, record.body, record.sequence)
+        body, before = _body(RecordBody, record.body, record.sequence), (run, document)
         for stimulus in _stimuli(body.stimuli, record.sequence):
             try:
                 run, instructions = handle(run, stimulus)
@@ -116,7 +127,7 @@ def replay_tail(known: Replayed, records: tuple[JournalRecord, ...], watch: Watc
                 raise ReplayDiffers(f"journal entry {record.sequence} holds a refused stimulus: {error}") from error
             if watch is not None:
                 watch(run, instructions)
-        document = _checked(run, body.version, body.document_sha256, record.sequence)
+        document = _checked(run, body.version, body.document_sha256, record.sequence, None if anew else before)
         sequence = record.sequence
     return Replayed(sequence, document, run)
 

@@ -10,9 +10,11 @@ from typing import Any
 from coordinator.machine.pace import is_late, with_delivery
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run
+from coordinator.machine.shared import added, joined, removed
 from coordinator.machine.stimuli import (
     AttestationReceived,
     ResultCommitted,
+    ResultDelivered,
     ResultFoundNoRoom,
     ResultRejected,
     ResultVerified,
@@ -22,7 +24,7 @@ from state.errors import Refused
 from state.messages import Attestation
 from state.phases import ROUND_PHASES, RunState
 from state.refusals import Refusal
-from state.wire import ClientId
+from state.wire import ClientId, Sha256
 
 BITS_PER_HEX_DIGIT = 4
 
@@ -46,7 +48,7 @@ def commit_result(run: Run, event: ResultCommitted) -> Handled:
         return run, ()
     if client_id in current.failures:
         raise Refused(Refusal.ALREADY_COMMITTED, f"client {client_id} reported that it failed in this round")
-    return _with(run, current, commitments={**current.commitments, client_id: report})
+    return replace(run, round=current.with_commitment(client_id, report)), ()
 
 
 def verify_result(run: Run, event: ResultVerified) -> Handled:
@@ -58,14 +60,30 @@ def verify_result(run: Run, event: ResultVerified) -> Handled:
     current = _round_of_commitment(run, event)
     if event.client_id in current.verified:
         return run, ()
-    return _with(
-        run,
-        with_delivery(current, event.client_id, run.now_s - run.phase_started_s),
-        verified={**current.verified, event.client_id: event.replica_digest},
-        rejected={client_id: rule for client_id, rule in current.rejected.items() if client_id != event.client_id},
-        late=current.late | {event.client_id} if is_late(run) else current.late,
-        pending=current.pending - {event.client_id},
-    )
+    return replace(run, round=_verified(run, current, event.client_id, event.replica_digest)), ()
+
+
+def _verified(run: Run, current: Round, client_id: ClientId, replica_digest: Sha256) -> Round:
+    """Return the round with a verified result."""
+    current = with_delivery(current, client_id, run.now_s - run.phase_started_s)
+    current = current.with_verified(client_id, replica_digest).no_longer_waiting_for((client_id,))
+    if client_id in current.rejected:
+        current = replace(current, rejected=removed(current.rejected, client_id))
+    return replace(current, late=joined(current.late, client_id)) if is_late(run) else current
+
+
+def deliver_result(run: Run, event: ResultDelivered) -> Handled:
+    """Bind a client to a result whose bytes came along, and are held and checked: commitment and verification in one.
+
+    Raises:
+        Refused: as `commit_result`.
+    """
+    run, _ = commit_result(run, ResultCommitted(event.client_id, event.report))
+    current = run.round
+    assert current is not None, "it was committed to"
+    if event.client_id in current.verified:
+        return run, ()
+    return replace(run, round=_verified(run, current, event.client_id, event.replica_digest)), ()
 
 
 def reject_result(run: Run, event: ResultRejected) -> Handled:
@@ -79,9 +97,8 @@ def reject_result(run: Run, event: ResultRejected) -> Handled:
         return run, ()
     return _with(
         run,
-        current,
-        rejected={**current.rejected, event.client_id: event.rule},
-        pending=current.pending - {event.client_id},
+        current.no_longer_waiting_for((event.client_id,)),
+        rejected=added(current.rejected, event.client_id, event.rule),
     )
 
 
@@ -94,7 +111,7 @@ def note_no_room(run: Run, event: ResultFoundNoRoom) -> Handled:
     current = _round_of_commitment(run, event)
     if event.client_id in current.verified or event.client_id in current.without_room:
         return run, ()
-    return _with(run, current, without_room=current.without_room | {event.client_id})
+    return _with(run, current, without_room=joined(current.without_room, event.client_id))
 
 
 def attest(run: Run, event: AttestationReceived) -> Handled:
@@ -108,7 +125,8 @@ def attest(run: Run, event: AttestationReceived) -> Handled:
     if client_id not in current.plan.witnesses:
         raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} is not a witness of round {report.step}")
     _check_length(report, len(current.roster.clients))
-    bits, before = report.received_bits() & current.bits_of(current.verified), current.attestations.get(client_id)
+    assert current.verified_bits is not None
+    bits, before = report.received_bits() & current.verified_bits, current.attestations.get(client_id)
     if before is not None:
         if before.replica_digest != report.replica_digest:
             raise Refused(
@@ -146,7 +164,8 @@ def fail_step(run: Run, event: StepFailed) -> Handled:
         return run, ()
     if client_id in current.verified:
         raise Refused(Refusal.ALREADY_COMMITTED, f"the result of client {client_id} is held already")
-    return _with(run, current, failures={**current.failures, client_id: report}, pending=current.pending - {client_id})
+    current = current.no_longer_waiting_for((client_id,))
+    return _with(run, current, failures=added(current.failures, client_id, report))
 
 
 def _round_of(run: Run, step: int, attempt: int, *, late_kind: Refusal) -> Round:

@@ -1,11 +1,13 @@
 """The round under way, as a value: its assignments, and the messages that have arrived."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pydantic import Field
 
+from coordinator.machine.shared import Mapped, Members, added, joined, left, shared_set
 from state.assignment import DataAssignments, assign_data_for_state
 from state.documents import Roster, WorkList
 from state.election import elect_witnesses, quorum, witness_count
@@ -78,6 +80,9 @@ class Round:
         waited_s: time for which RoundTrain had waited, in vain, only for clients that never delivered.
         ahead: the provisional next round; None if there is none.
         plan: not in snapshots; computed when the round is made or read.
+        decisive_pending: number of pending clients of the electorate; kept like the plan, as is the next.
+        verified_bits: bit set of the clients with a verified result.
+        digests: of the results that clients are bound to.
     """
 
     step: int
@@ -91,15 +96,15 @@ class Round:
     roster_sha256: Sha256
     work_sha256: Sha256
     witness_nodes: int
-    pending: frozenset[ClientId] = frozenset()
-    commitments: Mapping[ClientId, ResultCommitment] = field(default_factory=dict)
-    verified: Mapping[ClientId, Sha256] = field(default_factory=dict)
-    rejected: Mapping[ClientId, str] = field(default_factory=dict)
+    pending: Members[ClientId] = frozenset()
+    commitments: Mapped[ClientId, ResultCommitment] = field(default_factory=dict)
+    verified: Mapped[ClientId, Sha256] = field(default_factory=dict)
+    rejected: Mapped[ClientId, str] = field(default_factory=dict)
     attestations: Mapping[ClientId, Attestation] = field(default_factory=dict)
     closing: frozenset[ClientId] = frozenset()
-    failures: Mapping[ClientId, FailureReport] = field(default_factory=dict)
-    without_room: frozenset[ClientId] = frozenset()
-    late: frozenset[ClientId] = frozenset()
+    failures: Mapped[ClientId, FailureReport] = field(default_factory=dict)
+    without_room: Members[ClientId] = frozenset()
+    late: Members[ClientId] = frozenset()
     delivered_batches: int = 0
     mostly_in_s: float | None = None
     last_in_s: float | None = None
@@ -110,10 +115,20 @@ class Round:
     waited_s: float = 0.0
     ahead: Ahead | None = None
     plan: Annotated[RoundAssignment, Field(exclude=True)] = field(default=_NOT_YET_ASSIGNED, repr=False, compare=False)
+    decisive_pending: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
+    verified_bits: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
+    digests: Annotated[AbstractSet[Sha256] | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.plan.quorum:
             object.__setattr__(self, "plan", self._assign())
+        if self.decisive_pending is None:
+            object.__setattr__(self, "decisive_pending", len(self.plan.electorate & self.pending))
+        if self.verified_bits is None:
+            object.__setattr__(self, "verified_bits", self.bits_of(self.verified))
+        if self.digests is None:
+            committed = frozenset(Sha256(report.result_sha256) for report in self.commitments.values())
+            object.__setattr__(self, "digests", shared_set(committed))
 
     def _assign(self) -> RoundAssignment:
         electorate = self.roster.electorate()
@@ -127,6 +142,31 @@ class Round:
             electorate=frozenset(electorate),
             decisive_count=sum(total_batches(assignments[client_id]) for client_id in electorate),
         )
+
+    def waiting_for(self, clients: Iterable[ClientId]) -> "Round":
+        """Return the round waiting for these clients, and for nobody else."""
+        return replace(self, pending=shared_set(frozenset(clients)), decisive_pending=None)
+
+    def no_longer_waiting_for(self, clients: Iterable[ClientId]) -> "Round":
+        """Return the round waiting for these clients no longer."""
+        gone = [client_id for client_id in clients if client_id in self.pending]
+        if not gone:
+            return self
+        assert self.decisive_pending is not None
+        decisive = self.decisive_pending - sum(client_id in self.plan.electorate for client_id in gone)
+        return replace(self, pending=left(self.pending, gone), decisive_pending=decisive)
+
+    def with_commitment(self, client_id: ClientId, report: ResultCommitment) -> "Round":
+        """Return the round with a client bound to its result."""
+        assert self.digests is not None
+        digests = joined(self.digests, Sha256(report.result_sha256))
+        return replace(self, commitments=added(self.commitments, client_id, report), digests=digests)
+
+    def with_verified(self, client_id: ClientId, replica_digest: Sha256) -> "Round":
+        """Return the round with a verified result."""
+        assert self.verified_bits is not None
+        bits = self.verified_bits | 1 << self.plan.positions[client_id]
+        return replace(self, verified=added(self.verified, client_id, replica_digest), verified_bits=bits)
 
     def bits_of(self, clients: Iterable[ClientId]) -> int:
         """Return the bit set of these clients' roster positions, as attestations have it."""

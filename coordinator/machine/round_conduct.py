@@ -10,6 +10,7 @@ from coordinator.machine.instructions import SentToRest
 from coordinator.machine.pace import is_slow, train_limit_s
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run, most_share_units
+from coordinator.machine.shared import added, removed
 from state.wire import ClientId, Sha256
 
 MAX_DEPARTED = 4096
@@ -30,7 +31,7 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
     reference = _replica_held(run, current, agreed)
     faults = _bad_attestations(run, current, applied, reference)
     applied_bits = current.bits_of(applied)
-    members, departed = dict(run.members), dict(run.departed)
+    members, departed = dict(run.members), run.departed
     rests: list[SentToRest] = []
     for client_id, assignment in current.plan.assignments.items():
         member = members.get(client_id)
@@ -67,13 +68,15 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
     return replace(run, members=members, departed=departed), tuple(rests)
 
 
-def remembered(departed: Mapping[ClientId, Conduct], client_id: ClientId, conduct: Conduct) -> dict[ClientId, Conduct]:
+def remembered(
+    departed: Mapping[ClientId, Conduct], client_id: ClientId, conduct: Conduct
+) -> Mapping[ClientId, Conduct]:
     """Return the departed with this client if its conduct is bad, and without the oldest if they are too many."""
-    kept = {known: of for known, of in departed.items() if known != client_id}
+    kept = removed(departed, client_id)
     if not conduct.is_good:
-        kept[client_id] = conduct
+        kept = added(kept, client_id, conduct)
     while len(kept) > MAX_DEPARTED:
-        del kept[next(iter(kept))]
+        kept = removed(kept, next(iter(kept)))
     return kept
 
 

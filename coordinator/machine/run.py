@@ -4,26 +4,28 @@ Its mappings are never changed in place: `coordinator/machine/handle.py` makes a
 Everything here is in the journal's snapshots, so a field that is added needs a default or a new `RULES_VERSION`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import gcd
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from coordinator.machine.compacted import CompactedJournal
-from coordinator.machine.conduct import NEWCOMER, Conduct
-from coordinator.machine.data_waits import DataWaits
+from coordinator.machine.conduct import Conduct
 from coordinator.machine.instructions import Instruction
+from coordinator.machine.member import Member as Member
 from coordinator.machine.round import Round
+from coordinator.machine.shared import Mapped, added, removed
 from coordinator.machine.stimuli import RULES_VERSION
+from coordinator.machine.tally import Numbers, RunData, Tally, tally_of
 from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import DatasetDescription
 from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
-from state.election import elect_witnesses, witness_count
+from state.election import checkpointer_order, elect_witnesses, witness_count
 from state.errors import StoreFailed
 from state.evaluations import Evaluation
 from state.intervals import BatchId, data_index_count
@@ -37,50 +39,6 @@ KEEP_CHECKPOINTS = 2
 Near the blobs' size limit only the newest is kept."""
 LOSS_HISTORY_LENGTH = 512
 LINEAGE_CHARACTERS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A client that has joined.
-
-    Attributes:
-        share: the batches that it claims to take in a round: an upper bound of what it is given.
-        nonce: of its last join; session tokens of earlier joins are superseded.
-        instance: the process that joined; None if it did not name itself.
-        ready_step: the replica that it reported to hold in this epoch; None until it reported.
-        was_ready: whether its process was ready in an earlier epoch.
-        data_fingerprint: of the data that it reported to have; None until it reported.
-        joined_step: the step of the run when its process joined.
-        was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
-        conduct: how it did in the rounds so far.
-        data_waits: what it says of its waits for data; None if it says nothing.
-    """
-
-    client_id: ClientId
-    public_key: str
-    share: int
-    trainer: str
-    nonce: str
-    instance: str | None = None
-    ready_step: int | None = None
-    last_loss: float | None = None
-    was_late: bool = False
-    was_ready: bool = False
-    data_fingerprint: str | None = None
-    conduct: Conduct = NEWCOMER
-    joined_step: int = 0
-    data_waits: DataWaits | None = None
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether a result of it was applied."""
-        return self.conduct.last_applied_step is not None
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether a result of it was applied since its process joined, which then has the state of an optimizer."""
-        last = self.conduct.last_applied_step
-        return last is not None and last >= self.joined_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +65,21 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """Who takes part in the making of a checkpoint: a pure function of its roster and seed.
+
+    Attributes:
+        electors: the clients whose digests are counted.
+        order: the whole roster in the order in which it is asked: those that delivered before come first.
+        clients: the same as a set.
+    """
+
+    electors: tuple[ClientId, ...]
+    order: tuple[ClientId, ...]
+    clients: frozenset[ClientId]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpointing:
     """The making of a checkpoint: of the run's first replica (`genesis`), in Cooldown, or while rounds go on.
 
@@ -118,6 +91,7 @@ class Checkpointing:
         passed: the clients that were asked and did not deliver in their turn, oldest first; they still may.
         asked_s: when the client was asked that is asked now, on the run's clock.
         ends_s: when it is given up, while rounds go on; None if it ends with its phase.
+        plan: not in snapshots; computed when it is needed first (`planned`).
     """
 
     step: int
@@ -125,16 +99,32 @@ class Checkpointing:
     seed: Seed
     roster: Roster
     witness_nodes: int
-    claims: Mapping[ClientId, CheckpointReport] = field(default_factory=dict)
+    claims: Mapped[ClientId, CheckpointReport] = field(default_factory=dict)
     held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
     rejected: frozenset[ClientId] = frozenset()
     passed: tuple[ClientId, ...] = ()
     asked_s: float = 0.0
     ends_s: float | None = None
+    plan: Annotated[CheckpointPlan | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
+
+    def planned(self) -> CheckpointPlan:
+        """Return who may take part, and in which order."""
+        if self.plan is None:
+            count = witness_count(len(self.roster.electorate()), self.witness_nodes)
+            proven = {entry.client_id for entry in self.roster.clients if entry.proven}
+            order = sorted(checkpointer_order(self.roster, self.seed), key=lambda client_id: client_id not in proven)
+            plan = CheckpointPlan(
+                electors=elect_witnesses(self.roster, self.seed, count),
+                order=tuple(order),
+                clients=frozenset(order),
+            )
+            object.__setattr__(self, "plan", plan)  # it follows from the other fields
+            return plan
+        return self.plan
 
     def electors(self) -> tuple[ClientId, ...]:
         """Return the clients whose digests are counted."""
-        return elect_witnesses(self.roster, self.seed, witness_count(len(self.roster.electorate()), self.witness_nodes))
+        return self.planned().electors
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +153,7 @@ class Run(WireDocument):
         datasets: descriptions of some of them, by fingerprint.
         evaluations: those that were reported last, in their order.
         compacted: the part of the journal that is kept as a proof; None if all of it is kept.
+        tally: numbers of members that were counted before; not in snapshots (`numbers`).
     """
 
     state_file: StateFile
@@ -188,11 +179,11 @@ class Run(WireDocument):
     suspects: tuple[Suspect, ...] = ()
     quarantined: tuple[Suspect, ...] = ()
     drain_rounds: int = 0
-    members: Mapping[ClientId, Member] = field(default_factory=dict)
-    used_nonces: Mapping[str, float] = field(default_factory=dict)
+    members: Mapped[ClientId, Member] = field(default_factory=dict)
+    used_nonces: Mapped[str, float] = field(default_factory=dict)
     invitations_used: Mapping[Sha256, ClientId] = field(default_factory=dict)
     ejected: frozenset[ClientId] = frozenset()
-    departed: Mapping[ClientId, Conduct] = field(default_factory=dict)
+    departed: Mapped[ClientId, Conduct] = field(default_factory=dict)
     train_times: tuple[float, ...] = ()
     slow_rounds: int = 0
     newcomers_from_s: float | None = None
@@ -216,6 +207,7 @@ class Run(WireDocument):
     losses: tuple[tuple[int, float], ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     compacted: CompactedJournal | None = None
+    tally: Annotated[Tally | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
 
     @property
     def replica_step(self) -> int:
@@ -249,12 +241,35 @@ class Run(WireDocument):
 
     def ready_members(self) -> list[Member]:
         """Return the members that hold the model and the run's data, and do not rest."""
-        return [member for member in self.members.values() if self.is_ready(member)]
+        run_data = self.run_data
+        return [member for member in self.members.values() if self._is_ready(member, run_data)]
+
+    def numbers(self) -> Numbers:
+        """Return numbers of the members as they are now, counted anew only where that cannot be helped."""
+        tally = self.tally
+        if tally is None or not tally.holds(self.members, self.run_data, self.now_s):
+            tally = tally_of(self.members, self.members.values(), self.run_data, self.now_s)
+            object.__setattr__(self, "tally", tally)  # it says nothing new about the run
+        return tally.numbers
+
+    def with_member(self, member: Member) -> "Run":
+        """Return the run with this member, in place of the one with its id if there is one."""
+        return self._with_members(added(self.members, member.client_id, member), member.client_id)
+
+    def without_member(self, client_id: ClientId) -> "Run":
+        """Return the run without this member."""
+        return self._with_members(removed(self.members, client_id), client_id)
+
+    def _with_members(self, members: Mapping[ClientId, Member], changed: ClientId) -> "Run":
+        tally = self.tally
+        if tally is not None and tally.holds(self.members, self.run_data, self.now_s):
+            tally = tally.changed(members, self.members.get(changed), members.get(changed), self.now_s)
+        return replace(self, members=members, tally=tally)
 
     def awaited(self) -> Collection[ClientId]:
         """Return the clients for which the run may wait: in Warmup to be ready, in a round for its results."""
         if self.phase is RunState.WARMUP:
-            return [member.client_id for member in self.members.values() if member.ready_step is None]
+            return _Unready(self.members)
         return () if self.round is None else self.round.pending
 
     def is_available(self, member: Member) -> bool:
@@ -263,17 +278,39 @@ class Run(WireDocument):
 
     def is_ready(self, member: Member) -> bool:
         """Whether the member holds the model and the data on which the run is agreed, and does not rest."""
-        has_all = member.ready_step is not None and self.has_run_data(member.data_fingerprint)
-        return has_all and self.is_available(member)
+        return self._is_ready(member, self.run_data)
+
+    def _is_ready(self, member: Member, run_data: RunData) -> bool:
+        return member.ready_step is not None and member.data_fingerprint in run_data and self.is_available(member)
+
+    @property
+    def run_data(self) -> RunData:
+        """The fingerprints of the data on which the run is agreed, and of the same with more files."""
+        known = [found.fingerprint for found in self.state_file.data_generations]
+        if self.data_fingerprint not in known:
+            return (self.data_fingerprint,)
+        return tuple(known[known.index(self.data_fingerprint) :])
 
     def has_run_data(self, fingerprint: str | None) -> bool:
         """Whether data with this fingerprint are those on which the run is agreed, or the same with more files."""
-        if fingerprint == self.data_fingerprint:
-            return True
-        known = [found.fingerprint for found in self.state_file.data_generations]
-        if fingerprint not in known or self.data_fingerprint not in known:
-            return False
-        return known.index(fingerprint) > known.index(self.data_fingerprint)
+        return fingerprint in self.run_data
+
+
+class _Unready(Collection[ClientId]):
+    """The members that are not ready; none is looked at before it is asked for."""
+
+    def __init__(self, members: Mapping[ClientId, Member]) -> None:
+        self._members = members
+
+    def __contains__(self, client_id: object) -> bool:
+        member = self._members.get(client_id)  # type: ignore[call-overload]
+        return member is not None and member.ready_step is None
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return (member.client_id for member in self._members.values() if member.ready_step is None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]

@@ -139,6 +139,19 @@ class ResultVerified:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultDelivered:
+    """A client committed to its result of a round, and its bytes came along: they are held and checked.
+
+    `replica_digest` is from their header.
+    """
+
+    client_id: ClientId
+    report: ResultCommitment
+    replica_digest: Sha256
+    type: Literal["result_delivered"] = "result_delivered"
+
+
+@dataclass(frozen=True, slots=True)
 class ResultRejected:
     """The bytes of a committed result break `rule`. The commitment binds, so the client's work is carried.
 
@@ -310,7 +323,7 @@ Stimulus: TypeAlias = (
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
     | GenesisProvided | DataFingerprintSet | DataAppended | PauseRequested | ResumeRequested | BatchesReleased
-    | BlobsNearedBound | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom
+    | BlobsNearedBound | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom | ResultDelivered
 )
 # fmt: on
 

@@ -4,7 +4,6 @@ Timers are upper bounds only: each phase first checks whether everything that it
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.machine.checkpointers import agreed_checkpoint_digest, current_checkpointer
@@ -14,7 +13,8 @@ from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from coordinator.machine.outcomes import end_round
 from coordinator.machine.pace import closed, only_newcomers_are_late
 from coordinator.machine.round import Round
-from coordinator.machine.run import Member, Run
+from coordinator.machine.run import Run
+from coordinator.machine.tally import Numbers
 from state.intervals import counted_batches, total_batches
 from state.phases import RunState
 from state.wire import ClientId
@@ -102,13 +102,14 @@ def _leave_warmup(run: Run) -> Move | None:
     config = run.state_file.config
     if run.pause_pending:
         return Move("held", "an operator paused the run", run)
-    available = run.available_members()
-    if len(available) < config.min_clients:
-        return Move("members_lost", hold_reason(run) or f"{len(available)} members, {config.min_clients} needed", run)
-    ready_count = len(run.ready_members())
+    numbers = run.numbers()
+    if numbers.available < config.min_clients:
+        lacks = f"{numbers.available} members, {config.min_clients} needed"
+        return Move("members_lost", hold_reason(run) or lacks, run)
+    ready_count = numbers.ready
     if run.enough_since_s is not None:
         reason = f"{ready_count} of {len(run.members)} members are ready"
-        if not _waits_in_warmup(run, available):
+        if not _waits_in_warmup(run, numbers):
             return _warmed_up(
                 run, f"all {ready_count} members are ready" if ready_count == len(run.members) else reason
             )
@@ -120,18 +121,14 @@ def _leave_warmup(run: Run) -> Move | None:
     return None
 
 
-def _waits_in_warmup(run: Run, available: Sequence[Member]) -> bool:
+def _waits_in_warmup(run: Run, numbers: Numbers) -> bool:
     """Whether Warmup, with enough ready members, waits for another one.
 
     It does not for a member that was late in the last one; nor for a newcomer, once enough are ready that were so in an
     earlier epoch: a newcomer may have long to download, and takes part in the first round after that.
     """
-    known = sum(1 for member in run.ready_members() if member.was_ready)
-    waits_for_newcomers = known < run.state_file.config.min_clients
-    return any(
-        member.ready_step is None and not member.was_late and (member.was_ready or waits_for_newcomers)
-        for member in available
-    )
+    waits_for_newcomers = numbers.ready_before < run.state_file.config.min_clients
+    return bool(numbers.awaited if waits_for_newcomers else numbers.awaited_before)
 
 
 def _warmed_up(run: Run, reason: str) -> Move:
@@ -145,7 +142,8 @@ def _warmed_up(run: Run, reason: str) -> Move:
 
 def _complete_witnesses(current: Round) -> frozenset[ClientId]:
     """Return the witnesses that attested every verified result of the round."""
-    held = current.bits_of(current.verified)
+    held = current.verified_bits
+    assert held is not None
     return frozenset(
         witness for witness, attested in current.attestations.items() if not held & ~attested.received_bits()
     )

@@ -1,7 +1,7 @@
 """The run document that a run publishes, and the blobs that it waits for and keeps."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from coordinator.machine.checkpointers import current_checkpointer, may_write
 from coordinator.machine.round import Round
@@ -14,11 +14,14 @@ from state.phases import ROUND_PHASES, RunState
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256, document_digest
 
+Known: TypeAlias = tuple[Run, RunDocument]
+"""An earlier run and its document, of which the next one shares what has not changed."""
 
-def document_of(run: Run, version: int) -> RunDocument:
-    """Return the run document that the run publishes, as `version`."""
+
+def document_of(run: Run, version: int, known: Known | None = None) -> RunDocument:
+    """Return the run document that the run publishes, as `version`. It is the same with and without a known one."""
     current = run.round if run.phase in ROUND_PHASES else None
-    last = run.outcomes.get(run.replica_step)
+    failed = _failed_batches(run, known)
     return RunDocument(
         format=DOCUMENT_FORMAT,
         run_id=run.state_file.run_id,
@@ -34,10 +37,10 @@ def document_of(run: Run, version: int) -> RunDocument:
         cursor=run.cursor,
         epoch_start_data_index=run.epoch_start_data_index,
         data_indices_applied=run.data_indices_applied,
-        carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
-        quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
-        round=None if current is None else _round_head(current),
-        last_outcome_sha256=None if last is None else document_digest(last),
+        carried_batches=failed[0],
+        quarantined_batches=failed[1],
+        round=None if current is None else _round_head(current, known),
+        last_outcome_sha256=_outcome_digest(run, known),
         rebuild=run.rebuild,
         checkpointer=current_checkpointer(run),
         checkpointing_step=None if run.checkpointing is None else run.checkpointing.step,
@@ -55,7 +58,34 @@ def _ahead(current: Round) -> RoundAhead | None:
     return None if current.ahead is None else RoundAhead(current.ahead.roster_sha256, current.ahead.work_sha256)
 
 
-def _round_head(current: Round) -> RoundHead:
+def _failed_batches(run: Run, known: Known | None) -> tuple[int, int]:
+    """Return the numbers of carried and of quarantined batches."""
+    if known is not None:
+        before, document = known
+        is_same = run.carried is before.carried and run.suspects is before.suspects
+        if is_same and run.quarantined is before.quarantined:
+            return document.carried_batches, document.quarantined_batches
+    carried = total_batches(run.carried) + total_batches(suspect.batch_id for suspect in run.suspects)
+    return carried, total_batches(item.batch_id for item in run.quarantined)
+
+
+def _outcome_digest(run: Run, known: Known | None) -> Sha256 | None:
+    """Return the digest of the last outcome; None if it is not kept."""
+    last = run.outcomes.get(run.replica_step)
+    if last is None:
+        return None
+    if known is not None:
+        before, document = known
+        if before.outcomes.get(before.replica_step) is last and document.last_outcome_sha256 is not None:
+            return Sha256(document.last_outcome_sha256)
+    return document_digest(last)
+
+
+def _round_head(current: Round, known: Known | None) -> RoundHead:
+    if known is not None:
+        before, document = known
+        if before.round is not None and before.round.plan is current.plan and document.round is not None:
+            return document.round  # whatever has arrived since, its head is the same
     return RoundHead(
         step=current.step,
         attempt=current.attempt,
@@ -137,7 +167,8 @@ def is_revealed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether a member may read this blob now: others' results of the round under way only by `may_read_results`."""
     if run.round is None or may_read_results(run, client_id):
         return True
-    return all(report.result_sha256 != sha256 for report in run.round.commitments.values())
+    assert run.round.digests is not None
+    return sha256 not in run.round.digests
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,10 @@ def begin_round(run: Run, seed: Seed) -> Run:
         work_sha256=document_digest(planned.work),
         witness_nodes=config.witness_nodes,
     )
-    pending = frozenset(client for client, assigned in current.plan.assignments.items() if assigned)
+    assigned = (client for client, batches in current.plan.assignments.items() if batches)
     return replace(
         run,
-        round=replace(current, pending=pending),
+        round=current.waiting_for(assigned),
         next_assignment_seed=seed,
         carried=planned.carried,
         cursor=planned.cursor,

@@ -85,8 +85,15 @@ class BlobStore(BlobReader, Protocol):
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.
         """
 
+    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
+        """Keep a few bytes durably, which hash to `sha256`. Those that arrive together may share a file and a sync.
+
+        Raises:
+            Refused: `blobs-full`, with `spare_bytes` as for `receive`.
+        """
+
     async def delete(self, sha256: Sha256) -> None:
-        """Delete the blob if it is held."""
+        """Delete the blob if it is held. It may take room until `swept`."""
 
     async def signed_get(self, sha256: Sha256, /) -> str | None:
         """Return a URL where anybody gets a blob that is held, or was taken in; None if the coordinator serves it."""
@@ -142,6 +149,9 @@ class BlobStore(BlobReader, Protocol):
     async def swept(self) -> None:
         """Note that unneeded blobs were deleted: a place that holds none any more, and takes no new ones, is left."""
 
+    async def recount(self) -> None:
+        """Bring `total_bytes` up to date where other coordinators of the run add and delete blobs as well."""
+
     async def check_answers(self) -> None:
         """Raise `StoreBlocked` unless the medium answers now."""
 
@@ -151,6 +161,10 @@ class BlobStore(BlobReader, Protocol):
 
 class ServedBlobs:
     """The part of `BlobStore` that is the same wherever all bytes pass through the coordinator."""
+
+    async def keep(self: BlobStore, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
+        """Keep a few bytes as any others."""
+        await self.receive(sha256, len(data), one_piece(data), spare_bytes)
 
     async def signed_get(self, _: Sha256) -> None:
         """Return None: the coordinator serves the bytes."""
@@ -178,8 +192,26 @@ class ServedBlobs:
     async def swept(self) -> None:
         """Do nothing: the place stays the run's."""
 
+    async def recount(self) -> None:
+        """Do nothing: nobody else adds or deletes blobs."""
+
     async def check_answers(self) -> None:
         """Do nothing: whether there is room is another question."""
+
+
+async def one_piece(data: bytes) -> AsyncIterator[bytes]:
+    """Yield the bytes, as a body."""
+    yield data
+
+
+class BytesOfBlob(bytes):
+    """A blob in memory (`OpenBlob`)."""
+
+    descriptor = None
+
+    def view(self) -> memoryview:
+        """Return all of its bytes."""
+        return memoryview(self)
 
 
 def check_growth(received_bytes: int, size_bytes: int) -> None:

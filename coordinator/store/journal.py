@@ -3,21 +3,33 @@
 Each segment names the one that follows it, so that a missing newest one is noticed.
 
 The rule kept here: when `append` or `open_segment` returns, the record or snapshot survives a power failure; when it
-raises `StoreBlocked`, nothing was kept and the same call may be repeated; when it raises another `StoreFailed`, the
-caller assumes nothing and stops accepting messages. Writing is a compare-and-swap.
+raises `StoreBlocked`, the caller goes on as if nothing was kept, and may repeat the same call; when it raises another
+`StoreFailed`, the caller assumes nothing and stops accepting messages. Writing is a compare-and-swap. So where several
+coordinators share a journal, and a database took a record but its answer was lost, the next writing is a conflict, and
+who reads the journal then finds the record.
 """
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+STORE_RETRY_S = 2.0
+"""Time between two attempts to go on while a disk keeps nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """One group commit: its sequence number (1, 2, 3, … over the whole run) and its JSON body."""
+    """One group commit.
+
+    Attributes:
+        sequence: its number: 1, 2, 3, … over the whole run.
+        body: it, as JSON.
+        version: of the run document that was published after it; 0 where a journal does not tell. The body says it too.
+    """
 
     sequence: int
     body: bytes
+    version: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,19 @@ class Segment:
     number: int
     snapshot: Snapshot
     records: tuple[JournalRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The records that were appended after a known one.
+
+    Attributes:
+        records: all of them, in order.
+        segment_records: number of records in the newest segment.
+    """
+
+    records: tuple[JournalRecord, ...]
+    segment_records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +112,8 @@ class Journal(JournalReader, Protocol):
     """A journal that a coordinator appends to.
 
     Writing raises `StoreConflict`, and keeps nothing, if another coordinator has written meanwhile or the sequence does
-    not follow. It raises `StoreBlocked`, and keeps nothing, if the disk is full or the like. It raises `StoreFailed` if
-    the data may not have been kept (failing fsync), and ever after.
+    not follow. It raises `StoreBlocked` if the disk is full, a database does not answer, or the like. It raises
+    `StoreFailed` if the data may not have been kept (failing fsync), and ever after.
     """
 
     @property
@@ -100,6 +125,17 @@ class Journal(JournalReader, Protocol):
 
         Args:
             is_restored: the journal is a copy that may lack later segments; go on with the newest one that it has.
+        """
+
+    async def tail(self, after: int) -> Tail | None:
+        """Return what was appended after the record that this object read or appended last.
+
+        Args:
+            after: number of that record; 0 for the first snapshot.
+
+        Returns:
+            None if the journal does not go on from that record: it was taken back to an older state, or compacted. Then
+            `load` must follow.
         """
 
     async def keep_proof(self, proof: StoredProof) -> None:

@@ -31,5 +31,8 @@ class CoordinatorKeys(CoordinatorKeyReader, Protocol):
     async def replace_private_key(self) -> bytes:
         """Return a new private key, which replaces the one that is kept, readable or not. The old one is set aside."""
 
+    async def create_admin_token_sha256(self, digest: bytes) -> bytes:
+        """Return the SHA-256 of the operator's token; it is this one if there was none."""
+
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
         """Replace the SHA-256 of the operator's token."""

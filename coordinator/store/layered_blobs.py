@@ -19,24 +19,23 @@ class LayeredReader(Generic[R]):
         open_layers: returns them when they are needed first.
     """
 
-    def __init__(self, open_layers: Callable[[], Sequence[R]]) -> None:
+    def __init__(self, open_layers: Callable[[], Awaitable[Sequence[R]]]) -> None:
         self._open_layers = open_layers
         self._opened_layers: Sequence[R] = ()
 
-    @property
-    def _layers(self) -> Sequence[R]:
-        self._opened_layers = self._opened_layers or self._open_layers()
+    async def _layers(self) -> Sequence[R]:
+        self._opened_layers = self._opened_layers or await self._open_layers()
         return self._opened_layers
 
     async def _holder(self, sha256: Sha256) -> R:
         """Return the layer that holds a blob. Raise `Refused(Refusal.NOT_FOUND)` if none does."""
-        for layer in self._layers:
+        for layer in await self._layers():
             if await layer.size(sha256) is not None:
                 return layer
         raise blob_not_found(sha256)
 
     async def size(self, sha256: Sha256) -> int | None:
-        for layer in self._layers:
+        for layer in await self._layers():
             found = await layer.size(sha256)
             if found is not None:
                 return found
@@ -62,7 +61,11 @@ class LayeredBlobs(LayeredReader[BlobStore]):
     """
 
     def __init__(self, first: BlobStore, others: Sequence[BlobStore], leave: Leave | None = None) -> None:
-        super().__init__(lambda: (first, *others))
+
+        async def layers() -> Sequence[BlobStore]:
+            return (first, *others)
+
+        super().__init__(layers)
         self._first = first
         self._others = tuple(others)
         self._leave = leave or _stay
@@ -85,14 +88,20 @@ class LayeredBlobs(LayeredReader[BlobStore]):
     async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         return await self._first.add(size_bytes, body, spare_bytes + self._other_bytes)
 
+    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
+        for layer in self._others:
+            if await layer.size(sha256) is not None:
+                return
+        await self._first.keep(sha256, data, spare_bytes + self._other_bytes)
+
     async def delete(self, sha256: Sha256) -> None:
         await self._each(lambda layer: layer.delete(sha256))
 
     async def held(self) -> frozenset[Sha256]:
-        return frozenset().union(*[await layer.held() for layer in self._layers])
+        return frozenset().union(*[await layer.held() for layer in await self._layers()])
 
     async def signed_get(self, sha256: Sha256) -> str | None:
-        for layer in self._layers:
+        for layer in await self._layers():
             if await layer.size(sha256) is not None:
                 return await layer.signed_get(sha256)
         return await self._first.signed_get(sha256)
@@ -121,16 +130,20 @@ class LayeredBlobs(LayeredReader[BlobStore]):
         await self._each(lambda layer: layer.drop_unfinished())
 
     async def swept(self) -> None:
+        await self._each(lambda layer: layer.swept())
         for layer in self._others:
             if not await layer.held() and await self._leave(layer):
                 self._others = tuple(other for other in self._others if other is not layer)
                 self._opened_layers = (self._first, *self._others)
 
+    async def recount(self) -> None:
+        await self._each(lambda layer: layer.recount())
+
     async def check_answers(self) -> None:
         await self._each(lambda layer: layer.check_answers())
 
     async def _each(self, work: Callable[[BlobStore], Awaitable[None]]) -> None:
-        for layer in self._layers:
+        for layer in await self._layers():
             await work(layer)
 
 

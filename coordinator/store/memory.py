@@ -1,12 +1,14 @@
 """A store in memory, for tests and simulations. It passes the same contract tests as the run directory."""
 
+import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from coordinator.store.blobs import (
     STREAM_BYTES,
     BlobStore,
+    BytesOfBlob,
     OpenBlob,
     ServedBlobs,
     blob_not_found,
@@ -14,7 +16,10 @@ from coordinator.store.blobs import (
     check_growth,
     check_room,
 )
-from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof
+from coordinator.store.journal import STORE_RETRY_S, JournalRecord, Segment, Snapshot, StoredProof, Tail
+from coordinator.store.replication import LEASE_S, Heartbeats, Meeting, Replication
+from runtime.broadcast import Broadcast
+from runtime.clock import Clock
 from runtime.key_file import RAW_KEY_BYTES
 from state.errors import StoreConflict
 from state.wire import Sha256, sha256_hex
@@ -28,6 +33,8 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
+        self.appended = Broadcast()
+        """Notified of each record."""
         self.stored_proofs: dict[int, bytes] = {}
         """The body of each proof, by the number of segments that it covers."""
 
@@ -41,19 +48,27 @@ class MemoryJournal:
         del is_restored
         return self.segments[-1] if self.segments else None
 
+    async def tail(self, after: int) -> Tail | None:
+        records = tuple(record for segment in self.segments for record in segment.records if record.sequence > after)
+        if records[:1] and records[0].sequence != after + 1:
+            return None
+        return Tail(records, len(self.segments[-1].records)) if after <= self.sequence else None
+
     @property
-    def _sequence(self) -> int:
+    def sequence(self) -> int:
+        """Number of the last record. There must be a segment."""
         last = self.segments[-1]
         return last.records[-1].sequence if last.records else last.snapshot.sequence
 
     async def append(self, record: JournalRecord) -> None:
-        if not self.segments or record.sequence != self._sequence + 1:
+        if not self.segments or record.sequence != self.sequence + 1:
             raise StoreConflict(f"record {record.sequence} does not follow the last one")
         last = self.segments[-1]
         self.segments[-1] = Segment(last.number, last.snapshot, (*last.records, record))
+        self.appended.notify()
 
     async def open_segment(self, snapshot: Snapshot) -> None:
-        if self.segments and not (self.segments[-1].records and snapshot.sequence == self._sequence):
+        if self.segments and not (self.segments[-1].records and snapshot.sequence == self.sequence):
             raise StoreConflict(f"a snapshot of record {snapshot.sequence} does not follow the last record")
         number = self.segments[-1].number + 1 if self.segments else 0
         self.segments.append(Segment(number, snapshot, ()))
@@ -120,7 +135,7 @@ class MemoryBlobs(ServedBlobs):
 
     @contextlib.asynccontextmanager
     async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
-        yield _BytesOfBlob(self._held(sha256))
+        yield BytesOfBlob(self._held(sha256))
 
     def _held(self, sha256: Sha256) -> bytes:
         if sha256 not in self._blobs:
@@ -132,15 +147,6 @@ class MemoryBlobs(ServedBlobs):
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._blobs)
-
-
-class _BytesOfBlob(bytes):
-    """A blob in memory (`OpenBlob`)."""
-
-    descriptor = None
-
-    def view(self) -> memoryview:
-        return memoryview(self)
 
 
 class MemoryKeys:
@@ -163,8 +169,52 @@ class MemoryKeys:
     async def admin_token_sha256(self) -> bytes | None:
         return self._admin_token_sha256
 
+    async def create_admin_token_sha256(self, digest: bytes) -> bytes:
+        self._admin_token_sha256 = self._admin_token_sha256 or digest
+        return self._admin_token_sha256
+
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
         self._admin_token_sha256 = digest
+
+
+class MemoryMeetings:
+    """The place where the coordinators of one run in memory meet."""
+
+    def __init__(self) -> None:
+        self.present: dict[object, tuple[float, Heartbeats]] = {}
+        """When each coordinator was there, on the event loop's clock, and what it left."""
+        self.lease: tuple[object, float] | None = None
+        """Who ticks, and until when."""
+
+
+class MemoryReplication:
+    """The `Replication` protocol of one coordinator over meetings in memory, and a journal that all share."""
+
+    def __init__(self, meetings: MemoryMeetings, journal: MemoryJournal) -> None:
+        self._meetings = meetings
+        self._journal = journal
+
+    async def news(self) -> AsyncGenerator[int | None, None]:
+        while True:
+            appended = self._journal.appended.next
+            yield None
+            await appended.wait()
+
+    async def meet(self, mine: Heartbeats) -> Meeting:
+        now_s, meetings = asyncio.get_running_loop().time(), self._meetings
+        meetings.present[self] = now_s, mine
+        if meetings.lease is None or meetings.lease[0] is self or meetings.lease[1] < now_s:
+            meetings.lease = self, now_s + LEASE_S
+        others = tuple(
+            left for other, (at_s, left) in meetings.present.items() if other is not self and at_s > now_s - LEASE_S
+        )
+        sequence = self._journal.sequence if self._journal.segments else 0
+        return Meeting(meetings.lease[0] is self, sequence, others)
+
+    async def leave(self) -> None:
+        self._meetings.present.pop(self, None)
+        if self._meetings.lease is not None and self._meetings.lease[0] is self:
+            self._meetings.lease = None
 
 
 class MemoryStore:
@@ -186,19 +236,25 @@ class MemoryStore:
         self._copies = 0
 
     is_backup = False
+    replication: Replication | None = None
+    retry_s = STORE_RETRY_S
+
+    def clock(self, system: Clock) -> Clock:
+        """Return the given one."""
+        return system
 
     def note_address(self, url: str) -> None:
         """Do nothing: who reads the store is in the coordinator's process."""
 
-    def served_at(self) -> str | None:
+    async def served_at(self) -> str | None:
         """Return None: nobody outside its process reads the store."""
         return None
 
     async def note_served(self) -> None:
         """Do nothing: it is no backup."""
 
-    @contextlib.contextmanager
-    def sweeping(self) -> Iterator[bool]:
+    @contextlib.asynccontextmanager
+    async def sweeping(self) -> AsyncIterator[bool]:
         yield not self._copies
 
     @contextlib.asynccontextmanager

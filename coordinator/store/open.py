@@ -1,20 +1,28 @@
-"""A store keeps a whole run, and is opened by its URL; only folders are supported yet. Blobs may lie elsewhere."""
+"""A store keeps a whole run, and is opened by its URL: a folder's, or a database's. Blobs may lie elsewhere."""
 
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+import importlib
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from coordinator.store.blobs import BlobReader, BlobStore
 from coordinator.store.directory.backup_folder import refuse_unfinished
+from coordinator.store.directory.moved import refuse_moved
 from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader, run_directory_in
 from coordinator.store.journal import Journal, JournalReader
+from coordinator.store.kept_runs import KeptRun
 from coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
-from coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
+from coordinator.store.object_store.opening import NoteInFile, reader_with_object_stores, with_object_stores
+from coordinator.store.replication import Replication
+from runtime.clock import Clock
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput
 
-ALLOWED = "a folder, or file:///PATH/OF/A/FOLDER"
+ALLOWED = "a folder, file:///PATH/OF/A/FOLDER, or postgresql://USER@HOST/DATABASE"
+DATABASE_SCHEMES = ("postgresql", "postgres")
 
 
 class StoreReader(Protocol):
@@ -40,7 +48,7 @@ class StoreReader(Protocol):
             StoreFailed: a sweep does not end.
         """
 
-    def served_at(self) -> str | None:
+    async def served_at(self) -> str | None:
         """Return the address that the coordinator noted that serves the run now; None if none is known to serve it."""
 
 
@@ -57,6 +65,17 @@ class Store(StoreReader, Protocol):
     def keys(self) -> CoordinatorKeys: ...
 
     @property
+    def replication(self) -> Replication | None:
+        """Its meetings with other coordinators of the run; None if the lock keeps out all others."""
+
+    @property
+    def retry_s(self) -> float:
+        """Time between two attempts to go on while it keeps nothing."""
+
+    def clock(self, system: Clock) -> Clock:
+        """Return the clock that all coordinators of the run share; this machine's if there is only one."""
+
+    @property
     def is_backup(self) -> bool:
         """Whether it is a backup from which no coordinator has started yet."""
 
@@ -66,7 +85,7 @@ class Store(StoreReader, Protocol):
     async def note_served(self) -> None:
         """Note that a coordinator has started from it: it is no backup any more."""
 
-    def sweeping(self) -> AbstractContextManager[bool]:
+    def sweeping(self) -> AbstractAsyncContextManager[bool]:
         """Yield whether blobs may be deleted; False while somebody copies the run. Nobody begins to meanwhile.
 
         Raises:
@@ -83,25 +102,37 @@ class Store(StoreReader, Protocol):
         """Release the lock. May be called again."""
 
 
-async def open_store(url: str, max_blob_bytes: int, blobs: BlobPlace | None = None, run_id: str = "") -> Store:
+async def open_store(
+    url: str, max_blob_bytes: int, blobs: BlobPlace | None = None, run_id: str = "", blobs_folder: Path | None = None
+) -> Store:
     """Open a store to serve its run, and create it if it does not exist.
 
     Args:
-        url: a run directory or the folder of `epochal up`, which contains one, as a path or a `file:` URL.
+        url: a run directory or the folder of `epochal up`, which contains one, as a path or a `file:` URL; or a
+            database, in which other coordinators may serve the same run.
         max_blob_bytes: maximum size of all blobs together.
-        blobs: the object store that takes new blobs; None for the run directory.
-        run_id: names the run's folder in an object store.
+        blobs: the object store that takes new blobs; None for the run directory, or the folder of blobs.
+        run_id: names the run in a database, and its folder in an object store.
+        blobs_folder: the folder of blobs that all coordinators share which serve the run from a database.
 
     Raises:
         InvalidInput: the URL is not supported, or names a backup that was not finished; or an object store cannot be
             used like this.
         StoreFailed: the store cannot be created, read or written, or another coordinator serves it.
     """
+    if is_database(url):
+        opening = _database_opening(url)
+        opened: Store = await opening.open_database_store(url, max_blob_bytes, blobs, run_id, blobs_folder)
+        return opened
+    if blobs_folder is not None:
+        raise InvalidInput(f"--blobs goes with a store in a database; {url} keeps its blobs itself")
     folder, run_dir = _folders_of(url)
     refuse_unfinished(run_dir or folder)
+    refuse_moved(run_dir or folder)
     store = await RunDirectory.open(run_dir or folder, max_blob_bytes)
     try:
-        store.blobs = await with_object_stores(run_dir or folder, store.blobs, run_id, blobs, max_blob_bytes)
+        note = NoteInFile(run_dir or folder)
+        store.blobs = await with_object_stores(note, store.blobs, run_id, blobs, max_blob_bytes)
     except BaseException:
         await store.aclose()
         raise
@@ -113,15 +144,61 @@ def open_store_reader(url: str) -> StoreReader:
 
     Raises:
         InvalidInput: the URL is not supported, or there is no run, or a backup of one that was not finished.
+        StoreFailed: a database cannot be read.
     """
+    if is_database(url):
+        found: StoreReader = _database_opening(url).open_database_reader(url)
+        return found
+    run_dir = run_directory_of(url)
+    reader = RunDirectoryReader(run_dir)
+    reader.blobs = reader_with_object_stores(NoteInFile(run_dir), reader.blobs)
+    return reader
+
+
+def run_directory_of(url: str) -> Path:
+    """Return the run directory that a URL names. Raise `InvalidInput` if there is none, or an unfinished backup."""
     _, run_dir = _folders_of(url)
     if run_dir is None:
         allowed = "a run directory such as runs/RUN_ID, or the folder of `epochal up`"
         raise InvalidInput(f"{url} holds no run; allowed: {allowed}")
     refuse_unfinished(run_dir)
-    reader = RunDirectoryReader(run_dir)
-    reader.blobs = reader_with_object_stores(run_dir, reader.blobs)
-    return reader
+    return run_dir
+
+
+def runs_in(url: str) -> Sequence[KeptRun]:
+    """Return the runs in the database at a URL.
+
+    Raises:
+        InvalidInput: it is no database's, or wrong, or the database holds no run.
+        StoreFailed: the database cannot be read.
+    """
+    if not is_database(url):
+        raise InvalidInput(f"{url} is no database; allowed: postgresql://USER@HOST/DATABASE")
+    found: Sequence[KeptRun] = _database_opening(url).kept_runs(url)
+    return found
+
+
+def is_database(url: str) -> bool:
+    """Return whether a store's URL names a database."""
+    scheme, found, _ = url.partition("://")
+    return bool(found) and scheme in DATABASE_SCHEMES
+
+
+def need_driver(url: str) -> None:
+    """Raise `InvalidInput` if the store is in a database, whose driver is not installed."""
+    if is_database(url):
+        _database_opening(url)
+
+
+def _database_opening(url: str) -> ModuleType:
+    """Return the module that opens a database. Raise `InvalidInput` if the driver is not installed."""
+    try:
+        return importlib.import_module("coordinator.store.postgres.opening")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "psycopg":
+            raise
+        scheme = url.partition("://")[0]
+        raise InvalidInput(f"a store at {scheme}:// needs psycopg: pip install 'epochal[postgres]'") from error
 
 
 def _folders_of(url: str) -> tuple[Path, Path | None]:

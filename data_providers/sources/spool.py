@@ -203,7 +203,9 @@ class DataSpool:
             finally:
                 os.close(fd)
                 Path(incoming).unlink(missing_ok=True)
-            return self._held(key, made)
+            held = self._held(key, made)
+            self._make_room(folder, 0, incoming)  # files that were made at the same time did not see each other whole
+            return held
         except OSError as error:
             raise SourceUnavailable(f"{place} cannot be unpacked into {folder}: {error.strerror or error}") from error
 

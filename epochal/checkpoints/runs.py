@@ -79,9 +79,9 @@ class StoredRun:
     def __init__(self, store: StoreReader) -> None:
         self._store = store
 
-    def served_at(self) -> str | None:
+    async def served_at(self) -> str | None:
         """Return the address of the coordinator that serves the run now; None if none is known to."""
-        return self._store.served_at()
+        return await self._store.served_at()
 
     async def is_served_by(self, client: CoordinatorClient) -> bool:
         """Return whether a coordinator serves this very run, and not another one of its name."""

@@ -46,6 +46,12 @@ COMMANDS = {
     "audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
+    "runs:runs": (
+        "List the runs in a database: each one's id, the version of its document, and the size and age of its journal."
+    ),
+    "move:move": (
+        "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
+    ),
     "backup:backup": "Copy a run to a new folder while it goes on; with --verify, read a copy back completely.",
     "evaluate:evaluate": (
         "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."

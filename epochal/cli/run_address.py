@@ -61,7 +61,7 @@ class RunAddress:
         if isinstance(run, ServedRun):
             yield run.record, ""
             return
-        url, token = run.served_at(), given_token(self.admin_token)
+        url, token = await run.served_at(), given_token(self.admin_token)
         if url is None:
             yield None, f"no coordinator serves {self.place} on this machine now"
             return

@@ -59,7 +59,16 @@ def coordinator(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Folder (or file:// URL) that keeps the run; a run already there is resumed. Default: runs/RUN_ID.",
+            help="Folder (or file:// URL) that keeps the run, or postgresql:// URL of a database, from which any "
+            "number of coordinators serve it; a run already there is resumed. Default: runs/RUN_ID.",
+        ),
+    ] = None,
+    blobs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With a store in a database: folder that all coordinators of the run share, for results and "
+            "checkpoints. Not needed with `[blobs] store`.",
         ),
     ] = None,
     restored: Annotated[
@@ -100,6 +109,7 @@ def coordinator(
         check_together(state, str(state_path), read_data_config(data_config), str(data_config))
     options = ServeOptions(
         store=store or str(RUNS_FOLDER / state.run_id),
+        blobs_folder=blobs,
         endpoint=Endpoint(host, port, tls_cert, tls_key, insecure),
         version=__version__,
         source=str(state_path),

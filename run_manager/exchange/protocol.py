@@ -21,6 +21,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def published(self, sha256: Sha256, file: SpoolFile) -> None:
+        """Keep bytes that were made available by other means: they came with their announcement."""
+        ...
+
     async def fetch(self, sha256: Sha256, size_bytes: int) -> SpoolFile:
         """Return the bytes of this digest; what was published here is not asked for.
 

@@ -56,8 +56,11 @@ class StarExchange:
         self._under_way: dict[Sha256, _Fetch] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
-    async def publish(self, sha256: Sha256, file: SpoolFile) -> None:
+    def published(self, sha256: Sha256, file: SpoolFile) -> None:
         self._kept[sha256] = _Kept(file, self._round, is_whole=True)
+
+    async def publish(self, sha256: Sha256, file: SpoolFile) -> None:
+        self.published(sha256, file)
         started_s = asyncio.get_running_loop().time()
         await self._requests.put_blob(sha256, file)
         self._observer(BlobSent(file.size_bytes, asyncio.get_running_loop().time() - started_s))

@@ -1,8 +1,9 @@
-"""The results of the present round: fetched as they arrive, for the merge, and attested by a witness.
+"""The results of the present round, as a witness fetches them as they arrive, for the merge, and attests them.
 
 One task per round follows the coordinator's list of verified results from RoundTrain into RoundWitness and fetches each
-result. When the list is complete and all of it is held, a witness attests. When time runs out the Witness step attests
-those that are held; another attestation may follow with more.
+result. When the list is complete and all of it is held, the witness attests. When time runs out the Witness step
+attests those that are held; another attestation may follow with more. A client that is not elected does not follow the
+list: it learns from the run document that there is an outcome, which names the results.
 """
 
 import asyncio
@@ -35,9 +36,12 @@ class RoundResults:
         self.finished = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow the round until its list is complete, fetches all of it, and attests if this client is a witness."""
+        """Follow the round, as a witness, until its list is complete, fetch all of it, and attest."""
         self._context.exchange.begin_round()
         try:
+            view = await self._context.rounds.of(self._head)
+            if self._context.session.client_id not in view.witnesses:
+                return
             complete = await self._follow()
             if complete and self._known and self._received == self._known:
                 await self.attest_what_is_held()

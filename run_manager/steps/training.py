@@ -14,11 +14,12 @@ from batching.round_plan import plan_round
 from data_providers.fetcher import failure_kind
 from data_providers.waits import WaitTimes
 from run_manager.context import StepContext
-from run_manager.events import RoundFailed, RoundTrained
+from run_manager.events import BlobSent, RoundFailed, RoundTrained
 from run_manager.replica.keeper import HeldReplica, round_bytes
 from run_manager.round_view import round_of
 from runtime.spool import SpoolFile
 from state.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics
+from state.deliveries import MAX_DELIVERED_BYTES, Delivery
 from state.documents import RunDocument
 from state.errors import DataError, Refused, TrainerFailed
 from state.intervals import BatchId, total_batches
@@ -26,6 +27,7 @@ from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, Result
 from state.refusals import Refusal
 from state.results import ResultHeader
 from state.schedule import InnerSchedule
+from state.wire import Sha256
 from trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)
@@ -184,8 +186,7 @@ class TrainingStepMetadata:
         commitment = ResultCommitment(head.step, head.attempt, sha256, file.size_bytes, metrics)
         context.tentative.published(sha256)
         try:
-            await context.session.report(commitment)
-            await context.exchange.publish(sha256, file)
+            await self._send(commitment, file)
         except Refused as refusal:
             if refusal.kind not in UNDELIVERED_KINDS:
                 raise
@@ -194,6 +195,22 @@ class TrainingStepMetadata:
             await self._report_failed("unavailable", reason, None)
             return
         context.dependencies.observer(round_trained(commitment, result.batch_count))
+
+    async def _send(self, commitment: ResultCommitment, file: SpoolFile) -> None:
+        """Commit to the result and publish it: a small one comes along. Raises `Refused`."""
+        context, sha256 = self._context, Sha256(commitment.result_sha256)
+        if file.size_bytes > MAX_DELIVERED_BYTES:
+            await context.session.report(commitment)
+        else:
+            started_s = context.dependencies.retry_policy.clock.monotonic_s()
+            standing = await context.session.send_result(Delivery(commitment, file.to_bytes()))
+            took_s = context.dependencies.retry_policy.clock.monotonic_s() - started_s
+            is_of_round = (standing.step, standing.attempt) == (commitment.step, commitment.attempt)
+            if standing.result_verified or not is_of_round:
+                context.exchange.published(sha256, file)
+                context.dependencies.observer(BlobSent(file.size_bytes, took_s))
+                return
+        await context.exchange.publish(sha256, file)
 
     async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:
         kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.postgres_server import database_server
 from tests.support.s3_server import AWS, empty_bucket, s3_server
+
+__all__ = ["database_server"]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
-from coordinator.service import ServiceEvent
+from coordinator.service_events import ServiceEvent
 from coordinator.store.memory import MemoryBlobs
 from state.phases import RunState
 from state.wire import Sha256

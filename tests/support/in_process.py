@@ -22,6 +22,7 @@ from runtime.spool_part import ReceivedBytes, SentBytes
 from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
+from state.deliveries import Delivery, parse_delivery
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, EpochalError, Refused
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
@@ -117,6 +118,11 @@ class InProcessCoordinator:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)
             return _encoded(await handlers.report(client_id, _received(report)))
+
+    async def send_result(self, delivery: Delivery) -> Standing:
+        with self._asking() as handlers:
+            client_id = handlers.authenticate(self._token)
+            return _encoded(await handlers.deliver(client_id, parse_delivery(delivery.encoded())))
 
     async def standing(self) -> Standing:
         with self._asking() as handlers:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
+from coordinator.machine.views import document_of
 from state.codecs.named import SPOKEN
 from state.config.state_file import StateFile
-from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef
+from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, RunDocument
 from state.errors import Refused
 from state.intervals import BatchId, coalesce, first_overlap, subtract
 from state.messages import Attestation, Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
@@ -42,6 +44,23 @@ def refused(kind: str) -> Iterator[None]:
     assert error.value.kind == kind
 
 
+def check_kept(run: Run) -> None:
+    """Check that what is kept beside the run while it changes is what counting everything anew gives."""
+    numbers, available, ready = run.numbers(), run.available_members(), run.ready_members()
+    awaited = [member for member in available if member.ready_step is None and not member.was_late]
+    assert (numbers.available, numbers.ready) == (len(available), len(ready))
+    assert numbers.ready_before == sum(member.was_ready for member in ready)
+    assert (numbers.awaited, numbers.awaited_before) == (len(awaited), sum(member.was_ready for member in awaited))
+    current, making = run.round, run.checkpointing
+    if current is not None:
+        assert current.decisive_pending == sum(client_id in current.plan.electorate for client_id in current.pending)
+        assert current.verified_bits == current.bits_of(current.verified)
+        assert current.digests is not None
+        assert set(current.digests) == {report.result_sha256 for report in current.commitments.values()}
+    if making is not None and making.plan is not None:
+        assert replace(making, plan=None).planned() == making.plan
+
+
 class Driver:
     """A run under test. Every stimulus goes through `send`, which also checks the ledger and collects instructions."""
 
@@ -50,6 +69,7 @@ class Driver:
         self.seeds = 0
         self.instructions: list[Instruction] = []
         self.applied: list[BatchId] = []
+        self.known: tuple[Run, RunDocument] | None = None
         self.run: Run = new_run(state_file, lineage="ab" * 8, coordinator_key="cd" * 32, now_s=self.now_s)
         self.send(stimuli.CoordinatorStarted())
         if state_file.access.genesis == "operator":
@@ -76,6 +96,10 @@ class Driver:
             if isinstance(instruction, PhaseChanged) and instruction.after is RunState.ROUND_TRAIN:
                 self._check_roster()
         assert ledger_gaps(self.run, self.applied) is None
+        check_kept(self.run)
+        document = document_of(self.run, 1)
+        assert document_of(self.run, 1, self.known) == document
+        self.known = self.run, document
         read_again = parse_snapshot(snapshot_bytes(self.run))
         assert read_again == self.run
         assert (read_again.round and read_again.round.plan) == (self.run.round and self.run.round.plan)

@@ -43,6 +43,35 @@ http {{
 }}
 """
 
+BALANCER = """
+{user}
+daemon off;
+worker_processes 1;
+pid {prefix}/nginx.pid;
+error_log {prefix}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    client_max_body_size 0;
+    proxy_request_buffering off;
+    client_body_temp_path {prefix}/body; proxy_temp_path {prefix}/proxy; fastcgi_temp_path {prefix}/fastcgi;
+    uwsgi_temp_path {prefix}/uwsgi; scgi_temp_path {prefix}/scgi;
+    upstream coordinators {{ {servers} }}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{
+            proxy_pass http://coordinators;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_set_header Host $http_host;
+            proxy_buffering off;
+            proxy_connect_timeout 1s;
+            proxy_next_upstream error timeout http_503;
+        }}
+    }}
+}}
+"""
+
 
 @dataclass
 class Nginx:
@@ -85,16 +114,30 @@ def nginx(
 
     With a certificate and its key it speaks TLS, and in it HTTP/2 or HTTP/1.1. `settings` are more of its lines.
     """
-    program = need_program("nginx")
-    prefix.mkdir(parents=True, exist_ok=True)
-    port = port or free_port()
-    user = "user root;" if os.geteuid() == 0 else ""
-    config = prefix / "nginx.conf"
     limits = "" if max_ranges is None else f"max_ranges {max_ranges};"
     tls = ";"
     if certificate is not None:
         tls = f" ssl http2; ssl_certificate {certificate[0]}; ssl_certificate_key {certificate[1]}; {settings}"
-    config.write_text(CONFIG.format(prefix=prefix, root=root, port=port, user=user, limits=limits, tls=tls))
+    scheme = "http" if certificate is None else "https"
+    with _started(prefix, CONFIG, port or free_port(), scheme, root=str(root), limits=limits, tls=tls) as started:
+        yield started
+
+
+@contextmanager
+def balancer(prefix: Path, ports: list[int]) -> Iterator[Nginx]:
+    """nginx before the servers at these ports, each of which gets the next request. Skips where there is no nginx."""
+    servers = " ".join(f"server 127.0.0.1:{port} max_fails=1 fail_timeout=1s;" for port in ports)
+    with _started(prefix, BALANCER, free_port(), "http", servers=servers) as started:
+        yield started
+
+
+@contextmanager
+def _started(prefix: Path, text: str, port: int, scheme: str, **values: str) -> Iterator[Nginx]:
+    program = need_program("nginx")
+    prefix.mkdir(parents=True, exist_ok=True)
+    user = "user root;" if os.geteuid() == 0 else ""
+    config = prefix / "nginx.conf"
+    config.write_text(text.format(prefix=prefix, port=port, user=user, **values))
     process = subprocess.Popen(
         [program, "-p", str(prefix), "-c", str(config), "-e", str(prefix / "error.log")],
         stdout=subprocess.DEVNULL,
@@ -102,7 +145,7 @@ def nginx(
     )
     try:
         _await_port(port, process, prefix)
-        yield Nginx(f"{'http' if certificate is None else 'https'}://127.0.0.1:{port}", process, prefix / "access.log")
+        yield Nginx(f"{scheme}://127.0.0.1:{port}", process, prefix / "access.log")
     finally:
         process.terminate()
         process.wait(BOUND_S)

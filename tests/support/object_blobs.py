@@ -22,6 +22,6 @@ def s3_lines(url: str, **values: Any) -> dict[str, Any]:
     return {"S3": {"bucket_name": BUCKET, "folder": FOLDER, "endpoint": url, **values}}
 
 
-async def object_blobs(url: str, max_total_bytes: int) -> ObjectBlobs:
+async def object_blobs(url: str, max_total_bytes: int, kind: type[ObjectBlobs] = ObjectBlobs) -> ObjectBlobs:
     """The blobs of a bucket, whose credentials the environment holds."""
-    return await ObjectBlobs.open(Objects(s3_place(url), RUN_ID), max_total_bytes)
+    return await kind.open(Objects(s3_place(url), RUN_ID), max_total_bytes)

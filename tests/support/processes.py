@@ -125,6 +125,7 @@ class RealRun:
         self.children = children
         self.run_dir = folder / "coordinator"
         self.state_path = folder / "state.toml"
+        self.store = str(self.run_dir)
         self.url = ""
         self.admin_token = ""
         self.printed: list[str] = []
@@ -155,24 +156,28 @@ class RealRun:
         self._starts += 1
         self.coordinator, address = await self.start_server(
             f"coordinator-{self._starts}",
-            *("coordinator", str(self.state_path), "--store", str(self.run_dir), "--port", port, *arguments),
+            *("coordinator", str(self.state_path), "--store", self.store, "--port", port, *arguments),
         )
         if not self.url:
-            self.url = address
-            trusted = ssl.create_default_context(cafile=verify)
-            self.http = await self._stack.enter_async_context(
-                httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
-            )
-            api = await CoordinatorClient.connect(address, retry_policy(), True if verify is None else verify)
-            self._stack.push_async_callback(api.aclose)
-            self.watch = DocumentWatch(api)
+            await self.reach(address, verify)
         for line in self.printed:
             if line.startswith(ADMIN_LINE):
                 self.admin_token = line.removeprefix(ADMIN_LINE)
 
+    async def reach(self, address: str, verify: str | None = None) -> None:
+        """Let clients reach the coordinator, or what stands before several, at this address."""
+        self.url = address
+        trusted = ssl.create_default_context(cafile=verify)
+        self.http = await self._stack.enter_async_context(
+            httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
+        )
+        api = await CoordinatorClient.connect(address, retry_policy(), True if verify is None else verify)
+        self._stack.push_async_callback(api.aclose)
+        self.watch = DocumentWatch(api)
+
     async def refused_start(self, *arguments: str, code: int = 1) -> str:
         """Start the coordinator, which must refuse what it finds kept with this exit code; return what it says."""
-        where = ("--store", str(self.run_dir), "--port", "0")
+        where = ("--store", self.store, "--port", "0")
         ran = await self.command("coordinator", str(self.state_path), *where, *arguments)
         ran.expect(code)
         return ran.err
@@ -259,7 +264,7 @@ class RealRun:
 
     async def prove(self) -> AuditReport:
         """Return the run's audit; assert that it is clean and that the clients' replicas are the recomputed ones."""
-        report = await audit_store(str(self.run_dir), recompute=True)
+        report = await audit_store(self.store, recompute=True)
         assert report.passed, f"{report.problems}\n{self.logs()}"
         assert report.replay_identical
         assert report.replicas_identical

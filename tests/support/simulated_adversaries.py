@@ -19,6 +19,7 @@ from coordinator_client.api import DocumentMark
 from runtime.spool_part import SentBytes
 from state.assignment import assign_data_for_state
 from state.codecs.named import SPOKEN
+from state.deliveries import Delivery
 from state.documents import Roster, RoundHead, RunDocument, WorkList
 from state.errors import EpochalError, Refused
 from state.intervals import BatchId
@@ -98,6 +99,11 @@ class Dishonest(ForwardedApi):
                 return await self.claim(report)
             case FailureReport():
                 return await self.tell(report)
+
+    async def send_result(self, delivery: Delivery) -> Standing:
+        standing = await self.report(delivery.commitment)
+        await self.put_blob(Sha256(delivery.commitment.result_sha256), spooled(delivery.data))
+        return replace(standing, result_verified=True)
 
     async def put_blob(self, sha256: Sha256, file: SentBytes) -> None:
         data = file.to_bytes()

@@ -17,7 +17,8 @@ from coordinator.machine.instructions import OutcomeDecided
 from coordinator.machine.records import RecordBody, SnapshotBody
 from coordinator.machine.run import Run
 from coordinator.opening import ServiceOptions
-from coordinator.service import CoordinatorService, ServiceEvent
+from coordinator.service import CoordinatorService
+from coordinator.service_events import ServiceEvent
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from coordinator.store.memory import MemoryJournal, MemoryStore
 from runtime.broadcast import Broadcast

@@ -22,6 +22,7 @@ from coordinator.store.directory.journal import proof_file, segment_file
 from coordinator.store.directory.keys import ADMIN_FILE, KEY_FILE, KEYS_FOLDER
 from coordinator.store.directory.segments import encode_mark, encode_segment
 from coordinator.store.journal import Segment, StoredProof
+from coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
 from runtime.durable_files import (
     PRIVATE_FOLDER_MODE,
     PRIVATE_MODE,
@@ -120,12 +121,17 @@ class BackupFolder:
         for sha256 in await self._blobs.held() - kept:
             await self._blobs.delete(sha256)
 
-    async def finish(self, note: BackupNote) -> None:
-        """Give the complete backup its name, durably."""
+    async def keep_object_stores(self, note: bytes) -> None:
+        """Keep the note on the object stores that hold blobs of the run."""
+        await self._keep(STORES_FILE, note)
+
+    async def finish(self, note: BackupNote | None) -> None:
+        """Give the complete backup its name, durably; without a note it is no backup, but the run itself."""
         await asyncio.to_thread(self._finish, note)
 
-    def _finish(self, note: BackupNote) -> None:
-        replace_file(self._folder / NOTE_FILE, canonical_json(note), mode=PRIVATE_MODE)
+    def _finish(self, note: BackupNote | None) -> None:
+        if note is not None:
+            replace_file(self._folder / NOTE_FILE, canonical_json(note), mode=PRIVATE_MODE)
         (self._folder / INCOMPLETE_FILE).unlink()
         sync_folder(self._folder)
         self._folder.rename(self._to)  # onto nothing, or onto an empty folder

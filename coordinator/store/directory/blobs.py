@@ -1,17 +1,20 @@
 """Blobs as files, named by their SHA-256: hashed as they arrive, and kept whole or not at all."""
 
+import asyncio
 import contextlib
 import itertools
 import mmap
 import os
 import stat
 import threading
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
 from coordinator.store.blobs import (
     STREAM_BYTES,
+    BytesOfBlob,
     OpenBlob,
     ServedBlobs,
     blob_not_found,
@@ -22,23 +25,46 @@ from coordinator.store.blobs import (
 from coordinator.store.directory.arriving import Arriving, in_thread, piece_bytes
 from coordinator.store.directory.byte_counts import ByteCounts
 from coordinator.store.directory.failures import store_failure
-from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, make_folder, sync_folder
+from coordinator.store.directory.packs import MAX_PACKED_BYTES, PackedBlobs, Place, read_packed
+from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, create_file, make_folder, sync_folder
 from state.errors import StoreBlocked, StoreFailed
 from state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
+FORGOTTEN_AFTER_S = 86_400.0
+"""Age at which a part of a blob in a shared folder is deleted, which a killed process was receiving."""
+OWNER_FILE = "owner"
+"""File of a shared folder that names the store whose blobs it holds."""
 _PARTIAL, _NEW = "partial", "new"
 
 
 class DirectoryBlobs(ServedBlobs):
-    """The `BlobStore` protocol over `RUN_DIR/blobs`, in folders of the digest's first two characters."""
+    """The `BlobStore` protocol over `RUN_DIR/blobs`, in folders of the digest's first two characters, and in packs.
 
-    def __init__(self, folder: Path, max_total_bytes: int, disk: Disk, held_bytes: int) -> None:
+    Args:
+        is_shared: whether other processes add blobs meanwhile.
+        writer: a name of this process in those of arriving blobs, where several receive into the folder. These use no
+            packs: one would not know which blobs of a pack another one needs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        max_total_bytes: int,
+        disk: Disk,
+        held_bytes: int,
+        *,
+        is_shared: bool = False,
+        writer: str = "",
+    ) -> None:
         self._folder = folder
+        self._is_shared = is_shared
         self._max_total_bytes = max_total_bytes
         self._disk = disk
         self._numbers = itertools.count()
+        self._writer = writer
         self._counts = ByteCounts(held_bytes)
+        self._packs = PackedBlobs(folder, disk, self._counts)
         self._arriving_count = 0
         """Number of blobs that arrive; changed only on the event loop."""
         self._naming = threading.Lock()
@@ -57,26 +83,73 @@ class DirectoryBlobs(ServedBlobs):
         """
         folder = run_dir / BLOBS_FOLDER
         held_bytes = await in_thread(_prepare, folder, disk)
-        return cls(folder, max_total_bytes, disk, held_bytes)
+        blobs = cls(folder, max_total_bytes, disk, held_bytes)
+        await blobs._packs.look()
+        return blobs
+
+    @classmethod
+    async def shared(
+        cls, folder: Path, run_id: str, owner: bytes, max_total_bytes: int, disk: Disk = REAL_DISK
+    ) -> "DirectoryBlobs":
+        """Return the blobs of a run whose coordinators share a folder, perhaps on several machines.
+
+        What others receive is counted when `recount` is called. A blob that arrives has a name that is this process's
+        own; what a killed process left is deleted after `FORGOTTEN_AFTER_S`.
+
+        Args:
+            folder: it must exist, so that a volume that is not mounted is noticed.
+            run_id: names the run's folder in it.
+            owner: a random name of the run's store: no other one uses the run's folder, whose blobs it would delete.
+            max_total_bytes: maximum size of all blobs.
+            disk: writes and syncs.
+
+        Raises:
+            StoreFailed: the folder is missing, or another store's, or cannot be read or written.
+        """
+        own = folder / run_id
+        if not await asyncio.to_thread(folder.is_dir):
+            raise StoreFailed(f"{folder} is no folder; is its volume mounted?")
+        if await in_thread(_owner_of, own, owner, disk) != owner:
+            raise StoreFailed(
+                f"{own} holds the blobs of a run in another store, which would be deleted. Name another folder; or "
+                f"delete {own / OWNER_FILE} if nobody serves that run any more"
+            )
+        held_bytes = await in_thread(_prepare, own / BLOBS_FOLDER, disk, FORGOTTEN_AFTER_S)
+        return cls(own / BLOBS_FOLDER, max_total_bytes, disk, held_bytes, writer=f".{os.urandom(8).hex()}")
 
     @classmethod
     def for_reading(cls, run_dir: Path) -> "DirectoryBlobs":
         """Return the blobs of a run directory that another process may be serving; it receives none."""
-        return cls(run_dir / BLOBS_FOLDER, 0, REAL_DISK, 0)
+        return cls(run_dir / BLOBS_FOLDER, 0, REAL_DISK, 0, is_shared=True)
 
     def _path(self, sha256: Sha256) -> Path:
         return self._folder / sha256[:2] / sha256
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
-        folder = self._path(sha256).parent
-        if self._path(sha256).exists():
+        is_packed, is_file = self._packs.find(sha256) is not None, self._path(sha256).exists()
+        if is_packed or is_file:
             received = 0
             async for piece in body:
                 received += len(piece)
                 check_growth(received, size_bytes)
-            await in_thread(sync_folder, folder, self._disk)  # it failed if the one before could not be kept
+            if is_file:
+                await in_thread(sync_folder, self._path(sha256).parent, self._disk)  # which may have failed before
             return
         await self._keep(sha256, size_bytes, body, spare_bytes)
+
+    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
+        if self._writer or len(data) > MAX_PACKED_BYTES or self._path(sha256).exists():
+            await super().keep(sha256, data, spare_bytes)
+            return
+        if self._packs.find(sha256) is not None:
+            return
+        check_room(self.total_bytes + len(data) + spare_bytes, self._max_total_bytes)
+        arriving = object()
+        self._counts.arrived(arriving, len(data))
+        try:
+            await self._packs.keep(sha256, data)
+        finally:
+            self._counts.given_up(arriving)
 
     async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         return await self._keep(None, size_bytes, body, spare_bytes)
@@ -86,7 +159,9 @@ class DirectoryBlobs(ServedBlobs):
     ) -> Sha256:
         """Keep the bytes under their digest, which is returned; it must be `sha256` if that is given."""
         check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
-        arriving = Arriving(self._folder / _PARTIAL / f"{sha256 or _NEW}.{next(self._numbers)}", self._disk)
+        arriving = Arriving(
+            self._folder / _PARTIAL / f"{sha256 or _NEW}{self._writer}.{next(self._numbers)}", self._disk
+        )
         self._arriving_count += 1
         try:
             try:
@@ -125,13 +200,32 @@ class DirectoryBlobs(ServedBlobs):
             self._counts.named(arriving, arriving.received_bytes if is_new else 0)
 
     async def size(self, sha256: Sha256) -> int | None:
-        try:
-            found = self._path(sha256).stat()
-        except FileNotFoundError:
-            return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        place = self._packs.find(sha256)
+        if place is None:
+            try:
+                found = self._path(sha256).stat()
+            except FileNotFoundError:
+                place = await self._place(sha256)
+            else:
+                return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return None if place is None else place.size_bytes
+
+    async def _place(self, sha256: Sha256) -> Place | None:
+        """Return where a blob lies in the packs; None if it is in none, and may be a file."""
+        place = self._packs.find(sha256)
+        if place is None and self._is_shared and not self._path(sha256).exists():
+            await self._packs.look()
+            place = self._packs.find(sha256)
+        return place
 
     async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
+        place = await self._place(sha256)
+        if place is not None:
+            data = await in_thread(_packed, sha256, place)
+            if stop > len(data):
+                raise StoreFailed(f"blob {sha256} is shorter than {stop} bytes")
+            yield data[start:stop]
+            return
         while start < stop:
             piece = await in_thread(self._read, sha256, start, min(STREAM_BYTES, stop - start))
             if not piece:
@@ -141,6 +235,10 @@ class DirectoryBlobs(ServedBlobs):
 
     @contextlib.asynccontextmanager
     async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
+        place = await self._place(sha256)
+        if place is not None:
+            yield BytesOfBlob(await in_thread(_packed, sha256, place))
+            return
         file = await in_thread(self._open, sha256)
         try:
             yield file
@@ -163,6 +261,7 @@ class DirectoryBlobs(ServedBlobs):
             raise blob_not_found(sha256) from None
 
     async def delete(self, sha256: Sha256) -> None:
+        await self._packs.delete(sha256)
         await in_thread(self._remove, self._path(sha256))
 
     def _remove(self, path: Path) -> None:
@@ -171,8 +270,18 @@ class DirectoryBlobs(ServedBlobs):
             path.unlink()
             self._counts.deleted(size_bytes)
 
+    async def recount(self) -> None:
+        files_bytes = await in_thread(_named_bytes, self._folder)
+        self._counts.recounted(files_bytes + self._packs.counted_bytes)
+
     async def held(self) -> frozenset[Sha256]:
-        return frozenset(Sha256(path.name) for path in await in_thread(_blob_paths, self._folder))
+        if self._is_shared:
+            await self._packs.look()
+        files = frozenset(Sha256(path.name) for path in await in_thread(_blob_paths, self._folder))
+        return files | self._packs.held()
+
+    async def swept(self) -> None:
+        await self._packs.begin_another()
 
 
 class _OpenBlob:
@@ -210,14 +319,41 @@ class _OpenBlob:
         os.close(self._descriptor)
 
 
+def _packed(sha256: Sha256, place: Place) -> bytes:
+    try:
+        return read_packed(place)
+    except FileNotFoundError:
+        raise blob_not_found(sha256) from None
+
+
 def _blob_paths(folder: Path) -> list[Path]:
     return [path for path in folder.glob("??/*") if len(path.name) == 64]
 
 
-def _prepare(folder: Path, disk: Disk) -> int:
+def _owner_of(folder: Path, owner: bytes, disk: Disk) -> bytes:
+    """Return the name of the store that a folder belongs to: this one, if it belonged to none."""
+    make_folder(folder, disk, PRIVATE_FOLDER_MODE)
+    path = folder / OWNER_FILE
+    with contextlib.suppress(FileExistsError):
+        create_file(path, owner)
+    return path.read_bytes()
+
+
+def _prepare(folder: Path, disk: Disk, older_than_s: float = 0.0) -> int:
+    """Return the bytes of all blobs; delete those that a process was receiving when it ended."""
     partial = folder / _PARTIAL
     make_folder(partial, disk, PRIVATE_FOLDER_MODE)
     sync_folder(folder, disk)  # a killed process may have made folders in it just before
     for stale in partial.iterdir():
-        stale.unlink()
-    return sum(path.stat().st_size for path in _blob_paths(folder))
+        with contextlib.suppress(FileNotFoundError):
+            if not older_than_s or stale.stat().st_mtime < time.time() - older_than_s:
+                stale.unlink()
+    return _named_bytes(folder)
+
+
+def _named_bytes(folder: Path) -> int:
+    total = 0
+    for path in _blob_paths(folder):
+        with contextlib.suppress(FileNotFoundError):  # another coordinator has deleted it just now
+            total += path.stat().st_size
+    return total

@@ -21,6 +21,11 @@ class ByteCounts:
         """Bytes of all of them."""
         return self._total
 
+    def recounted(self, named_bytes: int) -> None:
+        """Take the size of the blobs that have a name from a count of them, because others add and delete some too."""
+        with self._lock:
+            self._total = named_bytes + sum(self._arriving.values())
+
     def arrived(self, blob: object, size_bytes: int) -> None:
         """Count more bytes of a blob that arrives, until it is named or given up."""
         with self._lock:

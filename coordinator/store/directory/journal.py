@@ -17,7 +17,7 @@ from coordinator.store.directory.segments import (
     encode_segment,
     parse_segment,
 )
-from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof
+from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
 from runtime.durable_files import PRIVATE_MODE, Disk, open_new_file, replace_file, sync_folder
 from runtime.worker_thread import WorkerThread
 from state.errors import StoreBlocked, StoreConflict, StoreFailed
@@ -173,6 +173,11 @@ class DirectoryJournal(DirectoryHistory):
         self._is_opening = parsed.is_opening
         return parsed.as_segment(number)
 
+    async def tail(self, after: int) -> Tail | None:
+        segment = await self._thread.run(_read_newest_whole, self._run_dir)
+        records = tuple(record for record in segment.records if record.sequence > after)
+        return Tail(records, len(segment.records)) if segment.snapshot.sequence <= after <= self._sequence else None
+
     def _take_over(self, file: BinaryIO, number: int, sequence: int, end: int) -> None:
         self.close()
         self._file, self._number, self._sequence = file, number, sequence
@@ -292,6 +297,11 @@ class DirectoryJournal(DirectoryHistory):
         """Close the file that is appended to."""
         if self._file is not None:
             self._file.close()
+
+
+def _read_newest_whole(run_dir: Path) -> Segment:
+    path = segment_paths(run_dir)[-1]
+    return _read_segment(path, is_last=True).as_segment(_number_of(path))
 
 
 async def _in_thread(run_dir: Path, work: Callable[..., T], *arguments: object) -> T:

@@ -38,6 +38,12 @@ class DirectoryKeys:
     async def admin_token_sha256(self) -> bytes | None:
         return await self._in_thread(ADMIN_FILE, _read_digest)
 
+    async def create_admin_token_sha256(self, digest: bytes) -> bytes:
+        kept = await self.admin_token_sha256()  # the run directory's lock keeps others from creating one
+        if kept is None:
+            await self.keep_admin_token_sha256(digest)
+        return digest if kept is None else kept
+
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
         text = digest.hex().encode()
         await self._in_thread(ADMIN_FILE, lambda path: _keep(path, text))

@@ -9,6 +9,7 @@ RUN_DIR/
 ├── journal/00000000.log    numbered segments (coordinator/store/directory/segments.py)
 ├── object-stores.json      which object stores hold blobs (coordinator/store/object_store/opening.py)
 ├── blobs/ab/abcd…          results and checkpoints by SHA-256 (coordinator/store/directory/blobs.py)
+├── blobs/packs/            small ones, many in a file (coordinator/store/directory/packs.py)
 └── keys/                   the coordinator's key, the admin token's hash (coordinator/store/directory/keys.py)
 ```
 """
@@ -18,7 +19,7 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import BinaryIO
@@ -35,7 +36,10 @@ from coordinator.store.directory.journal import (
     segment_paths,
 )
 from coordinator.store.directory.keys import KEYS_FOLDER, DirectoryKeys
+from coordinator.store.journal import STORE_RETRY_S
 from coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
+from coordinator.store.replication import Replication
+from runtime.clock import Clock
 from runtime.durable_files import (
     PRIVATE_FOLDER_MODE,
     PRIVATE_MODE,
@@ -67,6 +71,9 @@ def run_directory_in(folder: Path) -> Path | None:
 
 class RunDirectory:
     """The `Store` protocol over a run directory, locked."""
+
+    replication: Replication | None = None
+    retry_s = STORE_RETRY_S
 
     def __init__(self, run_dir: Path, lock: BinaryIO, blobs: DirectoryBlobs, disk: Disk) -> None:
         self.name = str(run_dir)
@@ -100,6 +107,9 @@ class RunDirectory:
             raise StoreFailed(f"{run_dir} cannot be used as a run directory: {error.strerror or error}") from error
         return cls(run_dir, lock, blobs, disk)
 
+    def clock(self, system: Clock) -> Clock:
+        return system
+
     @property
     def is_backup(self) -> bool:
         return (self._run_dir / NOTE_FILE).exists()
@@ -107,7 +117,7 @@ class RunDirectory:
     async def note_served(self) -> None:
         await self._thread.run((self._run_dir / NOTE_FILE).unlink, True)
 
-    def served_at(self) -> str | None:
+    async def served_at(self) -> str | None:
         return _served_at(self._run_dir)
 
     def note_address(self, url: str) -> None:
@@ -118,8 +128,8 @@ class RunDirectory:
         except OSError as error:
             log.warning("address_not_noted", extra={"reason": error.strerror or str(error)})
 
-    @contextlib.contextmanager
-    def sweeping(self) -> Iterator[bool]:
+    @contextlib.asynccontextmanager
+    async def sweeping(self) -> AsyncIterator[bool]:
         try:
             with sweep_lock.sweeping(self._run_dir) as is_allowed:
                 yield is_allowed
@@ -158,7 +168,7 @@ class RunDirectoryReader:
     def copying(self) -> AbstractAsyncContextManager[None]:
         return sweep_lock.copying(self._run_dir)
 
-    def served_at(self) -> str | None:
+    async def served_at(self) -> str | None:
         return _served_at(self._run_dir)
 
 

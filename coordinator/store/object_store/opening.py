@@ -1,9 +1,10 @@
-"""Which object stores hold a run directory's blobs: the one that the state file names, and those that it named before.
+"""Which object stores hold a run's blobs: the one that the state file names, and those that it named before.
 
-`RUN_DIR/object-stores.json` lists them, and holds a random name by which the run directory is known in each. So a run
-moves by an edit of its state file, in any direction, and two run directories never share a folder, in which each
-would delete the other's blobs. Each folder has a random name too, in the object that names its owner: so one that is
-reached under another address (`endpoint`, `region`) is known to be the same. One that holds nothing any more is left.
+A note (`RUN_DIR/object-stores.json`, or a value in a database) lists them, and holds a random name by which the run's
+store is known in each. So a run moves by an edit of its state file, in any direction, and two stores never share a
+folder, in which each would delete the other's blobs. Each folder has a random name too, in the object that names its
+owner: so one that is reached under another address (`endpoint`, `region`) is known to be the same. One that holds
+nothing any more is left.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import Field, ValidationError
 
@@ -23,6 +24,7 @@ from coordinator.store.layered_blobs import LayeredBlobs, LayeredReader
 from coordinator.store.object_store.blobs import ObjectBlobs
 from coordinator.store.object_store.objects import OWNER, ObjectMissing, Objects
 from coordinator.store.object_store.reading import ObjectReader
+from coordinator.store.object_store.shared_blobs import SharedObjectBlobs
 from runtime.durable_files import PRIVATE_MODE, replace_file
 from state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs, S3Blobs
 from state.config.schema import Section, TaggedEnum
@@ -33,11 +35,58 @@ log = logging.getLogger(__name__)
 NOTE_FILE = "object-stores.json"
 
 
+class KeptNote(Protocol):
+    """Where the note on a run's object stores is kept. Methods raise `StoreFailed` if the medium fails."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several coordinators of the run read it, and use the object stores at once."""
+
+    @property
+    def owner(self) -> str:
+        """The store that the note belongs to, for messages."""
+
+    @property
+    def place(self) -> str:
+        """The note's place, for messages."""
+
+    async def read(self) -> bytes | None:
+        """Return it; None before there is one."""
+
+    async def write(self, data: bytes) -> None:
+        """Replace it."""
+
+
+class NoteInFile:
+    """The `KeptNote` protocol over a file of a run directory."""
+
+    is_shared = False
+
+    def __init__(self, run_dir: Path) -> None:
+        self.owner = str(run_dir)
+        self._path = run_dir / NOTE_FILE
+        self.place = str(self._path)
+
+    async def read(self) -> bytes | None:
+        try:
+            return await asyncio.to_thread(self._path.read_bytes)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreFailed(f"{self.place}: {error.strerror or error}") from error
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await asyncio.to_thread(partial(replace_file, self._path, data, mode=PRIVATE_MODE))
+        except OSError as error:
+            raise StoreFailed(f"{self.place}: {error.strerror or error}") from error
+
+
 class StoresNote(Section):
-    """The object stores of a run directory.
+    """The object stores of a run.
 
     Attributes:
-        owner: a random name of the run directory.
+        owner: a random name of the run's store.
         run_id: names its folder in each.
         stores: those that may hold blobs, the newest first.
         folders: the random name of the folder in each of them, by which it is known under another address.
@@ -66,15 +115,15 @@ class _Opened:
 
 
 async def with_object_stores(
-    run_dir: Path, own: BlobStore, run_id: str, wanted: BlobPlace | None, max_total_bytes: int
+    kept_note: KeptNote, own: BlobStore | None, run_id: str, wanted: BlobPlace | None, max_total_bytes: int
 ) -> BlobStore:
-    """Return a run directory's blobs wherever they are kept.
+    """Return a run's blobs wherever they are kept.
 
     Args:
-        run_dir: the run directory.
-        own: its own blobs, on the disk.
+        kept_note: says in which object stores they are.
+        own: those in a folder, on a disk; None if there is none, and an object store is wanted.
         run_id: names its folder in an object store.
-        wanted: the object store that takes new blobs; None for the disk.
+        wanted: the object store that takes new blobs; None for the folder.
         max_total_bytes: maximum size of all blobs.
 
     Raises:
@@ -82,25 +131,27 @@ async def with_object_stores(
         StoreBlocked: an object store refuses, fails, or does not answer.
         StoreFailed: its folder belongs to another run directory; or the note cannot be read or written.
     """
-    note = await asyncio.to_thread(_read_note, run_dir)
-    if wanted is None and note is None:
+    note = await _read_note(kept_note)
+    if wanted is None and note is None and own is not None:
         return own
     if note is None:  # its name is kept before any store learns it
         note = StoresNote(owner=os.urandom(16).hex(), run_id=run_id, stores=())
-        await asyncio.to_thread(_write_note, run_dir, note)
-    opened = [] if wanted is None else [await _opened(wanted, run_id, note.owner, max_total_bytes, run_dir)]
+        await _write_note(kept_note, note)
+    opened = [] if wanted is None else [await _opened(wanted, run_id, note.owner, max_total_bytes, kept_note)]
     for place, folder in zip_longest(note.stores, note.folders[: len(note.stores)]):
         if place == wanted or folder in {found.folder for found in opened}:
             continue  # it is opened, perhaps under another address
-        found = await _opened(place, run_id, note.owner, max_total_bytes, run_dir)
+        found = await _opened(place, run_id, note.owner, max_total_bytes, kept_note)
         if found.folder not in {other.folder for other in opened}:
             opened.append(found)
     kept = [found for found in opened if found.place == wanted or await found.blobs.held()]
-    await asyncio.to_thread(_write_note, run_dir, _noted(note, run_id, kept))
+    await _write_note(kept_note, _noted(note, run_id, kept))
     for found in opened:
         if found not in kept:
             await found.blobs.abandon()
-    stores, leave = [found.blobs for found in kept], partial(_leave, run_dir, kept)
+    stores, leave = [found.blobs for found in kept], partial(_leave, kept_note, kept)
+    if own is None:
+        return LayeredBlobs(stores[0], stores[1:], leave)
     if wanted is None:
         return LayeredBlobs(own, stores, leave) if stores else own
     return LayeredBlobs(stores[0], (*stores[1:], own), leave)
@@ -111,35 +162,34 @@ def _noted(note: StoresNote, run_id: str, kept: Sequence[_Opened]) -> StoresNote
     return note.model_copy(update={"run_id": run_id, "stores": places, "folders": folders})
 
 
-async def _leave(run_dir: Path, kept: Sequence[_Opened], left: BlobStore) -> bool:
+async def _leave(kept_note: KeptNote, kept: Sequence[_Opened], left: BlobStore) -> bool:
     """Forget an object store that holds nothing any more; return False for the disk, which is not left."""
     found = next((store for store in kept if store.blobs is left), None)
     if found is None:
         return False
-    note = await asyncio.to_thread(_read_note, run_dir)
+    note = await _read_note(kept_note)
     if note is not None:
-        await asyncio.to_thread(_write_note, run_dir, note.without(found.folder))
+        await _write_note(kept_note, note.without(found.folder))
     log.info("object_store_left", extra={"place": found.blobs.location})
     await found.blobs.abandon()
     return True
 
 
-def reader_with_object_stores(run_dir: Path, own: BlobReader) -> BlobReader:
-    """Return a run directory's blobs wherever they are kept, to be read; no request is made before.
+def reader_with_object_stores(kept_note: KeptNote, own: BlobReader | None) -> BlobReader:
+    """Return a run's blobs wherever they are kept, to be read; no request is made before.
 
     Reading raises `InvalidInput` and `StoreFailed` as `with_object_stores`.
     """
 
-    def layers() -> Sequence[BlobReader]:
-        note = _read_note(run_dir)
-        if note is None:
-            return (own,)
-        return (own, *(ObjectReader(Objects(place, note.run_id)) for place in note.stores))
+    async def layers() -> Sequence[BlobReader]:
+        note = await _read_note(kept_note)
+        stores = () if note is None else tuple(ObjectReader(Objects(place, note.run_id)) for place in note.stores)
+        return stores if own is None else (own, *stores)
 
     return LayeredReader(layers)
 
 
-async def _opened(place: BlobPlace, run_id: str, owner: str, max_total_bytes: int, run_dir: Path) -> _Opened:
+async def _opened(place: BlobPlace, run_id: str, owner: str, max_total_bytes: int, kept_note: KeptNote) -> _Opened:
     objects = Objects(place, run_id)
     found = await _owner_of(objects)
     if found is None:
@@ -148,11 +198,13 @@ async def _opened(place: BlobPlace, run_id: str, owner: str, max_total_bytes: in
     found_owner, _, folder = (found or "").partition("\n")
     if found_owner != owner:
         raise StoreFailed(
-            f"{objects.location} holds the blobs of another run directory than {run_dir}, which would delete them. "
-            f"Name another `folder` in [blobs] store; or delete {objects.place_of(OWNER)} if nobody serves that run "
-            "any more: its blobs that this run does not need are deleted then"
+            f"{objects.location} holds the blobs of another run directory than {kept_note.owner}, which would delete "
+            f"them. Name another `folder` in [blobs] store; or delete {objects.place_of(OWNER)} if nobody serves that "
+            "run any more: its blobs that this run does not need are deleted then"
         )
-    return _Opened(place, folder or objects.location, await ObjectBlobs.open(objects, max_total_bytes))
+    kind = SharedObjectBlobs if kept_note.is_shared else ObjectBlobs
+    blobs = await kind.open(objects, max_total_bytes)
+    return _Opened(place, folder or objects.location, blobs)
 
 
 async def _owner_of(objects: Objects) -> str | None:
@@ -163,22 +215,14 @@ async def _owner_of(objects: Objects) -> str | None:
         return None
 
 
-def _read_note(run_dir: Path) -> StoresNote | None:
-    path = run_dir / NOTE_FILE
+async def _read_note(kept_note: KeptNote) -> StoresNote | None:
+    data = await kept_note.read()
     try:
-        return StoresNote.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreFailed(f"{path}: {error.strerror or error}") from error
+        return None if data is None else StoresNote.model_validate_json(data)
     except ValidationError as error:
-        raise StoreFailed(f"{path} is damaged: {error.errors(include_input=False)[:1]}") from error
+        raise StoreFailed(f"{kept_note.place} is damaged: {error.errors(include_input=False)[:1]}") from error
 
 
-def _write_note(run_dir: Path, note: StoresNote) -> None:
-    path = run_dir / NOTE_FILE
-    try:
-        if _read_note(run_dir) != note:
-            replace_file(path, note.model_dump_json().encode(), mode=PRIVATE_MODE)
-    except OSError as error:
-        raise StoreFailed(f"{path}: {error.strerror or error}") from error
+async def _write_note(kept_note: KeptNote, note: StoresNote) -> None:
+    if await _read_note(kept_note) != note:
+        await kept_note.write(note.model_dump_json().encode())

@@ -28,6 +28,9 @@ class ObjectReader:
         self._objects = objects
 
     async def size(self, sha256: Sha256) -> int | None:
+        return await self._size_there(sha256)
+
+    async def _size_there(self, sha256: Sha256) -> int | None:
         try:
             return (await self._objects.head(key_of(sha256))).size_bytes
         except ObjectMissing:

@@ -11,7 +11,10 @@ from coordinator.store.directory.arriving import MAX_PIECE_BYTES
 from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.layered_blobs import LayeredBlobs
 from coordinator.store.memory import MemoryBlobs
+from coordinator.store.object_store.blobs import ObjectBlobs
+from coordinator.store.object_store.shared_blobs import SharedObjectBlobs
 from state.errors import Refused
+from state.refusals import Refusal
 from state.wire import Sha256, sha256_hex
 from tests.support.object_blobs import object_blobs
 from tests.support.stored_blobs import blob_bytes
@@ -19,11 +22,14 @@ from tests.support.stored_blobs import blob_bytes
 LIMIT = 5 * MAX_PIECE_BYTES
 
 
-@pytest.fixture(params=("directory", "memory", "objects", "layers"))
+@pytest.fixture(params=("directory", "memory", "objects", "layers", "shared directory", "shared objects"))
 async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
-    if request.param == "objects":
+    if request.param in ("objects", "shared objects"):
         request.getfixturevalue("bucket")
-        return await object_blobs(request.getfixturevalue("s3_url"), LIMIT)
+        kind = ObjectBlobs if request.param == "objects" else SharedObjectBlobs
+        return await object_blobs(request.getfixturevalue("s3_url"), LIMIT, kind)
+    if request.param == "shared directory":
+        return await DirectoryBlobs.shared(tmp_path, "run", b"owner", LIMIT)
     if request.param == "layers":
         return LayeredBlobs(MemoryBlobs(LIMIT), (await DirectoryBlobs.open(tmp_path, LIMIT),))
     return await DirectoryBlobs.open(tmp_path, LIMIT) if request.param == "directory" else MemoryBlobs(LIMIT)
@@ -63,6 +69,30 @@ async def test_opened_blob_is_read_in_parts_and_its_view_outlives_it(blobs: Blob
         async with blobs.opened(sha256_hex(b"unknown")):
             pass
     assert refused.value.kind == "not-found"
+
+
+async def test_small_blob_is_kept_at_once_and_is_like_any_other(blobs: BlobStore) -> None:
+    data = b"a few bytes" * 100
+    digest = sha256_hex(data)
+    for _ in range(2):
+        await blobs.keep(digest, data)
+    assert await blobs.size(digest) == len(data)
+    assert await blob_bytes(blobs, digest) == data
+    assert b"".join([piece async for piece in blobs.stream(digest, 10, 500)]) == data[10:500]
+    async with blobs.opened(digest) as opened:
+        assert bytes(opened.view()) == data
+    assert await put(blobs, data) == digest
+    assert (blobs.total_bytes, await blobs.held()) == (len(data), frozenset({digest}))
+    await blobs.delete(digest)
+    await blobs.swept()
+    assert (await blobs.size(digest), blobs.total_bytes, await blobs.held()) == (None, 0, frozenset())
+
+
+async def test_small_blob_that_leaves_too_little_room_is_refused(blobs: BlobStore) -> None:
+    with pytest.raises(Refused) as caught:
+        await blobs.keep(sha256_hex(b"x" * 1000), b"x" * 1000, LIMIT - 999)
+    assert caught.value.kind is Refusal.BLOBS_FULL
+    assert await blobs.held() == frozenset()
 
 
 async def test_blob_received_again_changes_nothing(blobs: BlobStore) -> None:

@@ -26,7 +26,7 @@ from tests.support.states import state_file
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator.store.directory.failures, "PASSING_S", 0.0)
-    monkeypatch.setattr(coordinator.service, "STORE_RETRY_S", 0.01)
+    monkeypatch.setattr(RunDirectory, "retry_s", 0.01)
 
 
 @contextlib.asynccontextmanager

@@ -6,17 +6,23 @@ from pathlib import Path
 import pytest
 
 from coordinator.store.directory.run_directory import RunDirectory
-from coordinator.store.journal import Journal, JournalRecord, Segment, Snapshot, StoredProof
+from coordinator.store.journal import Journal, JournalRecord, Segment, Snapshot, StoredProof, Tail
 from coordinator.store.memory import MemoryJournal
+from coordinator.store.open import Store
 from state.errors import StoreConflict
+from tests.support.database_store import database_store
 
 
-@pytest.fixture(params=("directory", "memory"))
+@pytest.fixture(params=("directory", "memory", "postgres"))
 async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
     if request.param == "memory":
         yield MemoryJournal()
         return
-    opened = await RunDirectory.open(tmp_path, max_blob_bytes=0)
+    opened: Store
+    if request.param == "directory":
+        opened = await RunDirectory.open(tmp_path, max_blob_bytes=0)
+    else:
+        opened = await database_store(request.getfixturevalue("database_server").url())
     yield opened.journal
     await opened.aclose()
 
@@ -75,6 +81,14 @@ async def test_journal_after_a_conflict_keeps_what_follows(journal: Journal) -> 
         await journal.append(record(2))
     await journal.append(record(1))
     assert (await newest(journal)).records == (record(1),)
+
+
+async def test_journal_tells_what_follows_a_known_record(journal: Journal) -> None:
+    await begin(journal)
+    assert await journal.tail(0) == Tail((), 0)
+    for sequence in (1, 2):
+        await journal.append(record(sequence))
+    assert await journal.tail(2) == Tail((), 2)
 
 
 async def test_proof_takes_the_place_of_the_segments_that_it_covers(journal: Journal) -> None:

@@ -10,9 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator import rates, resumable_uploads, service, transfers
+from coordinator import rates, resumable_uploads, transfers
 from coordinator.genesis import Genesis
 from coordinator.result_checks import MAX_CHECKS
+from coordinator.store.directory.run_directory import RunDirectory
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.plain_blobs import PlainBlobs
 from coordinator_client.resumed_uploads import ASKED_FROM_BYTES
@@ -327,7 +328,7 @@ async def test_broken_upload_ends_with_its_senders_membership(tmp_path: Path) ->
 async def test_broken_upload_gives_its_room_to_a_run_that_a_full_disk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "STORE_RETRY_S", 0.01)
+    monkeypatch.setattr(RunDirectory, "retry_s", 0.01)
     async with uploading(tmp_path) as upload, upload.process() as api:
         before = upload.run.service.blobs.total_bytes
         await upload.break_off(api, BROKEN_AT)

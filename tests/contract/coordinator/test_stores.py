@@ -8,11 +8,16 @@ import pytest
 from coordinator.store.journal import JournalRecord, Snapshot
 from coordinator.store.memory import MemoryStore
 from coordinator.store.open import Store, open_store
+from tests.support.database_store import database_store
 
 
-@pytest.fixture(params=("directory", "memory"))
+@pytest.fixture(params=("directory", "memory", "postgres"))
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    opened: Store = MemoryStore(0) if request.param == "memory" else await open_store(str(tmp_path / "run"), 0)
+    opened: Store
+    if request.param == "postgres":
+        opened = await database_store(request.getfixturevalue("database_server").url())
+    else:
+        opened = MemoryStore(0) if request.param == "memory" else await open_store(str(tmp_path / "run"), 0)
     yield opened
     await opened.aclose()
 
@@ -45,6 +50,11 @@ async def test_store_keeps_the_newest_admin_tokens_hash(store: Store) -> None:
         assert await store.keys.admin_token_sha256() == digest
 
 
+async def test_store_makes_the_admin_tokens_hash_once(store: Store) -> None:
+    for digest in (b"1" * 32, b"2" * 32):
+        assert await store.keys.create_admin_token_sha256(digest) == b"1" * 32
+
+
 async def test_store_takes_a_state_file_again_and_again(store: Store) -> None:
     for text in ("first", "second"):
         await store.save_state_file(text)
@@ -57,7 +67,7 @@ async def test_store_closed_twice_is_closed(store: Store) -> None:
 
 async def test_store_that_nobody_copies_may_be_swept(store: Store) -> None:
     for _ in range(2):
-        with store.sweeping() as is_allowed:
+        async with store.sweeping() as is_allowed:
             assert is_allowed
 
 
@@ -65,9 +75,9 @@ async def test_store_is_not_swept_while_anybody_copies_it(store: Store) -> None:
     async with store.copying():
         async with store.copying():
             pass
-        with store.sweeping() as is_allowed:
+        async with store.sweeping() as is_allowed:
             assert not is_allowed
-    with store.sweeping() as is_allowed:
+    async with store.sweeping() as is_allowed:
         assert is_allowed
 
 

@@ -1,6 +1,6 @@
 """`coordinator/liveness.py`: who was heard when, and when another process may use a member's key."""
 
-from coordinator.liveness import GONE_AFTER_S, GONE_TIMEOUTS, KEY_FREE_AFTER_S, Liveness
+from coordinator.liveness import GONE_AFTER_S, GONE_TIMEOUTS, KEY_FREE_AFTER_S, LOOKED_AT_ONCE, Liveness
 from runtime.connections import Connection, ConnectionLimits, ServerConnections
 from state.wire import ClientId
 
@@ -143,3 +143,25 @@ def test_client_whose_connections_are_not_known_has_two_seconds() -> None:
         server.gone_by(100.0)
         assert server.gone_by(100.0 + GONE_AFTER_S) == ()
         assert server.gone_by(100.1 + GONE_AFTER_S) == (ONE,)
+
+
+def test_every_silent_member_of_many_is_found_in_turn() -> None:
+    members = {ClientId(f"{number:032x}") for number in range(3 * LOOKED_AT_ONCE + 5)}
+    silent = {ClientId(f"{number:032x}") for number in (0, 700, 3 * LOOKED_AT_ONCE + 4)}
+    liveness = Liveness(100.0)
+    for client in members - silent:
+        liveness.heard(client, 110.0)
+    found = [liveness.lost(members, (), 112.0, 5.0) for _ in range(4)]
+    assert {client for each in found for client in each} == silent
+    assert all(len(each) <= len(silent) for each in found)
+
+
+def test_member_of_many_that_has_closed_its_wait_is_found_in_turn() -> None:
+    members = [ClientId(f"{number:032x}") for number in range(2 * LOOKED_AT_ONCE)]
+    liveness, gone = Liveness(100.0), members[LOOKED_AT_ONCE + 7]
+    for client in members:
+        liveness.heard(client, 100.0)
+    with liveness.waiting(gone, lambda: True):
+        pass
+    found = [liveness.lost(members, members, 100.0 + second, 1000.0) for second in range(6)]
+    assert [client for each in found for client in each][:1] == [gone]

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from coordinator.machine.run import new_run
 from coordinator.maintenance import MAX_SWEEP_DELAY_S, Maintenance
 from coordinator.store.memory import MemoryStore
+from state.documents import CheckpointRef
 from state.errors import StoreFailed
-from state.wire import sha256_hex
+from state.wire import Sha256, sha256_hex
 from tests.support.states import state_file
 from tests.support.virtual_time import in_virtual_time
 
@@ -67,3 +69,24 @@ async def test_sweep_does_not_wait_where_blobs_are_near_their_bound() -> None:
         maintenance.sweep()
         await asyncio.sleep(5)
         assert store.blobs.total_bytes == 0
+
+
+@in_virtual_time
+async def test_blob_that_was_announced_to_another_coordinator_is_not_swept() -> None:
+    state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
+    runs = [new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)]
+    store = MemoryStore(MAX_BLOB_BYTES)
+    for blob in (SMALL, LARGE):
+        await store.blobs.receive(sha256_hex(blob), len(blob), pieces(blob))
+
+    async def catch_up() -> None:
+        reference = CheckpointRef(0, sha256_hex(LARGE), len(LARGE), Sha256("ef" * 32))
+        runs.append(replace(runs[0], checkpoints=(reference,)))
+
+    maintenance = Maintenance(store, lambda: runs[-1], lambda _: None, catch_up)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(maintenance.run())
+        maintenance.sweep()
+        await asyncio.sleep(5)
+        running.cancel()
+    assert await store.blobs.held() == {sha256_hex(LARGE)}

@@ -141,7 +141,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
         assert (request.url.host, request.url.path[-8:]) == ("coordinator", "/v1/runs")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(transport=httpx.MockTransport(answer), **options))
+    mocked = httpx.MockTransport(answer)
+    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(**(options | {"transport": mocked})))
     return answers
 
 

@@ -50,8 +50,21 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             "epochal: --seed does not go with `checkpoint = { Hub = … }`: this start makes no model from a seed",
         ),
         (
-            ("coordinator", "state.toml", "--store", "postgresql://host/db"),
-            "epochal: the store postgresql://host/db cannot be opened; allowed: a folder, or file:///PATH/OF/A/FOLDER",
+            ("coordinator", "state.toml", "--store", "mysql://host/db"),
+            "epochal: the store mysql://host/db cannot be opened; allowed: a folder, file:///PATH/OF/A/FOLDER, or "
+            "postgresql://USER@HOST/DATABASE",
+        ),
+        (
+            ("coordinator", "state.toml", "--store", "postgresql://user:secret@host/db"),
+            "epochal: postgresql://user@host/db keeps no results and checkpoints. Name an object store",
+        ),
+        (
+            ("coordinator", "state.toml", "--store", "postgresql://host/db?run=another"),
+            "epochal: --store names run 'another', but the state file is of run",
+        ),
+        (
+            ("coordinator", "state.toml", "--store", "run", "--blobs", "blobs"),
+            "epochal: --blobs goes with a store in a database; run keeps its blobs itself",
         ),
         (("audit", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (("evaluate", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),

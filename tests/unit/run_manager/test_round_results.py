@@ -38,3 +38,14 @@ async def test_witness_that_cannot_fetch_a_result_attests_what_it_holds() -> Non
         included = {entry.client_id for entry in outcome.entries}
         assert included < {client.client_id for client in clients}
         assert included & {client.client_id for client in cut_off}, "each holds its own result"
+
+
+@in_virtual_time
+async def test_only_elected_witnesses_follow_the_list_of_results() -> None:
+    async with simulated_run(state_file(config__total_steps=4, config__witness_nodes=1), seed=0) as run:
+        ends = await run.play(*[ClientSpec()] * 4)
+        followed = sum(name == "results" for client in run.clients for name in client.link.requests)
+        attested = [event for client in run.clients for event in client.of(Attested)]
+        assert len({end.replica_digest for end in ends}) == 1
+        assert len(run.coordinator.outcomes) == 4
+        assert 4 <= followed <= 3 * len(attested), "one client in each round, in few pages"

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.liveness import KEY_FREE_AFTER_S
 from run_manager.events import RoundFailed
+from run_manager.steps import training
 from runtime.worker_thread import Worker
 from state.config.model import NgramConfig
 from state.config.state_file import StateFile
@@ -65,7 +66,7 @@ async def _with_a_result_refused(run: SimulatedRun, kind: str) -> None:
     """Start three clients, of which the third one's results are refused."""
 
     def no_result_taken(name: str, leg: str) -> None:
-        if name == "put_blob" and run.coordinator.run.round is not None:
+        if name == "send_result":
             raise Refused(Refusal.of(kind), "there is no room")
 
     for client in (run.client(1), run.client(2), run.client(3, faults=no_result_taken)):
@@ -103,8 +104,9 @@ class _Varying(NullTrainer):
 
 
 @in_virtual_time
-async def test_client_back_with_another_result_reports_that_it_failed() -> None:
+async def test_client_back_with_another_result_reports_that_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was killed before its upload, so the bytes that it committed to are lost."""
+    monkeypatch.setattr(training, "MAX_DELIVERED_BYTES", 0)
     async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=2), seed=0) as run:
         killed = asyncio.Event()
 

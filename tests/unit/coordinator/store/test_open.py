@@ -46,12 +46,12 @@ async def test_store_of_the_folder_that_up_made_is_the_run_inside(tmp_path: Path
 @pytest.mark.parametrize(
     "url",
     [
-        *("", "postgresql://host/db", "s3://bucket/run", "file:run", "file://host/run"),
+        *("", "mysql://host/db", "s3://bucket/run", "file:run", "file://host/run"),
         *("file:///run?x=1", "file:///run#x", "file:///run%00"),
     ],
 )
 async def test_store_of_an_unknown_kind_is_refused_by_name(url: str) -> None:
-    with pytest.raises(InvalidInput, match=r"a folder, or file:///") as refused:
+    with pytest.raises(InvalidInput, match=r"a folder, file:///PATH/OF/A/FOLDER, or postgresql://") as refused:
         await open_store(url, max_blob_bytes=0)
     assert url in str(refused.value)
     with pytest.raises(InvalidInput):

@@ -47,21 +47,21 @@ async def test_run_directory_cuts_a_torn_record_and_appends_after_it(tmp_path: P
 async def test_reader_is_told_where_a_run_is_served_until_it_is_not(tmp_path: Path) -> None:
     store = await begun(tmp_path)
     reader = RunDirectoryReader(tmp_path)
-    assert reader.served_at() is None
+    assert await reader.served_at() is None
     store.note_address("http://127.0.0.1:8000")
-    assert reader.served_at() == store.served_at() == "http://127.0.0.1:8000"
+    assert await reader.served_at() == await store.served_at() == "http://127.0.0.1:8000"
     with pytest.raises(StoreFailed, match=rf"another coordinator already \(process {os.getpid()}\)"):
         await RunDirectory.open(tmp_path, MAX_BLOB_BYTES)
     await store.aclose()
-    assert reader.served_at() is None
+    assert await reader.served_at() is None
 
 
 @pytest.mark.parametrize("lock", [b"%d\nhttp://127.0.0.1:8000\n", b"nobody\nhttp://127.0.0.1:8000\n", b"\xff\n"])
-def test_address_of_a_coordinator_that_was_killed_is_not_told(tmp_path: Path, lock: bytes) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+async def test_address_of_a_coordinator_that_was_killed_is_not_told(tmp_path: Path, lock: bytes) -> None:
+    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await ended.wait()
     (tmp_path / "lock").write_bytes(lock.replace(b"%d", b"%d" % ended.pid))
-    assert RunDirectoryReader(tmp_path).served_at() is None
+    assert await RunDirectoryReader(tmp_path).served_at() is None
 
 
 async def two_segments(run_dir: Path) -> tuple[Path, Path]:

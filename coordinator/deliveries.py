@@ -1,0 +1,89 @@
+"""Small results that come with their commitments: checked, kept together with others, and counted as one stimulus.
+
+The rules are those of `coordinator/uploads.py`. The bytes are kept before the stimulus that counts them; until then
+nothing else says that the run needs them, so they are named as being taken in, and no sweep deletes them. Where other
+coordinators may sweep, the commitment is counted first, which says so to all.
+"""
+
+from coordinator.announced_blobs import is_delivered
+from coordinator.machine.reports import commit_result
+from coordinator.machine.run import Run
+from coordinator.machine.stimuli import ResultCommitted, ResultDelivered
+from coordinator.machine.views import ExpectedBlob
+from coordinator.service import CoordinatorService
+from coordinator.store.blobs import BytesOfBlob
+from coordinator.uploads import Uploads
+from state.blob_checks import verdict_on
+from state.deliveries import Delivery
+from state.errors import Refused, StoreFailed
+from state.messages import ResultCommitment
+from state.refusals import Refusal
+from state.wire import ClientId, Sha256
+
+
+class Deliveries:
+    """Takes small results for one service.
+
+    Args:
+        service: the run's.
+        uploads: the rules for blobs.
+    """
+
+    def __init__(self, service: CoordinatorService, uploads: Uploads) -> None:
+        self._service = service
+        self._uploads = uploads
+
+    async def take(self, client_id: ClientId, delivery: Delivery) -> None:
+        """Count a member's result. Where clients put results into an object store themselves, only its commitment.
+
+        Raises:
+            Refused: as the commitment is refused (`coordinator/machine/reports.py`); `result-invalid`, after which the
+                commitment binds; `blobs-full`; `store-failed`.
+        """
+        service, bound = self._service, delivery.commitment
+        sha256 = Sha256(bound.result_sha256)
+        if service.health.problem is not None:
+            raise service.health.refusal()
+        if is_delivered(service.run, client_id, sha256):
+            return
+        committed = ResultCommitted(client_id, bound)
+        commit_result(service.run, committed)
+        if service.run.state_file.blobs.store is not None:
+            await service.submit(committed)
+            return
+        expected, layout = _expected(service.run, client_id, bound), await self._uploads.layout()
+        verdict = verdict_on(self._uploads.results.check_of(expected), layout, BytesOfBlob(delivery.data), sha256)
+        if verdict.replica_digest is None:
+            await service.submit(committed)
+            await self._uploads.results.count(expected, verdict)
+            return
+        if service.replicas.may_be_others:
+            await service.submit(committed)
+        with service.maintenance.taking_in(sha256):
+            await self._keep(expected, committed, delivery.data)
+            await service.submit(ResultDelivered(client_id, bound, Sha256(verdict.replica_digest)))
+
+    async def _keep(self, expected: ExpectedBlob, committed: ResultCommitted, data: bytes) -> None:
+        """Keep a result's bytes. Where they find no room, the commitment counts, and nobody is blamed."""
+        service = self._service
+        try:
+            spare_bytes = await self._uploads.make_room(expected)
+            try:
+                await service.blobs.keep(expected.sha256, data, spare_bytes)
+            except Refused as refusal:
+                if refusal.kind is Refusal.BLOBS_FULL:
+                    await service.submit(committed)
+                await self._uploads.ending_epoch_when_full(expected, _raising(refusal))
+        except StoreFailed as error:
+            service.note_failure(error)
+            raise service.health.refusal() from error
+
+
+def _expected(run: Run, client_id: ClientId, bound: ResultCommitment) -> ExpectedBlob:
+    assert run.round is not None, "a commitment to its round was checked"
+    sha256, work = Sha256(bound.result_sha256), run.round.work_sha256
+    return ExpectedBlob("result", client_id, sha256, bound.size_bytes, bound.step, bound.attempt, work)
+
+
+async def _raising(refusal: Refused) -> None:
+    raise refusal

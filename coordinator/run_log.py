@@ -1,0 +1,49 @@
+"""The log lines of what happens in a run."""
+
+import logging
+
+from coordinator.machine.instructions import (
+    BatchesQuarantined,
+    EvaluationRecorded,
+    Instruction,
+    MembershipChanged,
+    OutcomeDecided,
+    PhaseChanged,
+    QuarantineEnded,
+    RunHeld,
+    SegmentEnded,
+    SentToRest,
+)
+from state.phases import RunState
+
+log = logging.getLogger("coordinator.service")
+
+
+def log_instruction(instruction: Instruction) -> None:
+    """Log what happened, if it is worth a line."""
+    match instruction:
+        case PhaseChanged(before=before, after=after, reason=reason):
+            log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
+            if after is RunState.FINISHED:
+                serving = "goes on, for clients that come late, until it is stopped"
+                log.info("run_finished", extra={"serving": serving})
+        case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
+            applied = 0 if outcome is None else len(outcome.entries)
+            fields = {"step": step, "attempt": attempt, "applied_results": applied, "reason": reason}
+            log.info("outcome_decided", extra=fields)
+        case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
+            told = {"batch_id": str(batch_id), "failed_on": against, "reason": message}
+            log.warning("batches_quarantined", extra=told)
+        case RunHeld(reason=reason):
+            log.warning("run_held", extra={"reason": reason})
+        case QuarantineEnded(batches=batches):
+            log.info("batches_released", extra={"batches": [str(batch) for batch in batches]})
+        case MembershipChanged(client_id=client_id, change=change):
+            log.info("membership_changed", extra={"client_id": client_id, "change": change})
+        case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
+            log.warning("client_rests", extra={"client_id": client_id, "rest_s": rest_s, "reason": reason})
+        case EvaluationRecorded(evaluation=found):
+            evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
+            log.info("evaluation_recorded", extra=evaluated)
+        case SegmentEnded(epoch=epoch):
+            log.debug("segment_ended", extra={"epoch": epoch})

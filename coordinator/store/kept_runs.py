@@ -1,0 +1,23 @@
+"""A line of the list of runs in a store that holds several."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """A run in a database that may hold several.
+
+    Attributes:
+        version: of its run document.
+        records: number of records of its journal.
+        journal_bytes: size of the journal.
+        changed_s: when the last record was appended, in seconds since 1970 by the database's clock.
+        blobs: the folder of its blobs as its coordinator names it; None if they are in an object store only.
+    """
+
+    run_id: str
+    version: int
+    records: int
+    journal_bytes: int
+    changed_s: float
+    blobs: str | None

@@ -1,0 +1,1 @@
+"""A run in PostgreSQL, which any number of coordinator replicas serve."""

@@ -1,0 +1,175 @@
+"""Meetings of a run's coordinators in PostgreSQL, and notifications of what each appends.
+
+Rows of `epochal_replicas` and `epochal_leases` are unlogged: they cost no write-ahead log, and a database that fails
+loses what was only true for seconds. All times are the database's own, whatever the coordinators' clocks say.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from psycopg.sql import SQL, Identifier
+
+from coordinator.store.postgres.database import GRACE_S, STATEMENT_S, Connection, Database
+from coordinator.store.postgres.names import channel_of
+from coordinator.store.replication import LEASE_S, Heartbeats, Meeting
+from state.errors import StoreBlocked, StoreFailed
+
+log = logging.getLogger(__name__)
+
+LISTEN_AGAIN_S = 0.25
+"""Time between two attempts to listen while the database does not answer."""
+QUIET_S = 10.0
+"""Time without a notification after which a listener asks whether its connection still lives."""
+LEAVE_WITHIN_S = 2.0
+"""Maximum time to give the lease back; otherwise it ends by itself."""
+FORGOTTEN_AFTER_S = 3600.0
+"""Time after which a coordinator that was not seen is forgotten."""
+
+_MEET = """
+WITH present AS (
+  INSERT INTO epochal_replicas (run_id, replica, url, heartbeats, seen_at)
+  VALUES (%(run)s, %(replica)s, %(url)s, %(mine)s, clock_timestamp())
+  ON CONFLICT (run_id, replica)
+  DO UPDATE SET url = excluded.url, heartbeats = excluded.heartbeats, seen_at = excluded.seen_at
+), lease AS (
+  INSERT INTO epochal_leases AS held (run_id, holder, ends_at)
+  VALUES (%(run)s, %(replica)s, clock_timestamp() + make_interval(secs => %(lease)s))
+  ON CONFLICT (run_id) DO UPDATE SET holder = excluded.holder, ends_at = excluded.ends_at
+  WHERE held.holder = excluded.holder OR held.ends_at < clock_timestamp()
+  RETURNING holder
+)
+SELECT EXISTS (SELECT FROM lease), (SELECT sequence FROM epochal_runs WHERE run_id = %(run)s), other.heartbeats
+FROM (SELECT) one LEFT JOIN epochal_replicas other ON other.run_id = %(run)s AND other.replica <> %(replica)s
+  AND other.seen_at > clock_timestamp() - make_interval(secs => %(lease)s)
+"""
+_LEAVE = """
+WITH left_ AS (DELETE FROM epochal_replicas WHERE run_id = %(run)s AND replica = %(replica)s)
+DELETE FROM epochal_leases WHERE run_id = %(run)s AND holder = %(replica)s
+"""
+_FORGET = """
+DELETE FROM epochal_replicas WHERE run_id = %(run)s
+AND seen_at < clock_timestamp() - make_interval(secs => %(after)s)
+"""
+_IS_SERVED = """
+SELECT FROM epochal_replicas WHERE run_id = %(run)s
+AND seen_at > clock_timestamp() - make_interval(secs => %(lease)s) LIMIT 1
+"""
+_SERVED_AT = """
+SELECT url FROM epochal_replicas replica LEFT JOIN epochal_leases lease USING (run_id)
+WHERE run_id = %(run)s AND url IS NOT NULL AND seen_at > clock_timestamp() - make_interval(secs => %(lease)s)
+ORDER BY lease.holder IS NOT DISTINCT FROM replica DESC, seen_at DESC LIMIT 1
+"""
+
+
+class PostgresReplication:
+    """The `Replication` protocol over a database.
+
+    Args:
+        meeting: the connection for meetings.
+        listening: the connection for notifications.
+        run_id: the run.
+
+    Attributes:
+        url: where this coordinator is served, once that is known.
+    """
+
+    def __init__(self, meeting: Database, listening: Database, run_id: str) -> None:
+        self._meeting = meeting
+        self._listening = listening
+        self._run_id = run_id
+        self._replica = os.urandom(16).hex()
+        self.url: str | None = None
+        self._has_met = False
+
+    async def news(self) -> AsyncGenerator[int | None, None]:
+        while True:
+            with contextlib.suppress(StoreBlocked):
+                async with aclosing(self._notified()) as notified:
+                    async for sequence in notified:
+                        yield sequence
+            await asyncio.sleep(LISTEN_AGAIN_S)
+
+    async def _notified(self) -> AsyncGenerator[int | None, None]:
+        async with self._listening.alone() as connection:
+            async with asyncio.timeout(STATEMENT_S + GRACE_S):
+                await connection.execute(SQL("LISTEN {}").format(Identifier(channel_of(self._run_id))))
+            while True:
+                yield None
+                async for told in connection.notifies(timeout=QUIET_S):
+                    yield _sequence_in(told.payload)
+                async with asyncio.timeout(STATEMENT_S + GRACE_S):
+                    await connection.execute("SELECT")
+
+    async def meet(self, mine: Heartbeats) -> Meeting:
+        values = self._values() | {"url": self.url, "mine": _encoded(mine)}
+
+        async def meet(connection: Connection) -> list[tuple[bool, int | None, bytes | None]]:
+            return await (await connection.execute(_MEET, values)).fetchall()
+
+        self._has_met = True
+        rows = await self._meeting.run(meet)
+        is_ticking, sequence, _ = rows[0]
+        others = tuple(_decoded(heartbeats) for _, _, heartbeats in rows if heartbeats is not None)
+        return Meeting(is_ticking, sequence or 0, others)
+
+    async def leave(self) -> None:
+        if not self._has_met:
+            return
+
+        async def leave(connection: Connection) -> None:
+            await connection.execute(_LEAVE, self._values())
+            await connection.execute(_FORGET, {"run": self._run_id, "after": FORGOTTEN_AFTER_S})
+
+        with contextlib.suppress(StoreFailed, TimeoutError):
+            async with asyncio.timeout(LEAVE_WITHIN_S):
+                await self._meeting.run(leave)
+                self._has_met = False
+
+    def _values(self) -> dict[str, object]:
+        return {"run": self._run_id, "replica": self._replica, "lease": LEASE_S}
+
+
+async def served_at(database: Database, run_id: str) -> str | None:
+    """Return the address of a coordinator that serves the run now, of the one that ticks if it is known."""
+
+    async def read(connection: Connection) -> str | None:
+        row = await (await connection.execute(_SERVED_AT, {"run": run_id, "lease": LEASE_S})).fetchone()
+        return None if row is None else row[0]
+
+    try:
+        return await database.run(read)
+    except StoreFailed:  # a standby has no unlogged tables
+        return None
+
+
+async def is_served(database: Database, run_id: str) -> bool:
+    """Return whether a coordinator was seen lately that serves the run. Raise `StoreFailed` if nobody can tell."""
+
+    async def read(connection: Connection) -> bool:
+        row = await (await connection.execute(_IS_SERVED, {"run": run_id, "lease": LEASE_S})).fetchone()
+        return row is not None
+
+    return await database.run(read)
+
+
+def _sequence_in(payload: str) -> int | None:
+    """Return the number of the record that a notification tells of; None if it is another's, or unreadable."""
+    try:
+        return int(json.loads(payload)["sequence"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _encoded(mine: Heartbeats) -> bytes:
+    heard, closed = ({name: round(at_s, 3) for name, at_s in kept.items()} for kept in (mine.heard, mine.closed))
+    return json.dumps([heard, closed], separators=(",", ":")).encode()
+
+
+def _decoded(body: bytes) -> Heartbeats:
+    heard, closed = json.loads(body)
+    return Heartbeats(heard, closed)

@@ -1,0 +1,272 @@
+"""A transport of httpx for short requests to one server: HTTP/1.1 on asyncio's own connections.
+
+The general transport spends several times the work of the exchange itself on each request. This one knows requests
+whose body is in memory and answers that fit there, and nothing else: a request is sent by it only if its sender says
+that its answer is short (`SHORT`); all others, and all that go by way of a proxy, are the general transport's.
+
+The rule kept here: a connection is used again only after a whole exchange; errors are httpx's.
+"""
+
+import asyncio
+import ssl
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import httptools
+import httpx
+
+SHORT: Mapping[str, Any] = MappingProxyType({"epochal.short": True})
+"""The extensions of a request whose answer fits into memory."""
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""Maximum size of an answer's body: far above those of documents."""
+MAX_HEAD_FIELDS = 256
+_SHORT = "epochal.short"
+_SILENT = "Server disconnected without sending a response."
+_INTERIM = range(100, 200)
+_WITHOUT_BODY = frozenset({204, 304})
+
+
+def has_proxies() -> bool:
+    """Return whether the environment names a proxy."""
+    return bool({"http", "https", "all"} & set(urllib.request.getproxies()))
+
+
+class LeanTransport(httpx.AsyncBaseTransport):
+    """Sends short requests itself, and others by a general transport.
+
+    Args:
+        general: sends what this one does not; it is closed with this one.
+        limits: of the connections for short requests.
+        context: for TLS.
+    """
+
+    def __init__(self, general: httpx.AsyncBaseTransport, limits: httpx.Limits, context: ssl.SSLContext) -> None:
+        self._general = general
+        self._context = context
+        self._keep_s = limits.keepalive_expiry if limits.keepalive_expiry is not None else float("inf")
+        self._places = asyncio.Semaphore(limits.max_connections or 100)
+        self._kept: deque[tuple[float, tuple[str, str, int], _Line]] = deque()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Return the answer to a request."""
+        if not (request.extensions.get(_SHORT) and isinstance(request.stream, httpx.ByteStream)):
+            return await self._general.handle_async_request(request)
+        timeouts: dict[str, float | None] = request.extensions.get("timeout", {})
+        await self._place(request, timeouts.get("pool"))
+        try:
+            return await self._answered(request, timeouts)
+        finally:
+            self._places.release()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        while self._kept:
+            self._kept.popleft()[2].close()
+        await self._general.aclose()
+
+    async def _place(self, request: httpx.Request, timeout_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise httpx.PoolTimeout("all connections are in use", request=request) from error
+
+    async def _answered(self, request: httpx.Request, timeouts: Mapping[str, float | None]) -> httpx.Response:
+        url = request.url
+        place = url.scheme, url.host, url.port or (443 if url.scheme == "https" else 80)
+        line = self._kept_line(place) or await self._connected(request, place, timeouts.get("connect"))
+        try:
+            answer = await line.exchange(_encoded(request), request, timeouts.get("read"))
+        except BaseException:
+            line.close()
+            raise
+        if answer.is_reusable:
+            self._kept.append((time.monotonic(), place, line))
+        else:
+            line.close()
+        return httpx.Response(answer.status, headers=answer.headers, stream=httpx.ByteStream(answer.body))
+
+    def _kept_line(self, place: tuple[str, str, int]) -> "_Line | None":
+        for _ in range(len(self._kept)):
+            since_s, of, line = self._kept.pop()
+            if line.is_open and of == place and time.monotonic() < since_s + self._keep_s:
+                return line
+            if line.is_open and of != place:
+                self._kept.appendleft((since_s, of, line))
+            else:
+                line.close()
+        return None
+
+    async def _connected(self, request: httpx.Request, place: tuple[str, str, int], timeout_s: float | None) -> "_Line":
+        scheme, host, port = place
+        context = self._context if scheme == "https" else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                loop = asyncio.get_running_loop()
+                _, line = await loop.create_connection(_Line, host, port, ssl=context)
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout(f"no connection within {timeout_s:g} s", request=request) from error
+        except OSError as error:  # ssl.SSLError is one
+            raise httpx.ConnectError(str(error), request=request) from error
+        return line
+
+
+def _encoded(request: httpx.Request) -> bytes:
+    """Return the bytes of a request whose body is in memory."""
+    head = [b"%s %s HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
+    head += [b"%s: %s" % field for field in request.headers.raw]
+    return b"\r\n".join((*head, b"", request.content))
+
+
+class _Answer:
+    """An answer that is being received; httptools calls its `on_` methods."""
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.pieces: list[bytes] = []
+        self.size_bytes = 0
+        self.is_begun = self.is_complete = self.is_reusable = self.ends_with_connection = False
+        self.status = 0
+        self.parser = httptools.HttpResponseParser(self)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
+
+    def on_message_begin(self) -> None:
+        self.is_begun = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= MAX_HEAD_FIELDS:
+            raise httpx.RemoteProtocolError(f"an answer with more than {MAX_HEAD_FIELDS} header fields")
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self.parser.get_status_code()
+        names = {name.lower() for name, _ in self.headers}
+        has_end = self.status in _WITHOUT_BODY or names & {b"content-length", b"transfer-encoding"}
+        self.ends_with_connection = not has_end
+
+    def on_body(self, body: bytes) -> None:
+        self.size_bytes += len(body)
+        if self.size_bytes > MAX_ANSWER_BYTES:
+            raise httpx.RemoteProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        self.pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.status in _INTERIM:
+            self.headers.clear()
+            return
+        self.is_complete, self.is_reusable = True, self.parser.should_keep_alive()
+
+
+class _Line(asyncio.Protocol):
+    """One connection, which serves one request at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._answer = _Answer()
+        self._waiting: asyncio.Future[_Answer] | None = None
+        self._request: httpx.Request | None = None
+        self._heard_s = 0.0
+        self.is_open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self.is_open = transport, True
+
+    async def exchange(self, data: bytes, request: httpx.Request, read_s: float | None) -> _Answer:
+        """Send a request, and return its answer. Raise `httpx.TransportError` if there is no whole one."""
+        assert self._transport is not None
+        loop = asyncio.get_running_loop()
+        self._answer, self._request, self._waiting = _Answer(), request, loop.create_future()
+        self._heard_s = loop.time()
+        watch = None if read_s is None else _Watch(loop, self, read_s)
+        try:
+            if self.is_open:
+                self._transport.write(data)
+            else:
+                self._end(None)
+            return await self._waiting
+        finally:
+            self._waiting = None
+            if watch is not None:
+                watch.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+        if self._waiting is None:  # it says something that nobody asked for
+            self.close()
+            return
+        answer = self._answer
+        try:
+            answer.parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            told = cause if isinstance(cause, httpx.RemoteProtocolError) else httpx.RemoteProtocolError(str(error))
+            self._fail(told)
+            return
+        if answer.is_complete and not self._waiting.done():
+            self._waiting.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._end(exc)
+
+    def _end(self, error: Exception | None) -> None:
+        """Let the exchange end with the connection."""
+        answer, waiting = self._answer, self._waiting
+        if waiting is None or waiting.done():
+            return
+        if answer.ends_with_connection and error is None:
+            waiting.set_result(answer)
+        elif answer.is_begun:
+            self._fail(httpx.RemoteProtocolError("the connection ended within an answer"))
+        else:
+            self._fail(httpx.RemoteProtocolError(_SILENT), error)
+
+    def _fail(self, error: httpx.TransportError, cause: Exception | None = None) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            error.__cause__ = cause
+            if self._request is not None:
+                error.request = self._request
+            self._waiting.set_exception(error)
+
+    def silence_s(self, now_s: float) -> float:
+        """Return the seconds since anything arrived."""
+        return now_s - self._heard_s
+
+    def is_silent(self, timeout_s: float) -> None:
+        """End the exchange because nothing has arrived for so long."""
+        self._fail(httpx.ReadTimeout(f"nothing arrived for {timeout_s:g} s"))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _Watch:
+    """Ends an exchange in which nothing arrives for a while."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, line: _Line, timeout_s: float) -> None:
+        self._loop = loop
+        self._line = line
+        self._timeout_s = timeout_s
+        self._timer = loop.call_later(timeout_s, self._look)
+
+    def cancel(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left_s = self._timeout_s - self._line.silence_s(self._loop.time())
+        if left_s <= 0:
+            self._line.is_silent(self._timeout_s)
+        else:
+            self._timer = self._loop.call_later(left_s, self._look)

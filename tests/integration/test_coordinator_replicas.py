@@ -1,0 +1,146 @@
+"""A run that several coordinators serve from one PostgreSQL database, with real clients behind a balancer."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coordinator.api.fresh_view import STALE_HEADER
+from coordinator.store.open import open_store_reader
+from state.phases import RunState
+from tests.support.database_relay import database_relay
+from tests.support.postgres_server import PostgresServer, postgres_server
+from tests.support.processes import RealRun, in_training
+from tests.support.replicas import replicated_run
+
+CLIENT_TIMEOUT_S = 6.0
+STOPPED_S = 8.0
+"""Longer than the lease, and than a member may be silent."""
+RETRY_HEADER = "retry-after"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+async def goes_on(run: RealRun) -> None:
+    """Return when the run has come two steps further."""
+    await run.until(in_training(run.watch.seen[-1].step + 2))
+
+
+async def test_clients_whose_requests_reach_each_replica_finish_the_run(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 3, config__init_min_clients=2, config__total_steps=6) as replicas:
+        run = replicas.run
+        for _ in range(2):
+            await run.start_client()
+        await run.until(in_training(2))
+        assert (await run.finish()).rounds == 6
+
+
+async def test_run_goes_on_without_the_replica_that_ticked(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 2, config__total_steps=20) as replicas:
+        run = replicas.run
+        await run.start_client()
+        await run.until(in_training(2))
+        await (await replicas.ticking()).kill()
+        assert (await run.finish()).rounds == 20
+
+
+async def test_replica_stopped_for_longer_than_its_lease_drops_nobody(tmp_path: Path, server: PostgresServer) -> None:
+    limits = {"config__client_timeout_s": CLIENT_TIMEOUT_S, "config__total_steps": 60}
+    async with replicated_run(tmp_path, server, 2, **limits) as replicas:
+        run, (first, second) = replicas.run, replicas.all
+        run.url = str(second.http.base_url)  # a balancer would let the client wait for the one that is stopped
+        await run.start_client()
+        await run.until(in_training(2))
+        assert await replicas.ticking() is first
+        first.stop_for_now()
+        await asyncio.sleep(STOPPED_S)
+        first.go_on()
+        await replicas.ready(first)
+        assert await replicas.ticking() is second
+        assert (await run.finish()).rounds == 60
+        for replica in replicas.all:
+            changes = [line["change"] for line in run.events(replica.child, "membership_changed")]
+            assert "fell silent" not in changes
+
+
+async def test_run_waits_for_its_database_and_goes_on_with_it(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 2, config__total_steps=40) as replicas:
+        run = replicas.run
+        await run.start_client()
+        await run.until(in_training(2))
+        server.pause()
+        for replica in replicas.all:
+            assert "does not answer" in await replicas.ready(replica, is_ready=False)
+        server.go_on()
+        for replica in replicas.all:
+            await replicas.ready(replica)
+        await goes_on(run)
+        server.kill()
+        for replica in replicas.all:
+            assert "goes on by itself" in await replicas.ready(replica, is_ready=False)
+            await replicas.refuses_messages(replica)
+        server.start()
+        for replica in replicas.all:
+            await replicas.ready(replica)
+        assert (await run.finish()).rounds == 40
+
+
+async def test_replica_without_the_database_tells_what_it_knows_as_stale(
+    tmp_path: Path, server: PostgresServer
+) -> None:
+    async with (
+        database_relay(server) as relay,
+        replicated_run(tmp_path, server, 2, {1: relay}, config__init_min_clients=2) as replicas,
+    ):
+        with_it, without = replicas.all
+        place = f"/v1/runs/{replicas.run.watch.api.run_id}"
+        known = (await with_it.http.get(place)).json()
+        relay.cut()
+        await replicas.ready(without, is_ready=False)
+        answer = await without.http.get(f"{place}/status")
+        assert (answer.status_code, answer.headers[STALE_HEADER]) == (200, "true")
+        assert (await without.http.get(place)).json() == known
+        unknown = await without.http.get(f"{place}/rosters/{'0' * 64}")
+        assert (unknown.status_code, RETRY_HEADER in unknown.headers) == (503, True)
+        assert (await with_it.http.get(f"{place}/rosters/{'0' * 64}")).status_code == 404
+        await replicas.refuses_messages(without)
+        admin = {"Authorization": f"Bearer {replicas.admin_token()}"}
+        assert (await with_it.http.post(f"{place}/pause", headers=admin)).status_code == 204
+        relay.is_cut = False
+        await replicas.ready(without)
+        assert (await without.http.get(f"{place}/status")).json()["run_state"] == RunState.PAUSED.value
+        assert (await without.http.post(f"{place}/resume", headers=admin)).status_code == 204
+
+
+@pytest.mark.parametrize("point", ["before the transaction", "after the transaction"])
+async def test_message_whose_replica_is_killed_counts_once_or_not(
+    tmp_path: Path, server: PostgresServer, point: str
+) -> None:
+    is_kept = point.startswith("after")
+    async with database_relay(server) as relay, replicated_run(tmp_path, server, 2, {0: relay}) as replicas:
+        killed, other = replicas.all
+        place = f"/v1/runs/{replicas.run.watch.api.run_id}"
+        admin = {"Authorization": f"Bearer {replicas.admin_token()}"}
+        relay.held, relay.unanswered = int(not is_kept), int(is_kept)
+
+        async def ask() -> None:
+            with contextlib.suppress(httpx.TransportError):
+                await killed.http.post(f"{place}/pause", headers=admin)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask())
+            await relay.arrived.wait()
+            await killed.kill()
+        status = (await other.http.get(f"{place}/status")).json()
+        assert status["run_state"] == (RunState.PAUSED if is_kept else RunState.WAITING_FOR_MEMBERS).value
+        assert (await other.http.post(f"{place}/pause", headers=admin)).status_code == 204
+        reader = open_store_reader(replicas.run.store)
+        bodies = [record.body async for segment in reader.journal.history() for record in segment.records]
+        assert sum(b"pause_requested" in body for body in bodies) == 1

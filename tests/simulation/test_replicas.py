@@ -1,0 +1,135 @@
+"""Three coordinators of one run in virtual time: what one knows the others learn, and one of them ticks."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from coordinator.liveness import GONE_AFTER_S
+from coordinator.machine.stimuli import ClientBecameReady, ClientsFellSilent
+from coordinator.opening import ServiceOptions
+from coordinator.service import CoordinatorService
+from coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
+from coordinator.store.replication import LEASE_S, MEETING_S
+from state.errors import Refused, StoreBlocked
+from state.messages import ReadyReport
+from state.refusals import Refusal
+from state.wire import Sha256
+from tests.simulation.test_two_coordinators import id_of, join_of
+from tests.support.poor_replication import PoorReplication
+from tests.support.states import state_file
+from tests.support.virtual_time import VirtualClock, in_virtual_time
+
+TIMEOUT_S = 5.0
+READY = ReadyReport(0, Sha256("0" * 64), "data")
+
+
+@contextlib.asynccontextmanager
+async def replicas(count: int = 3, **overrides: Any) -> AsyncIterator[list[tuple[CoordinatorService, PoorReplication]]]:
+    """Yield coordinators of one run, which learn of records in their meetings only."""
+    journal, meetings = MemoryJournal(), MemoryMeetings()
+    state = state_file(config__init_min_clients=200, config__client_timeout_s=TIMEOUT_S, **overrides)
+    async with asyncio.TaskGroup() as tasks:
+        opened, serving = [], []
+        for _ in range(count):
+            store = MemoryStore(state.blobs.max_total_bytes, journal)
+            store.replication = found = PoorReplication(meetings, journal)
+            service = await CoordinatorService.open(ServiceOptions(store, VirtualClock(), "ab" * 32), state)
+            serving.append(tasks.create_task(service.serve()))
+            await service.started.wait()
+            opened.append((service, found))
+        await asyncio.sleep(2 * MEETING_S)
+        yield opened
+        for task in serving:
+            task.cancel()
+
+
+@in_virtual_time
+async def test_refusal_holds_for_the_run_as_it_is_kept() -> None:
+    async with replicas() as ((one, _), (other, _), _):
+        await one.submit(join_of(1))
+        assert id_of(1) not in other.run.members, "it was not told"
+        for number, said in ((2, "not a member"), (1, "no client can become ready")):
+            with pytest.raises(Refused, match=said):
+                await other.submit(ClientBecameReady(id_of(number), READY))
+            assert id_of(1) in other.run.members
+
+
+@in_virtual_time
+async def test_request_waits_until_what_was_kept_before_is_known() -> None:
+    async with replicas() as ((one, _), (other, _), _):
+        await one.submit(join_of(1))
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(10):
+                tasks.create_task(other.replicas.fresh())
+        assert id_of(1) in other.run.members
+
+
+@in_virtual_time
+async def test_coordinator_that_starts_beside_others_moves_no_deadline() -> None:
+    async with replicas() as ((one, _), *_):
+        assert one.replicas.other_count == 2
+        journal = one._options.store.journal
+        assert isinstance(journal, MemoryJournal)
+        starts = [record for segment in journal.segments for record in segment.records]
+        assert sum(b"coordinator_started" in record.body for record in starts) == 1
+
+
+@in_virtual_time
+async def test_one_coordinator_ticks_and_another_goes_on_in_its_place() -> None:
+    async with replicas() as found:
+        assert [service.replicas.is_ticking for service, _ in found] == [True, False, False]
+        found[0][1].goes_on.clear()
+        await asyncio.sleep(LEASE_S + 2 * MEETING_S)
+        assert [service.replicas.is_ticking for service, _ in found].count(True) == 1
+        assert not found[0][0].replicas.is_ticking
+        found[0][1].goes_on.set()
+        await asyncio.sleep(LEASE_S)
+        assert [service.replicas.is_ticking for service, _ in found].count(True) == 1
+
+
+@in_virtual_time
+async def test_member_that_one_coordinator_hears_is_dropped_by_none() -> None:
+    async with replicas() as ((ticking, _), (other, _), _):
+        for number in (1, 2):
+            await ticking.submit(join_of(number))
+        for _ in range(round(3 * TIMEOUT_S / MEETING_S)):
+            other.heard(id_of(1))
+            await asyncio.sleep(MEETING_S)
+        assert ticking.run.members.keys() == {id_of(1)}
+
+
+@in_virtual_time
+async def test_verdict_of_a_coordinator_that_was_stopped_drops_nobody() -> None:
+    async with replicas() as ((stopped, replication), (other, _), _):
+        await stopped.submit(join_of(1))
+        stopped.heard(id_of(1))
+        await asyncio.sleep(MEETING_S)
+        replication.goes_on.clear()
+        for _ in range(round(3 * TIMEOUT_S / MEETING_S)):
+            other.heard(id_of(1))
+            await asyncio.sleep(MEETING_S)
+        await stopped.submit(ClientsFellSilent((id_of(1),)))
+        replication.goes_on.set()
+        await asyncio.sleep(GONE_AFTER_S)
+        for service in (stopped, other):
+            assert service.run.members.keys() == {id_of(1)}
+
+
+@in_virtual_time
+async def test_coordinator_that_cannot_meet_the_others_refuses_until_it_can() -> None:
+    async with replicas() as ((one, replication), *_):
+        replication.problem = StoreBlocked("the database does not answer", is_full=False)
+        await asyncio.sleep(LEASE_S + 2 * MEETING_S)
+        assert not one.accepting
+        with pytest.raises(Refused) as refused:
+            await one.submit(join_of(1))
+        assert refused.value.kind is Refusal.STORE_FAILED
+        with pytest.raises(StoreBlocked):
+            await one.replicas.fresh()
+        replication.problem = None
+        await asyncio.sleep(2 * LEASE_S)
+        await one.submit(join_of(1))
+        assert one.accepting
