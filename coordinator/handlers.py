@@ -19,11 +19,10 @@ from coordinator.long_polls import Reader, ReaderKind, stranger_at
 from coordinator.machine import stimuli
 from coordinator.machine.datasets import disagreement
 from coordinator.machine.membership import check_join
-from coordinator.machine.run import Member, Run
+from coordinator.machine.run import Member
 from coordinator.machine.views import expected_blob, is_revealed
 from coordinator.publication import Published, failed_data_of, standing_of
 from coordinator.rates import MessageRates
-from coordinator.result_checks import check_size
 from coordinator.resumable_uploads import BlobBody
 from coordinator.service import CoordinatorService
 from coordinator.uploads import Uploads
@@ -300,7 +299,7 @@ class Handlers:
         if isinstance(report, messages.ResultCommitment):
             await self.uploads.results.check_commitment(client_id, report)
         elif isinstance(report, messages.CheckpointReport):
-            await self._check_checkpoint_size(report.size_bytes)
+            await self.uploads.check_checkpoint_size(report.size_bytes)
         await self._submit(_REPORTED[type(report)](client_id, report))
         if isinstance(report, messages.ReadyReport):
             waits = disagreement(self.service.run, client_id)
@@ -317,7 +316,7 @@ class Handlers:
 
     def check_rate(self, client_id: ClientId) -> None:
         """Count a message of a member. Raise `Refused` (`rate-limited`) if it has sent too many in this phase."""
-        self.rates.check_report(client_id, self.service.now_s(), _occasion(self.service.run))
+        self.rates.check_report(client_id, self.service.now_s(), self.service.run.occasion)
 
     def check_upload_rate(self, client_id: ClientId, sha256: Sha256) -> None:
         """Count a request about a blob that a member delivers: apart from its messages, also parts of a checkpoint.
@@ -327,15 +326,9 @@ class Handlers:
         """
         expected = expected_blob(self.service.run, client_id, sha256)
         if expected is None or expected.claim is None:
-            self.rates.check_upload(client_id, self.service.now_s(), _occasion(self.service.run))
+            self.rates.check_upload(client_id, self.service.now_s(), self.service.run.occasion)
         else:
             self.rates.check_part(client_id, self.service.now_s(), expected.step)
-
-    async def _check_checkpoint_size(self, size_bytes: int) -> None:
-        if self.service.run.checkpoint is None:
-            await self.uploads.check_first_size(size_bytes)
-        else:
-            check_size("checkpoint", size_bytes, (await self.uploads.form()).size_bound)
 
     async def receive_blob(self, client_id: ClientId, sha256: Sha256, body: BlobBody) -> None:
         """Take the bytes of a result or checkpoint that this member announced.
@@ -400,8 +393,3 @@ class Handlers:
     async def eject(self, client_id: ClientId) -> None:
         """Remove a client, whose key may not join again."""
         await self._submit(stimuli.ClientEjected(client_id))
-
-
-def _occasion(run: Run) -> tuple[object, ...]:
-    """Return what changes when a member may send as many messages as before."""
-    return run.epoch, run.step, run.attempt, run.phase

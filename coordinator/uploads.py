@@ -23,7 +23,7 @@ from coordinator.genesis import GenesisRules, LayoutOf, unknown_layout
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultFoundNoRoom
 from coordinator.machine.views import ExpectedBlob, checkpoint_blobs
-from coordinator.result_checks import ResultChecks, delete_unless_needed
+from coordinator.result_checks import ResultChecks, check_size, delete_unless_needed
 from coordinator.resumable_uploads import BlobBody, ResumableUploads
 from coordinator.service import CoordinatorService
 from coordinator.store.blobs import OpenBlob
@@ -168,6 +168,13 @@ class Uploads:
             await self._take_part(expected, expected.claim)
         else:
             await self.results.take_held(expected)
+
+    async def check_checkpoint_size(self, size_bytes: int) -> None:
+        """Raise `Refused` (`blob-too-large`) if an announced checkpoint of this size is too large for the run."""
+        if self._service.run.checkpoint is None:
+            await self.check_first_size(size_bytes)
+        else:
+            check_size("checkpoint", size_bytes, (await self.form()).size_bound)
 
     async def check_first_size(self, size_bytes: int) -> None:
         """Raise `Refused` (`blob-too-large`) if a first checkpoint of this size is too large for the run."""

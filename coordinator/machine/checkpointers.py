@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from coordinator.machine.run import Checkpointing, Run
+from coordinator.machine.checkpointing import Checkpointing
+from coordinator.machine.run import Run
 from state.election import quorum
 from state.wire import ClientId, Sha256
 

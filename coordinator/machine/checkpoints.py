@@ -11,8 +11,9 @@ from dataclasses import replace
 from itertools import islice
 
 from coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
+from coordinator.machine.checkpointing import Checkpointing
 from coordinator.machine.instructions import Instruction, SegmentEnded, SentToRest, SweepBlobs
-from coordinator.machine.run import KEEP_CHECKPOINTS, Checkpointing, Handled, Run, roster_of
+from coordinator.machine.run import KEEP_CHECKPOINTS, Handled, Run, roster_of
 from coordinator.machine.shared import added
 from coordinator.machine.stimuli import (
     BlobsNearedBound,

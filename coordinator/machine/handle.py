@@ -14,12 +14,13 @@ from dataclasses import replace
 from coordinator.machine import checkpoints, datasets, evaluations, membership, reports, stimuli
 from coordinator.machine.ahead import looked_ahead
 from coordinator.machine.blame import release
+from coordinator.machine.checkpointing import Checkpointing
 from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.data_growth import append_data
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
-from coordinator.machine.run import Checkpointing, Handled, Member, Run, with_state_file
+from coordinator.machine.run import Handled, Member, Run, with_state_file
 from coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
 from coordinator.machine.transitions import decide
 from coordinator.machine.work import begin_round

@@ -21,8 +21,9 @@ from coordinator.machine import (
     stimuli,
     transitions,
 )
+from coordinator.machine.checkpointing import Checkpointing
 from coordinator.machine.conduct import Conduct
-from coordinator.machine.run import Checkpointing, Run, Suspect, new_run
+from coordinator.machine.run import Run, Suspect, new_run
 from state.intervals import BatchId
 from tests.support.machine_driver import in_round
 from tests.support.states import state_file
