@@ -118,6 +118,22 @@ async def open_run(
             return await RunJournal.begin(store.journal, run), (*provided, CoordinatorStarted())
         except StoreConflict:  # another coordinator has begun the run in the meantime
             return await open_run(options, state_file, is_restored=is_restored)
+    return journal, await _stimuli_of_start(options, journal, state_file, is_restored=is_restored, is_live=is_live)
+
+
+async def _stimuli_of_start(
+    options: ServiceOptions, journal: RunJournal, state_file: StateFile, *, is_restored: bool, is_live: bool
+) -> tuple[Stimulus, ...]:
+    """Return the stimuli to handle before all others where the store holds the run. Raises as `open_run` does.
+
+    Args:
+        options: store, clock and key.
+        journal: of the run.
+        state_file: the validated state file, perhaps edited.
+        is_restored: the store holds a backup.
+        is_live: whether other coordinators serve the run.
+    """
+    store = options.store
     if store.is_backup and not is_restored:
         raise InvalidInput(f"{store.name} is a backup; start from it with --restored: clients return to what it holds")
     if store.journal.torn_bytes:
@@ -149,7 +165,7 @@ async def open_run(
         log.info("config_change_applied", extra={"change": str(change)})
     if any(map(names_the_checkpoint, applied)):
         log.info("run_goes_on_from_its_own_checkpoint", extra={"replica_step": journal.run.replica_step})
-    return journal, (*stimuli, *await _provided_genesis(options, journal.run, state_file))
+    return *stimuli, *await _provided_genesis(options, journal.run, state_file)
 
 
 async def _check_blobs_of_live_run(journal: RunJournal, store: Store) -> None:

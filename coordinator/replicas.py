@@ -36,7 +36,7 @@ FRESH_PAUSE_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What replication needs of a service.
+    """A service as replication uses it.
 
     Attributes:
         known: returns the number of the last known record.

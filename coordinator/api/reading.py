@@ -32,41 +32,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     async def runs() -> Response:
         return document_response({"runs": [handlers.service.run.state_file.run_id]})
 
-    encoded = EncodedDocuments()
-
-    async def sent(name: str, body: bytes, request: Request) -> Response:
-        """Return the answer with an immutable document, compressed if it is long and its reader takes that."""
-        if len(body) < MIN_COMPRESSED_BYTES:
-            return json_response(body, IMMUTABLE)
-        is_compressed = takes_gzip(request.headers)
-        response = json_response(await encoded.compressed(name, body) if is_compressed else body, IMMUTABLE)
-        response.headers["Vary"] = "Accept-Encoding"
-        if is_compressed:
-            response.headers["Content-Encoding"] = "gzip"
-        return response
-
-    async def immutable(run_id: str, sha256: str, request: Request) -> Response:
-        handlers.check_run(run_id)
-        return await sent(sha256, handlers.immutable(sha256_of(sha256)), request)
-
-    for place, kind in (("rosters", Roster), ("work", WorkList)):
-        path = f"{RUN}/{place}/{{sha256}}"
-        router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", responses=openapi_answer(kind))
-    router.add_api_route(
-        f"{RUN}/manifests/{{sha256}}",
-        immutable,
-        summary="The parts of a checkpoint by digest",
-        responses=openapi_answer(CheckpointManifest),
-    )
-    router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
-    router.add_api_route(f"{RUN}/model/{{sha256}}", immutable, summary="The run's model document by digest")
-
-    @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", responses=openapi_answer(Outcome))
-    async def outcome(run_id: str, step: str, request: Request) -> Response:
-        handlers.check_run(run_id)
-        found = handlers.outcome(parse_whole("step", step))
-        name = f"{handlers.service.run.lineage} {found.step} {found.attempt} {found.seed}"
-        return await sent(name, encoded.plain(name, lambda: canonical_json(found)), request)
+    _add_documents(router, handlers)
 
     @router.get(
         f"{RUN}/rounds/{{step}}/results",
@@ -102,3 +68,42 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         return document_response(handlers.kept_checkpoints(), "no-cache")
 
     return router
+
+
+def _add_documents(router: APIRouter, handlers: Handlers) -> None:
+    """Add the routes of documents that never change, which are compressed once."""
+    encoded = EncodedDocuments()
+
+    async def sent(name: str, body: bytes, request: Request) -> Response:
+        """Return the answer with an immutable document, compressed if it is long and its reader takes that."""
+        if len(body) < MIN_COMPRESSED_BYTES:
+            return json_response(body, IMMUTABLE)
+        is_compressed = takes_gzip(request.headers)
+        response = json_response(await encoded.compressed(name, body) if is_compressed else body, IMMUTABLE)
+        response.headers["Vary"] = "Accept-Encoding"
+        if is_compressed:
+            response.headers["Content-Encoding"] = "gzip"
+        return response
+
+    async def immutable(run_id: str, sha256: str, request: Request) -> Response:
+        handlers.check_run(run_id)
+        return await sent(sha256, handlers.immutable(sha256_of(sha256)), request)
+
+    for place, kind in (("rosters", Roster), ("work", WorkList)):
+        path = f"{RUN}/{place}/{{sha256}}"
+        router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", responses=openapi_answer(kind))
+    router.add_api_route(
+        f"{RUN}/manifests/{{sha256}}",
+        immutable,
+        summary="The parts of a checkpoint by digest",
+        responses=openapi_answer(CheckpointManifest),
+    )
+    router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
+    router.add_api_route(f"{RUN}/model/{{sha256}}", immutable, summary="The run's model document by digest")
+
+    @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", responses=openapi_answer(Outcome))
+    async def outcome(run_id: str, step: str, request: Request) -> Response:
+        handlers.check_run(run_id)
+        found = handlers.outcome(parse_whole("step", step))
+        name = f"{handlers.service.run.lineage} {found.step} {found.attempt} {found.seed}"
+        return await sent(name, encoded.plain(name, lambda: canonical_json(found)), request)

@@ -173,7 +173,7 @@ class Run(WireDocument):
 
     @property
     def occasion(self) -> tuple[object, ...]:
-        """What changes when a member may send as many messages as before."""
+        """The values that change when a member may send as many messages as before."""
         return self.epoch, self.step, self.attempt, self.phase
 
     def available_members(self) -> list[Member]:

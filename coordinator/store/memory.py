@@ -17,7 +17,7 @@ from coordinator.store.blobs import (
     check_room,
 )
 from coordinator.store.journal import STORE_RETRY_S, JournalRecord, Segment, Snapshot, StoredProof, Tail
-from coordinator.store.replication import LEASE_S, Heartbeats, Meeting, Replication
+from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Replication
 from runtime.broadcast import Broadcast
 from runtime.clock import Clock
 from runtime.key_file import RAW_KEY_BYTES
@@ -184,7 +184,7 @@ class MemoryMeetings:
         self.present: dict[object, tuple[float, Heartbeats]] = {}
         """When each coordinator was there, on the event loop's clock, and what it left."""
         self.lease: tuple[object, float] | None = None
-        """Who ticks, and until when."""
+        """The coordinator that ticks, and until when."""
 
 
 class MemoryReplication:
@@ -200,7 +200,7 @@ class MemoryReplication:
             yield None
             await appended.wait()
 
-    async def meet(self, mine: Heartbeats) -> Meeting:
+    async def meet(self, mine: Heartbeats) -> MeetingResult:
         now_s, meetings = asyncio.get_running_loop().time(), self._meetings
         meetings.present[self] = now_s, mine
         if meetings.lease is None or meetings.lease[0] is self or meetings.lease[1] < now_s:
@@ -209,7 +209,7 @@ class MemoryReplication:
             left for other, (at_s, left) in meetings.present.items() if other is not self and at_s > now_s - LEASE_S
         )
         sequence = self._journal.sequence if self._journal.segments else 0
-        return Meeting(meetings.lease[0] is self, sequence, others)
+        return MeetingResult(meetings.lease[0] is self, sequence, others)
 
     async def leave(self) -> None:
         self._meetings.present.pop(self, None)

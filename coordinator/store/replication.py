@@ -18,7 +18,7 @@ LEASE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
-    """What one coordinator knows of the members that send requests to it, in seconds on the run's clock.
+    """The knowledge of one coordinator of the members that send requests to it, in seconds on the run's clock.
 
     Attributes:
         heard: when a member was last heard, if that is not long ago; now, if a request of it waits.
@@ -30,8 +30,8 @@ class Heartbeats:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """What a coordinator learns in a meeting.
+class MeetingResult:
+    """The knowledge that a coordinator takes from a meeting.
 
     Attributes:
         is_ticking: whether it holds the lease, for `LEASE_S` from the beginning of the meeting.
@@ -53,7 +53,7 @@ class Replication(Protocol):
         It goes on, and waits, while the store fails.
         """
 
-    async def meet(self, mine: Heartbeats) -> Meeting:
+    async def meet(self, mine: Heartbeats) -> MeetingResult:
         """Leave heartbeats, and take those of the others."""
 
     async def leave(self) -> None:

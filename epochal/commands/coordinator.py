@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -46,6 +46,23 @@ from trainers.genesis import make_first_model, model_layout
 
 log = logging.getLogger(__name__)
 
+StoreOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Folder (or file:// URL) that keeps the run, or postgresql:// URL of a database, from which any "
+        "number of coordinators serve it; a run already there is resumed. Default: runs/RUN_ID.",
+    ),
+]
+BlobsOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="With a store in a database: folder that all coordinators of the run share, for results and "
+        "checkpoints. Not needed with `[blobs] store`.",
+    ),
+]
+
 
 def coordinator(
     state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of the run.")],
@@ -55,22 +72,8 @@ def coordinator(
     ] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Folder (or file:// URL) that keeps the run, or postgresql:// URL of a database, from which any "
-            "number of coordinators serve it; a run already there is resumed. Default: runs/RUN_ID.",
-        ),
-    ] = None,
-    blobs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With a store in a database: folder that all coordinators of the run share, for results and "
-            "checkpoints. Not needed with `[blobs] store`.",
-        ),
-    ] = None,
+    store: StoreOption = None,
+    blobs: BlobsOption = None,
     restored: Annotated[
         bool,
         typer.Option("--restored", help="The store is a restored backup: clients return to the state that it holds."),

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryReplication
-from coordinator.store.replication import Heartbeats, Meeting
+from coordinator.store.replication import Heartbeats, MeetingResult
 
 
 class PoorReplication(MemoryReplication):
@@ -21,7 +21,7 @@ class PoorReplication(MemoryReplication):
         yield None
         await asyncio.Event().wait()
 
-    async def meet(self, mine: Heartbeats) -> Meeting:
+    async def meet(self, mine: Heartbeats) -> MeetingResult:
         await self.goes_on.wait()
         if self.problem is not None:
             raise self.problem

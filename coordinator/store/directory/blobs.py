@@ -25,7 +25,7 @@ from coordinator.store.blobs import (
 from coordinator.store.directory.arriving import Arriving, in_thread, piece_bytes
 from coordinator.store.directory.byte_counts import ByteCounts
 from coordinator.store.directory.failures import store_failure
-from coordinator.store.directory.packs import MAX_PACKED_BYTES, PackedBlobs, Place, read_packed
+from coordinator.store.directory.packs import MAX_PACKED_BYTES, PackedBlobs, PackedPlace, read_packed
 from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, create_file, make_folder, sync_folder
 from state.errors import StoreBlocked, StoreFailed
 from state.wire import Sha256
@@ -210,7 +210,7 @@ class DirectoryBlobs(ServedBlobs):
                 return found.st_size if stat.S_ISREG(found.st_mode) else None
         return None if place is None else place.size_bytes
 
-    async def _place(self, sha256: Sha256) -> Place | None:
+    async def _place(self, sha256: Sha256) -> PackedPlace | None:
         """Return where a blob lies in the packs; None if it is in none, and may be a file."""
         place = self._packs.find(sha256)
         if place is None and self._is_shared and not self._path(sha256).exists():
@@ -319,7 +319,7 @@ class _OpenBlob:
         os.close(self._descriptor)
 
 
-def _packed(sha256: Sha256, place: Place) -> bytes:
+def _packed(sha256: Sha256, place: PackedPlace) -> bytes:
     try:
         return read_packed(place)
     except FileNotFoundError:

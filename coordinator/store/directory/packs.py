@@ -43,7 +43,7 @@ HEAD_BYTES = _DIGEST_BYTES + _LENGTH_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PackedPlace:
     """Where a blob lies: its pack, the offset of its first byte, and its size."""
 
     path: Path
@@ -84,7 +84,7 @@ class PackedBlobs:
         self._disk = disk
         self._counts = counts
         self._packs: dict[Path, _Pack] = {}
-        self._places: dict[Sha256, Place] = {}
+        self._places: dict[Sha256, PackedPlace] = {}
         self._waiting: deque[_Waiting] = deque()
         self._arriving: dict[Sha256, asyncio.Future[None]] = {}
         self._writing: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class PackedBlobs:
         for path in gone:
             self._forget(self._packs[path])
 
-    def find(self, sha256: Sha256) -> Place | None:
+    def find(self, sha256: Sha256) -> PackedPlace | None:
         """Return where a blob lies; None if it is in no pack that is known."""
         return self._places.get(sha256)
 
@@ -246,7 +246,7 @@ class PackedBlobs:
             before = self._places.get(sha256)
             if before is not None:
                 self._packs[before.path].held.discard(sha256)
-            self._places[sha256] = Place(path, offset, size_bytes)
+            self._places[sha256] = PackedPlace(path, offset, size_bytes)
             pack.held.add(sha256)
             pack.counted_bytes += size_bytes
             self._counts.named(None, size_bytes)
@@ -266,7 +266,7 @@ class PackedBlobs:
             self._forget(pack)
 
 
-def read_packed(place: Place) -> bytes:
+def read_packed(place: PackedPlace) -> bytes:
     """Return a blob's bytes. Raise `FileNotFoundError` if its pack was deleted, `StoreFailed` if it is shorter."""
     with place.path.open("rb") as file:
         file.seek(place.offset)

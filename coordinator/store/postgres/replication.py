@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Identifier
 
 from coordinator.store.postgres.database import GRACE_S, STATEMENT_S, Connection, Database
 from coordinator.store.postgres.names import channel_of
-from coordinator.store.replication import LEASE_S, Heartbeats, Meeting
+from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult
 from state.errors import StoreBlocked, StoreFailed
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class PostgresReplication:
                 async with asyncio.timeout(STATEMENT_S + GRACE_S):
                     await connection.execute("SELECT")
 
-    async def meet(self, mine: Heartbeats) -> Meeting:
+    async def meet(self, mine: Heartbeats) -> MeetingResult:
         values = self._values() | {"url": self.url, "mine": _encoded(mine)}
 
         async def meet(connection: Connection) -> list[tuple[bool, int | None, bytes | None]]:
@@ -115,7 +115,7 @@ class PostgresReplication:
         rows = await self._meeting.run(meet)
         is_ticking, sequence, _ = rows[0]
         others = tuple(_decoded(heartbeats) for _, _, heartbeats in rows if heartbeats is not None)
-        return Meeting(is_ticking, sequence or 0, others)
+        return MeetingResult(is_ticking, sequence or 0, others)
 
     async def leave(self) -> None:
         if not self._has_met:
