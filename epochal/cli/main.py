@@ -1,11 +1,13 @@
 """The `epochal` command: the list of its commands (each with the first paragraph of its docstring), and exit codes."""
 
+import os
 import sys
 
 import typer
 
 from epochal import __version__
 from epochal.cli.lazy import lazy_app
+from epochal.cli.secret_files import take_secret_files
 from state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
 
 EXIT_FAILED = 1
@@ -116,6 +118,7 @@ def _options(
 def main() -> None:
     """Run the command line; a known error is one message and an exit code, never a traceback."""
     try:
+        take_secret_files(os.environ)
         app()
     except EpochalError as error:
         typer.echo(f"epochal: {error}", err=True)

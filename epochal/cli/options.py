@@ -10,6 +10,8 @@ from epochal.cli.logs import LogFormat
 from state.errors import InvalidInput
 
 TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
+CHECKER_TOKEN_VARIABLE = "EPOCHAL_CHECKER_TOKEN"
+STORE_VARIABLE = "EPOCHAL_STORE"
 DATA_SERVER_TOKEN_VARIABLE = "EPOCHAL_DATA_SERVER_TOKEN"
 RUNS_FOLDER = Path("runs")
 """Folder for runs that are given no other place."""
@@ -29,7 +31,10 @@ CoordinatorCaOption = Annotated[
 TlsCertOption = Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain in PEM, to serve HTTPS.")]
 TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", help="Private key of --tls-cert, in PEM.")]
 StoreArgument = Annotated[
-    str, typer.Argument(metavar="STORE", help="Folder or URL that keeps the run: the coordinator's --store.")
+    str,
+    typer.Argument(
+        metavar="STORE", envvar=STORE_VARIABLE, help="Folder or URL that keeps the run: the coordinator's --store."
+    ),
 ]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Allow plain HTTP on an address that other machines can reach.")

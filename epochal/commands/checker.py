@@ -8,14 +8,20 @@ import typer
 from coordinator_client.http import CoordinatorClient
 from epochal.checking.checker import Checker
 from epochal.cli.logs import LogFormat, start_logging
-from epochal.cli.options import CoordinatorCaOption, LogFormatOption, UrlArgument, VerboseOption, trusted
+from epochal.cli.options import (
+    CHECKER_TOKEN_VARIABLE,
+    CoordinatorCaOption,
+    LogFormatOption,
+    UrlArgument,
+    VerboseOption,
+    trusted,
+)
 from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import interruption
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from state.errors import InvalidInput, Refused
 from state.refusals import Refusal
 
-CHECKER_TOKEN_VARIABLE = "EPOCHAL_CHECKER_TOKEN"
 MAX_PARALLEL = 64
 
 

@@ -16,6 +16,7 @@ from epochal import __version__
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import (
     RUNS_FOLDER,
+    STORE_VARIABLE,
     AllowedHostOption,
     HostOption,
     InsecureOption,
@@ -27,6 +28,7 @@ from epochal.cli.options import (
 )
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
+from epochal.cli.service_manager import serve_until
 from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
@@ -50,6 +52,7 @@ StoreOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
+        envvar=STORE_VARIABLE,
         help="Folder (or file:// URL) that keeps the run, or postgresql:// URL of a database, from which any "
         "number of coordinators serve it; a run already there is resumed. Default: runs/RUN_ID.",
     ),
@@ -180,5 +183,4 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
         collect_rarely()
         with interruption() as stop:
-            say(f"coordinator of run {state.run_id} {LISTENING}{served.url}")
-            await stop.wait()
+            await serve_until(stop, f"coordinator of run {state.run_id} {LISTENING}{served.url}")

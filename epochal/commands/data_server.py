@@ -20,6 +20,7 @@ from epochal.cli.options import (
     trusted,
 )
 from epochal.cli.run import LISTENING, run_to_end, say
+from epochal.cli.service_manager import serve_until
 from epochal.cli.serving_data import DataServerOptions, serving_data
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config
@@ -129,8 +130,7 @@ async def _serve_data(options: DataServerOptions, asked: _Asked, metrics_address
         host, port = await stack.enter_async_context(serving_data(state, options, coordinator, registry))
         say(f"metrics at {metrics_url}")
         with interruption() as stop:
-            say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
-            await stop.wait()
+            await serve_until(stop, f"data server for run {state.run_id} {LISTENING}{host}:{port}")
 
 
 async def _first_document(coordinator: CoordinatorClient, asked: _Asked) -> RunDocument:

@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from coordinator.store.open import runs_in
-from epochal.cli.options import JsonOption
+from epochal.cli.options import STORE_VARIABLE, JsonOption
 
 
 def runs(
-    database: Annotated[str, typer.Argument(metavar="URL", help="Database, such as postgresql://user@host/database.")],
+    database: Annotated[
+        str,
+        typer.Argument(metavar="URL", envvar=STORE_VARIABLE, help="Database, such as postgresql://user@host/database."),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a database: each one's id, the version of its document, and the size and age of its journal."""

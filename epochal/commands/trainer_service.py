@@ -22,7 +22,8 @@ from epochal.cli.options import (
     trainer_token,
 )
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
-from epochal.cli.run import LISTENING, run_to_end, say
+from epochal.cli.run import LISTENING, run_to_end
+from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
 from runtime.clock import SystemClock
 from runtime.descriptors import allow_connections
@@ -78,8 +79,7 @@ def trainer_service(
     async def main() -> None:
         async with serving_training(endpoint, options, hosts) as url:
             with interruption() as stop:
-                say(f"training service {LISTENING}{url}")
-                await stop.wait()
+                await serve_until(stop, f"training service {LISTENING}{url}")
 
     run_to_end(main())
 
