@@ -2,7 +2,8 @@
 
 Files are read with `preadv` straight into the answer and not mapped: if a mapped file is truncated the process ends
 (SIGBUS), while a read returns less and is reported. Bytes in the page cache are read at once; only a read that would
-wait for the disk goes to a thread, so that the event loop never waits.
+wait for the disk goes to a thread, so that the event loop never waits. After each read the system is asked whether the
+file is still the one that it was (`KeptFile`); if not, it is read again, compared with its manifest.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from data_providers.formats.discovery import Part, discovery
 from data_providers.formats.mds_table import RecordsFile
 from data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from data_providers.formats.token_file import TokenFile
+from data_providers.kept_file import FileVersion, KeptFile, read_whole
 from data_providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder, refuse_splits
 from data_providers.local_places import cannot_open, files_below
 from data_providers.order import DataOrder
@@ -64,6 +66,7 @@ class LocalDataProvider:
     def __init__(
         self,
         paths: Mapping[str, Path],
+        versions: Mapping[str, FileVersion],
         files: Sequence[TokenFile],
         spec: DatasetSpec,
         manifest: Manifest = MappingProxyType({}),
@@ -73,7 +76,9 @@ class LocalDataProvider:
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
         self.description = describe_tokens("token files", self.order)
-        self._paths = [paths[file.name] for file in self.order.files]
+        self._files = [
+            KeptFile(paths[file.name], versions[file.name], manifest.get(file.name)) for file in self.order.files
+        ]
         self._open_files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._nowait = _NOWAIT
@@ -93,6 +98,7 @@ class LocalDataProvider:
             if path.is_dir():
                 paths = dict(files_below(path))
                 refuse_splits(path, paths)
+                versions = _versions(paths)
                 manifest = listed_in_folder(path, paths)
             else:
                 # A single file is a dataset by itself; of the files beside it only its own index matters.
@@ -100,15 +106,16 @@ class LocalDataProvider:
                 paths = {file.name: file for file in wanted if file.is_file()}
                 if path.name not in paths:
                     raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+                versions = _versions(paths)
                 manifest = listed_beside(path.with_name(MANIFEST_NAME), path)
-            files = _discovered(paths, spec)
+            files = _discovered(paths, versions, spec)
         except OSError as error:
             raise cannot_open(path, error) from error
         if any(isinstance(file, RecordsFile) for file in files):
             raise Rejected(f"{path} holds samples that differ in length; `open_tokens` opens them", path=str(path))
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
-        return cls(paths, files, spec, manifest)
+        return cls(paths, versions, files, spec, manifest)
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""
@@ -138,18 +145,33 @@ class LocalDataProvider:
         with self._lock:
             self._open_files.clear()
 
-    def fill(self, file_number: int, offset: int, into: memoryview, *, may_wait: bool) -> bool:
-        """Fill `into` with a file's bytes from `offset` on and return True.
+    def fill(self, file_number: int, stretches: "Sequence[_Stretch]", *, may_wait: bool) -> bool:
+        """Fill stretches of an answer with a file's bytes and return True.
 
-        Unless it may wait, return False instead of opening a file or waiting for the disk.
+        Unless it may wait, return False instead of opening a file, waiting for the disk, or comparing what changed.
+
+        Raises:
+            CorruptData: the file is not what it was; the fault of who changed it.
+            SourceUnavailable: it cannot be read now; retry.
         """
         if not may_wait and self._nowait is None:
             return False
         file = self.opened(file_number, may_open=may_wait)
         if file is None:
             return False
+        kept, flags = self._files[file_number], 0 if may_wait else self._nowait or 0
         try:
-            return _read_into(into, file.fd, offset, 0 if may_wait else self._nowait or 0, self._paths[file_number])
+            for offset, into in stretches:
+                if not _read_into(into, file.fd, offset, flags, kept.path):
+                    return False
+            found = FileVersion.of(os.fstat(file.fd))
+            for offset, into in stretches:
+                if not kept.holds(found, offset, len(into)):
+                    if not may_wait:
+                        return False
+                    file = self._present(file_number, file)
+                    kept.read(file.fd, offset, into)
+            return True
         except BlockingIOError:
             return False
         except OSError as error:
@@ -158,10 +180,21 @@ class LocalDataProvider:
             self._nowait = None  # the file system does not support the flag
             return False
 
+    def _present(self, file_number: int, file: _OpenFile) -> _OpenFile:
+        """Return the file that the path leads to now, if there is one: another one may have been put in its place."""
+        found, held = self._files[file_number].path.stat(), os.fstat(file.fd)
+        if (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino):
+            return file
+        with self._lock:
+            self._open_files.pop(file_number, None)
+        present = self.opened(file_number, may_open=True)
+        assert present is not None
+        return present
+
     def check_length(self, file_number: int, needed_bytes: int, *, may_open: bool) -> None:
         """Raise `CorruptData` if an open file is shorter than is needed of it."""
         file = self.opened(file_number, may_open=may_open)
-        path = self._paths[file_number]
+        path = self._files[file_number].path
         if file is not None and (size_bytes := os.fstat(file.fd).st_size) < needed_bytes:
             raise CorruptData(f"{path} ends at byte {size_bytes}; it was longer", path=str(path))
 
@@ -175,7 +208,7 @@ class LocalDataProvider:
         if not may_open:
             return None
         try:
-            file = _OpenFile(self._paths[number], self.order.files[number].size_bytes)
+            file = _OpenFile(self._files[number].path, self.order.files[number].size_bytes)
         except OSError as error:
             raise SourceUnavailable(f"a token file cannot be read: {error}") from error
         with self._lock:
@@ -192,6 +225,13 @@ class _Place(NamedTuple):
     file: int
     offset: int
     length: int
+
+
+class _Stretch(NamedTuple):
+    """Where bytes of a file begin, and where they are to stand."""
+
+    offset: int
+    into: memoryview
 
 
 class LocalSampleBytes:
@@ -220,31 +260,33 @@ class LocalSampleBytes:
                 self._provider.check_length(file_number, needed_bytes, may_open=may_wait)
         number, filled = bisect_right(self._ends, begin), 0
         while filled < len(into):
-            place = self._places[number]
-            left = self._ends[number] - begin - filled
-            count = min(left, len(into) - filled)
-            offset = place.offset + place.length - left
-            if not self._provider.fill(place.file, offset, into[filled : filled + count], may_wait=may_wait):
+            file_number = self._places[number].file
+            stretches: list[_Stretch] = []
+            while filled < len(into) and self._places[number].file == file_number:
+                place = self._places[number]
+                left = self._ends[number] - begin - filled
+                count = min(left, len(into) - filled)
+                stretches.append(_Stretch(place.offset + place.length - left, into[filled : filled + count]))
+                filled, number = filled + count, number + 1
+            if not self._provider.fill(file_number, stretches, may_wait=may_wait):
                 return False
-            filled, number = filled + count, number + 1
         return True
 
 
 def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -> bool:
     """Fill the view from the file and return True; with flags, return False if it cannot be filled at once."""
-    begin = 0
-    while begin < len(view):
-        count = os.preadv(fd, [view[begin:]], offset, flags)
-        begin, offset = begin + count, offset + count
-        if begin < len(view) and flags:
-            return False
-        if not count:
-            raise CorruptData(f"{path} ends at byte {offset}; it was longer", path=str(path))
+    if flags:
+        return os.preadv(fd, [view], offset, flags) == len(view)
+    read_whole(fd, offset, view, path)
     return True
 
 
-def _discovered(paths: Mapping[str, Path], spec: DatasetSpec) -> list[TokenFile]:
-    files = [SourceFile(name, path.stat().st_size, str(path)) for name, path in paths.items()]
+def _versions(paths: Mapping[str, Path]) -> dict[str, FileVersion]:
+    return {name: FileVersion.of(path.stat()) for name, path in paths.items()}
+
+
+def _discovered(paths: Mapping[str, Path], versions: Mapping[str, FileVersion], spec: DatasetSpec) -> list[TokenFile]:
+    files = [SourceFile(name, versions[name].size_bytes, str(path)) for name, path in paths.items()]
     asking = discovery(files, spec)
     try:
         wanted = next(asking)

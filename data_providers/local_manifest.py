@@ -3,7 +3,8 @@
 Local files are not hashed as they are read, which would take longer than reading them. They are compared with their
 manifest when a dataset is opened: the sizes of all of them, and the hashes of blocks that are spread evenly over all
 of the data, up to `CHECKED_BYTES`. So a small dataset is compared whole; of a large one, a file that was replaced is
-noticed if it makes up more than the part that one block stands for, and `epochal data verify` compares the rest.
+noticed if it makes up more than the part that one block stands for, and `epochal data verify` compares the rest. What
+changes later is compared by `KeptFile`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,13 +14,13 @@ import numpy as np
 
 from data_providers.encoding import TokenEncoding
 from data_providers.identity import Contents
+from data_providers.kept_file import check_block
 from data_providers.protocol import CorruptData, Rejected
 from data_providers.sources.manifest import (
     HEAD_BYTES,
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
     Manifest,
-    block_hash,
     check_lists_all,
     check_sizes,
     combined,
@@ -103,12 +104,7 @@ def _compare_some(paths: Mapping[str, Path], manifest: Manifest) -> None:
         with path.open("rb") as opened:
             for number in (wanted[files == file] - (ends[file] - listed.block_count)).tolist():
                 opened.seek(number * listed.block_bytes)
-                if block_hash(opened.read(listed.block_bytes)) != listed.hash_of(number):
-                    raise CorruptData(
-                        f"{path}: block {number} of {listed.block_bytes} bytes differs from the manifest; if the file "
-                        "is meant to be another one now, write the manifest again: `epochal data manifest`",
-                        path=str(path),
-                    )
+                check_block(path, listed, number, opened.read(listed.block_bytes))
 
 
 def refuse_splits(folder: Path, names: Iterable[str]) -> None:

@@ -208,7 +208,7 @@ async def _open_preprocessed_place(place: str, spec: DatasetSpec, options: OpenO
 
 def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
     files = downloaded(location, options.split)
-    source = LocalSource(str(location), files.paths, files.files)
+    source = LocalSource.of_paths(str(location), files.files, files.paths)
     longest = None if options.packs else spec.sequence_length
     return PreprocessedDataProvider.open_local(source, longest, records=options.packs)
 

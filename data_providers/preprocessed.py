@@ -40,7 +40,7 @@ from data_providers.formats.columns import (
 )
 from data_providers.identity import contents_of
 from data_providers.local_places import cannot_open
-from data_providers.local_source import LocalSource
+from data_providers.local_source import LocalSource, LocalSourceFile
 from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
@@ -71,7 +71,7 @@ class _Opening(Protocol):
     """Opens files for pyarrow, in a thread."""
 
     def __call__(self, file: SourceFile) -> Any:
-        """Return a path or a readable file; `CorruptData` if it changed."""
+        """Return a readable file, whose reads raise `CorruptData` if it changed."""
         ...
 
 
@@ -160,7 +160,7 @@ class PreprocessedDataProvider:
     def open_local(cls, source: LocalSource, max_tokens: int | None, records: bool) -> Self:
         """Open all files of a folder on this machine, as `open`."""
         pyarrow()
-        opening = partial(_local_path, source)
+        opening = partial(LocalSourceFile, source)
         try:
             files = [_row_file(file, opening, records) for file in source.files]
         except OSError as error:
@@ -285,26 +285,17 @@ def chosen_rows(source: ByteSource, split: str) -> list[str]:
     return names_of_split(names, suffixes, source.location, split)
 
 
-def _local_path(source: LocalSource, file: SourceFile) -> str:
-    path = source.path_of(file.name)
-    if path.stat().st_size != file.size_bytes:
-        raise CorruptData(f"{path} changed: it had {file.size_bytes} bytes", path=str(path))
-    return str(path)
-
-
 def _row_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile:
     if file.name.endswith(PARQUET_SUFFIX) or not file.name.endswith(ROW_SUFFIXES):
         return _parquet_file(file, opening, records)
-    with _as_file(opening(file)) as opened:
+    with _buffered(opening(file)) as opened:
         schema, batches = batches_of(opened, file.size_bytes, file.place)
     columns = columns_of(schema, file.place, records=records)
     starts = np.concatenate(([0], np.cumsum([batch.rows for batch in batches], dtype=np.int64)))
     return RowFile(file.name, file.size_bytes, int(starts[-1]), file, columns, starts, schema, tuple(batches))
 
 
-def _as_file(opened: Any) -> BinaryIO:
-    if isinstance(opened, str):
-        return Path(opened).open("rb")
+def _buffered(opened: Any) -> BinaryIO:
     return cast("BinaryIO", io.BufferedReader(opened, 16 * 1024))
 
 
@@ -345,13 +336,13 @@ def _decode(file: RowFile, group: int, opening: _Opening) -> dict[str, Column]:
     try:
         opened = opening(file.source)
         if file.batches is not None:
-            with _as_file(opened) as readable:
+            with _buffered(opened) as readable:
                 batch = read_batch(readable, file.batches[group], file.schema, place).select(list(file.columns))
                 rows = range(0, max(batch.num_rows, 1), row_columns.DECODED_ROWS)
                 parts = (batch.slice(row, row_columns.DECODED_ROWS) for row in rows)
                 return decoded(parts, file.columns, count, group, place)
         # What is not on this machine is read in few large ranges.
-        with arrow.parquet.ParquetFile(opened, pre_buffer=not isinstance(opened, str)) as parquet:
+        with arrow.parquet.ParquetFile(opened, pre_buffer=not isinstance(opened, LocalSourceFile)) as parquet:
             wanted = list(file.columns)
             parts = parquet.iter_batches(row_columns.DECODED_ROWS, row_groups=[group], columns=wanted)
             return decoded(parts, file.columns, count, group, place)

@@ -52,7 +52,46 @@ class SourceThreads:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-class RangeFile(io.RawIOBase):
+class SeekableFile(io.RawIOBase):
+    """A readable, seekable file of a known size. A subclass has `readinto`.
+
+    Args:
+        size_bytes: of the file.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self._size_bytes = size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        if base + offset < 0:
+            raise ValueError(f"seek to {base + offset}")
+        self._at = base + offset
+        return self._at
+
+    def size(self) -> int:
+        """Return the file's size in bytes."""
+        return self._size_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return up to `size` further bytes, at most what the file holds: hostile lengths take no memory."""
+        left = max(0, self._size_bytes - self._at)
+        found: bytes | None = super().read(left if size is None or size < 0 else min(size, left))
+        return found or b""
+
+
+class RangeFile(SeekableFile):
     """A readable, seekable file over ranges of a source. Use it in a thread other than the event loop's.
 
     Args:
@@ -72,41 +111,14 @@ class RangeFile(io.RawIOBase):
         hashes: Sequence[Hash] = (),
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(file.size_bytes)
         self._source = source
         self._file = file
         self._loop = loop or asyncio.get_running_loop()
         self._in_order = in_order
         self._hashes = hashes
-        self._at = 0
         self._window = (0, b"")
         self._ahead: tuple[int, concurrent.futures.Future[bytes]] | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]
-        if base + offset < 0:
-            raise ValueError(f"seek to {base + offset}")
-        self._at = base + offset
-        return self._at
-
-    def size(self) -> int:
-        """Return the file's size in bytes."""
-        return self._file.size_bytes
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return up to `size` further bytes, at most what the file holds: hostile lengths take no memory."""
-        left = max(0, self._file.size_bytes - self._at)
-        found: bytes | None = super().read(left if size is None or size < 0 else min(size, left))
-        return found or b""
 
     def readinto(self, into: "WriteableBuffer", /) -> int:
         """Fill as much of `into` as the file, or the window, holds. Raises what `ByteSource.read_into` raises."""

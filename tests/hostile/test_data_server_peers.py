@@ -5,9 +5,10 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -160,10 +161,10 @@ async def test_folder_that_is_deleted_under_the_server_is_unavailable(large: Loc
 class DyingDisk(LocalDataProvider):
     """Files of which nothing can be read beyond the first piece of an answer."""
 
-    def fill(self, file_number: int, offset: int, into: memoryview, *, may_wait: bool) -> bool:
-        if offset >= SEND_PIECE_BYTES:
+    def fill(self, file_number: int, stretches: Sequence[Any], *, may_wait: bool) -> bool:
+        if any(offset >= SEND_PIECE_BYTES for offset, _ in stretches):
             raise SourceUnavailable("a token file cannot be read: Input/output error")
-        return super().fill(file_number, offset, into, may_wait=may_wait)
+        return super().fill(file_number, stretches, may_wait=may_wait)
 
 
 async def test_disk_that_dies_inside_an_answer_ends_the_connection(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from data_providers.sources.manifest import write_manifest
 from state.phases import RunState
 from tests.support.processes import RealRun, in_phase, in_training, real_run
 from tests.support.token_files import write_tokens
@@ -14,11 +16,15 @@ FOREIGN_TOKEN = 42_749
 """A token of a larger vocabulary than the model's 256."""
 
 
+def write_in_place(path: Path, tokens: NDArray[np.uint16]) -> None:
+    """Replace a file's tokens by as many others."""
+    with path.open("r+b") as file:
+        file.write(tokens.tobytes())
+
+
 def spoil(path: Path) -> None:
     """Replace every token by one that the model does not know; name and size stay, so the fingerprint does too."""
-    tokens = np.fromfile(path, "<u2")
-    with path.open("r+b") as file:
-        file.write(np.full_like(tokens, FOREIGN_TOKEN).tobytes())
+    write_in_place(path, np.full_like(np.fromfile(path, "<u2"), FOREIGN_TOKEN))
 
 
 def mend(path: Path, index: int, sequence_tokens: int) -> None:
@@ -87,6 +93,26 @@ async def test_released_batch_is_applied_and_the_audit_balances(tmp_path: Path) 
         report = await run.finish()
         assert (report.quarantined, report.unapplied, report.clean) == (0, 0, True)
         assert (await run.status()).quarantined == ()
+
+
+async def test_listed_data_that_change_are_not_trained_on_until_they_are_back(tmp_path: Path) -> None:
+    path = write_tokens(tmp_path / "data")
+    write_manifest(path.parent, [path.name])
+    overrides = {"config__total_steps": 400, "model__LLM__data_location": {"Local": str(path)}}
+    async with real_run(tmp_path / "run", 1, **overrides) as run:
+        await run.until(in_training(2))
+        true = np.fromfile(path, "<u2")
+        write_in_place(path, true[::-1])  # tokens of the model's, but of another order
+        await run.until(lambda document: "can work" in document.reason)
+        held = await run.until(in_phase(RunState.WAITING_FOR_MEMBERS))
+        assert "block 0 of 262144 bytes differs from the manifest" in held.reason
+        assert held.quarantined_batches == 0
+        assert run.events(run.clients[0], "data_file_changed")
+        failed = run.events(run.clients[0], "step_failed")
+        assert "its hash is" in failed[0]["reason"]
+        write_in_place(path, true)
+        await run.until(in_training(held.step + 5))
+        assert (await run.prove()).quarantined == 0
 
 
 async def operate(run: RealRun, *command: str, batches: str | None = None) -> str:
