@@ -1,18 +1,23 @@
-"""A round as a client sees it: the roster, what each client trains on, and the witnesses."""
+"""A round as a client sees it: the roster, what each client trains on, and the witnesses.
+
+The run document names the round's documents by digest, and so it proves what a client can tell by itself: most work
+lists are one interval, and most outcomes hold every result. Those are not asked for.
+"""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator_client.api import RunRequests
 from state.assignment import DataAssignments, assign_data_for_state, proven_ahead
-from state.documents import Roster, RoundAhead, RoundHead, RunDocument, WorkList
+from state.documents import Outcome, OutcomeEntry, Roster, RoundAhead, RoundHead, RunDocument, WorkList
 from state.election import elect_witnesses
 from state.errors import InvalidDocument
 from state.intervals import BatchId
-from state.wire import ClientId, Seed, Sha256
+from state.messages import CommittedResult
+from state.wire import ClientId, Seed, Sha256, document_digest
 
 MAX_CACHED_DOCUMENTS = 8
 
@@ -44,6 +49,35 @@ class RoundView:
             frozenset(elect_witnesses(roster, head.seed, head.witness_count)),
         )
 
+    def outcome_with(
+        self, run_id: str, replica_digest: Sha256, results: Mapping[ClientId, CommittedResult]
+    ) -> Outcome | None:
+        """Return the round's outcome if it applies exactly these results; None without any.
+
+        Args:
+            run_id: of the run.
+            replica_digest: of the replica that they were trained from.
+            results: the results, by client.
+        """
+        entries = tuple(
+            OutcomeEntry(client_id, assignment, results[client_id].result_sha256, results[client_id].size_bytes)
+            for client_id, assignment in self.assignments.items()
+            if assignment and client_id in results
+        )
+        if not entries:
+            return None
+        head = self.head
+        return Outcome(
+            run_id=run_id,
+            step=head.step,
+            attempt=head.attempt,
+            seed=head.seed,
+            roster_sha256=head.roster_sha256,
+            work_sha256=head.work_sha256,
+            replica_digest=replica_digest,
+            entries=entries,
+        )
+
 
 class RoundViews:
     """Round views by round. Rosters and work lists are fetched once per digest; a roster often outlives its round."""
@@ -60,7 +94,9 @@ class RoundViews:
         async with self._fetching:
             if self._view is None or self._view.head != head:
                 roster = await _cached(self._rosters, head.roster_sha256, self._requests.roster)
-                work = await _cached(self._work, head.work_sha256, self._requests.work)
+                work = usual_work(head)
+                if work is None:
+                    work = await _cached(self._work, head.work_sha256, self._requests.work)
                 self._view = RoundView.of(head, roster, work)
             return self._view
 
@@ -78,6 +114,14 @@ class RoundViews:
         roster = await _cached(self._rosters, ahead.roster_sha256, self._requests.roster)
         work = await _cached(self._work, ahead.work_sha256, self._requests.work)
         return proven_ahead(roster, work, seed).get(client_id, ())
+
+
+def usual_work(head: RoundHead) -> WorkList | None:
+    """Return the round's work list if it is the interval before the cursor and nothing else, as its digest tells."""
+    if not 0 < head.batches <= head.cursor:
+        return None
+    work = WorkList((), (BatchId(head.cursor - head.batches, head.cursor - 1),))
+    return work if document_digest(work) == head.work_sha256 else None
 
 
 async def _cached(cache: OrderedDict[Sha256, T], sha256: Sha256, fetch: Callable[[Sha256], Awaitable[T]]) -> T:

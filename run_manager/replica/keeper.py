@@ -4,7 +4,8 @@ Theory of operation. The run document asks for replica `document.step − 1`; `a
 moves towards that replica one step at a time: it loads the verified checkpoint, or applies the next outcome. Between
 two steps it looks at the aim again, so a document that arrives meanwhile neither restarts the work nor waits for it.
 The machine's steps wait with `at`. What a document names and the coordinator lacks is asked for again, and one warning
-says that the run waits for it.
+says that the run waits for it. While the run waits for attestations, the outcome that is expected is merged ahead; the
+replica is held only once a document names that very outcome.
 
 The rules kept here: an outcome is applied only to the replica whose digest its quorum attested; a replica that differs
 is dropped and rebuilt, never repaired; and one that still differs after several rebuilds ends this client, because its
@@ -13,27 +14,24 @@ arithmetic differs.
 
 import asyncio
 import logging
-import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 from run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
 from run_manager.exchange.protocol import Exchange
 from run_manager.replica.checkpoint_download import CheckpointDownload
+from run_manager.replica.merged_outcomes import ExpectedOutcome, MergedOutcomes
+from run_manager.replica.merged_outcomes import HeldReplica as HeldReplica
 from run_manager.replica.merger import Merger
 from runtime.broadcast import Broadcast
 from runtime.spool import Spool, SpoolFile
 from runtime.worker_thread import Worker
 from state.config.state_file import StateFile
-from state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
-from state.errors import Desync, InvalidDocument, Refused
-from state.intervals import total_batches
-from state.merging import Contribution
+from state.documents import CheckpointRef, Outcome, RunDocument
+from state.errors import Desync, EpochalError, InvalidDocument, Refused
 from state.refusals import Refusal
 from state.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
-from state.results import decode_result, result_size_bound
-from state.tensors import TensorLayout
+from state.results import result_size_bound
 from state.wire import Sha256, document_digest
 
 log = logging.getLogger(__name__)
@@ -47,24 +45,6 @@ LACKING = (
     "nobody can build the model: the run waits until the coordinator's operator puts it back from a backup, or the run "
     "moves on without it"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class HeldReplica:
-    """A replica and its digest.
-
-    Attributes:
-        file: the checkpoint file that holds its values, as every client would write it; None if there is none.
-    """
-
-    replica: Replica
-    digest: Sha256
-    file: SpoolFile | None = None
-
-    @property
-    def step(self) -> int:
-        """How many outcomes it includes."""
-        return self.replica.step
 
 
 class ReplicaKeeper:
@@ -97,7 +77,7 @@ class ReplicaKeeper:
         self._fetch_outcome = fetch_outcome
         self._exchange = exchange
         self._download = download
-        self._merger = merger
+        self._merging = MergedOutcomes(exchange, merger, spool)
         self._spool = spool
         self._worker = worker
         self._check_checkpoint = check_checkpoint
@@ -105,6 +85,7 @@ class ReplicaKeeper:
         self._observer = observer
         self._aim: RunDocument | None = None
         self._held: HeldReplica | None = None
+        self._expected: ExpectedOutcome | None = None
         self._rebuilt_for: tuple[str, int, int] | None = None
         self._distrusted: tuple[int, int] = (-1, 0)
         self._missing: int | None = None
@@ -123,6 +104,11 @@ class ReplicaKeeper:
         """Move towards the replica that this document asks for."""
         self._aim = document
         self._missing = None
+        self._changed.notify()
+
+    def expect(self, outcome: Outcome) -> None:
+        """Take the outcome of the round under way, if nothing goes wrong: it is merged now, and held once decided."""
+        self._expected = ExpectedOutcome(outcome)
         self._changed.notify()
 
     def adopt(self, held: HeldReplica) -> None:
@@ -195,6 +181,7 @@ class ReplicaKeeper:
             self._drop("the run asks for a rebuild, or for another replica of this step")
             return True
         elif held.step == aim.step - 1:
+            await self._merge_ahead(held)
             return False
         if aim.checkpoint is not None and (held is None or not aim.checkpoint.step <= held.step <= aim.step - 1):
             return await self._load(aim.checkpoint)
@@ -240,56 +227,48 @@ class ReplicaKeeper:
         self._spool.drop_pages()
         return HeldReplica(replica, Sha256(found.replica_digest))
 
+    async def _merge_ahead(self, held: HeldReplica) -> None:
+        """Merge the outcome that is expected to follow the held replica. If that fails, nothing is lost."""
+        expected = self._expected
+        if expected is None or expected.is_attempted or not expected.follows(held):
+            return
+        expected.is_attempted = True
+        try:
+            expected.merged, expected.start = await self._merging.merged(held, expected.outcome), held
+        except EpochalError as error:  # it is merged again if the run decides on it, and raised then
+            log.debug("not_merged_ahead", extra={"step": expected.outcome.step, "reason": str(error)})
+
     async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> None:
         step = held.step + 1
+        expected, self._expected = self._expected, None
+        if expected is not None and (step != aim.step - 1 or aim.last_outcome_sha256 != expected.sha256):
+            expected = None
         try:
-            outcome = await self._fetch_outcome(step)
+            outcome = await self._fetch_outcome(step) if expected is None else expected.outcome
             if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, document_digest(outcome)):
                 raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
             if outcome.replica_digest != held.digest:
                 if self._held is held:
                     self.distrust(f"the outcome of step {step} was attested on {outcome.replica_digest}")
                 return
-            contributions = await self._contributions(outcome, held.replica.layout)
+            merged = None if expected is None or expected.start is not held else expected.merged
+            if merged is None:
+                merged = await self._merging.merged(held, outcome)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             log.info("outcome_not_found", extra={"step": step, "reason": refusal.message})
             self._missing = step
             return
-        started_s = asyncio.get_running_loop().time()
-        file = self._spool.file() if sys.byteorder == "little" else None  # as in a checkpoint file
-        if file is None:
-            replica = await self._merger.merge(held.replica, contributions)
-            digest = await self._merger.digest(replica)
-        else:
-            replica, digest = await self._merger.merge_into(file, held.replica, contributions)
-        self._observer(OutcomeMerged(step, asyncio.get_running_loop().time() - started_s))
-        advanced = HeldReplica(replica, Sha256(digest), file)
+        self._observer(OutcomeMerged(step, merged.took_s))
         if self._held is held:
             self._on_outcome(outcome)
-            self._hold(advanced, "outcome")
+            self._hold(merged.replica, "outcome")
             self._exchange.forget(entry.result_sha256 for entry in outcome.entries)
-
-    async def _contributions(self, outcome: Outcome, layout: TensorLayout) -> list[Contribution]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._contribution(entry, layout)) for entry in outcome.entries]
-        found = [task.result() for task in tasks]
-        for contribution in found:
-            if isinstance(contribution, Refused):
-                raise contribution
-        return [contribution for contribution in found if isinstance(contribution, Contribution)]
-
-    async def _contribution(self, entry: OutcomeEntry, layout: TensorLayout) -> Contribution | Refused:
-        try:
-            file = await self._exchange.fetch(entry.result_sha256, entry.size_bytes)
-        except Refused as refusal:
-            return refusal
-        return Contribution(total_batches(entry.assignment), decode_result(file.view(), layout)[1])
 
     def _drop(self, reason: str) -> None:
         if self._held is not None:
-            step, self._held = self._held.step, None
+            step, self._held, self._expected = self._held.step, None, None
             log.warning("replica_dropped", extra={"step": step, "reason": reason})
             self._observer(ReplicaDistrusted(step, reason))
             self._changed.notify()

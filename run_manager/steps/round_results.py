@@ -12,6 +12,7 @@ import logging
 from coordinator_client.api import ResultsQuery
 from run_manager.context import StepContext
 from run_manager.events import Attested
+from run_manager.round_view import RoundView
 from state.documents import RoundHead
 from state.errors import Refused
 from state.messages import Attestation, CommittedResult, ResultsPage
@@ -29,7 +30,7 @@ class RoundResults:
     def __init__(self, context: StepContext, head: RoundHead) -> None:
         self._context = context
         self._head = head
-        self._known: set[ClientId] = set()
+        self._known: dict[ClientId, CommittedResult] = {}
         self._received: set[ClientId] = set()
         self._attested: frozenset[ClientId] | None = None
         self._attesting = asyncio.Lock()
@@ -43,7 +44,8 @@ class RoundResults:
             if self._context.session.client_id not in view.witnesses:
                 return
             complete = await self._follow()
-            if complete and self._known and self._received == self._known:
+            if complete and self._known and self._received == self._known.keys():
+                await self._expect_outcome(view)
                 await self.attest_what_is_held()
         except Refused as refusal:
             if refusal.kind.retry is Retry.LEAVE:
@@ -73,6 +75,14 @@ class RoundResults:
             self._attested = received
             context.dependencies.observer(Attested(head.step, head.attempt, len(received), len(self._known)))
 
+    async def _expect_outcome(self, view: RoundView) -> None:
+        """Tell the replica's keeper the outcome if others attest what this client does: it need not be asked for."""
+        context = self._context
+        held = await context.keeper.at(self._head.step - 1)
+        outcome = view.outcome_with(context.session.run_id, held.digest, self._known)
+        if outcome is not None:
+            context.keeper.expect(outcome)
+
     async def _follow(self) -> bool:
         """Follow the list of results; return whether it was followed to its end."""
         slots = asyncio.Semaphore(MAX_PENDING_FETCHES)
@@ -83,7 +93,7 @@ class RoundResults:
                 if page is None:
                     return False
                 for result in page.results:
-                    self._known.add(result.client_id)
+                    self._known[result.client_id] = result
                     await slots.acquire()
                     group.create_task(self._receive(result, slots))
                 after = page.next

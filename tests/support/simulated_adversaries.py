@@ -16,6 +16,7 @@ import numpy as np
 
 from coordinator.machine.conduct import RESULTS_PER_MISS
 from coordinator_client.api import DocumentMark
+from run_manager.round_view import usual_work
 from runtime.spool_part import SentBytes
 from state.assignment import assign_data_for_state
 from state.codecs.named import SPOKEN
@@ -131,7 +132,7 @@ class Dishonest(ForwardedApi):
         head = self.head_of(commitment.step, commitment.attempt)
         if head is None:
             return ()
-        roster, work = self._rosters[head.roster_sha256], self._works[head.work_sha256]
+        roster, work = self._rosters[head.roster_sha256], usual_work(head) or self._works[head.work_sha256]
         return assign_data_for_state(roster, work, head.assignment_seed, head.seed).get(self.client_id, ())
 
     # What subclasses change
