@@ -174,7 +174,8 @@ class TokenBatch:
     @classmethod
     def fixed_length(cls, input_ids: Tokens, sequence_length: int) -> Self:
         """Return a batch whose samples all have `sequence_length` tokens, without copying them."""
-        return cls(input_ids, np.arange(0, len(input_ids) + 1, sequence_length, dtype=np.int64))
+        offsets = np.arange(0, len(input_ids) + 1, sequence_length, dtype=np.int64)
+        return cls(input_ids, offsets, check=bool(len(input_ids) % sequence_length))
 
     @property
     def sample_count(self) -> int:

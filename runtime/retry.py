@@ -52,7 +52,7 @@ class RetryPolicy:
 
     def begin(self, max_delay_s: float = math.inf) -> "Backoff":
         """Return the waits of one operation, each at most `max_delay_s` unless the server asks for more."""
-        return Backoff(replace(self, max_delay_s=min(max_delay_s, self.max_delay_s)))
+        return Backoff(self if max_delay_s >= self.max_delay_s else replace(self, max_delay_s=max_delay_s))
 
 
 class Backoff:

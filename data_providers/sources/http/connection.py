@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import httptools
@@ -27,6 +28,8 @@ SILENCE_TIMEOUT_S = 20.0
 """Maximum time without a byte of the answer."""
 MAX_DISCARDED_BYTES = 64 * 1024
 """Maximum size of an unwanted body; a connection with a longer one is closed."""
+MAX_FIELD_NAMES = 64
+"""Number of header fields whose names are remembered in lower case."""
 _END_OF_HEAD = b"\r\n\r\n"
 _SWITCHING, _OK = 101, 200
 _WITHOUT_BODY = frozenset({204, 304})
@@ -110,6 +113,11 @@ class EnoughReceived(Exception):
     """The rest of a body is not worth receiving."""
 
 
+@lru_cache(maxsize=MAX_FIELD_NAMES)
+def _field_name(name: bytes) -> str:
+    return name.decode("latin-1").lower()
+
+
 class _Parser:
     """The callbacks of httptools while it parses one answer."""
 
@@ -124,7 +132,7 @@ class _Parser:
         self.reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
+        key, text = _field_name(name), value.decode("latin-1").strip()
         self.fields[key] = f"{self.fields[key]}, {text}" if key in self.fields else text
 
     def on_body(self, body: bytes) -> None:
@@ -151,6 +159,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._scratch = scratch
         self._reset()
         self._is_lost = False
+        self._watching: asyncio.TimerHandle | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection is closed."""
         self.is_reusable = False
@@ -193,25 +202,31 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._is_lost:
             self._fail(BrokenConnection("the connection was closed", is_unanswered=True))
         self._asked_s = self._heard_s = self._loop.time()
-        watch = self._loop.call_later(SILENCE_TIMEOUT_S, self._watch, answer)
-        self._watching = watch
+        if self._watching is None:
+            self._watching = self._loop.call_later(SILENCE_TIMEOUT_S, self._watch)
         try:
             self._transport.write(request)
             return await answer
         finally:
-            self._watching.cancel()
             if not self.is_reusable and not (is_tunnel and answer.done() and not answer.cancelled()):
                 self.abort()
             self._reset()
 
-    def _watch(self, answer: asyncio.Future[Head]) -> None:
-        if answer.done():
+    def _watch(self) -> None:
+        """Fail an exchange under way if nothing is heard. One timer serves exchange after exchange."""
+        self._watching = None
+        if self._answer is None or self._answer.done():
             return
         left_s = self._heard_s + SILENCE_TIMEOUT_S - self._loop.time()
         if left_s <= 0:
             self._fail(SilentConnection("no byte came in time"))
         else:
-            self._watching = self._loop.call_later(left_s, self._watch, answer)
+            self._watching = self._loop.call_later(left_s, self._watch)
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
 
     def attach(self, transport: asyncio.BaseTransport) -> None:
         """Use this transport from now on: TLS over the one before."""
@@ -227,6 +242,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close the connection at once."""
         self.is_reusable, self._is_lost = False, True
+        self._stop_watching()
         if self._transport is not None:
             self._transport.abort()
 
@@ -283,6 +299,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
         self.is_reusable, self._is_lost = False, True
+        self._stop_watching()
         nothing_came = self._head is None and not self._partial and not self._heads
         reason = str(exc) if exc is not None else "the server closed the connection"
         self._fail(BrokenConnection(reason or type(exc).__name__, is_unanswered=nothing_came))

@@ -7,8 +7,7 @@ a time limit; messages show neither the user, password or query of a URL nor the
 
 import asyncio
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import httpx
 
@@ -26,7 +25,7 @@ REDIRECT_KEPT_S = 60.0
 """How long requests go to where the last one was redirected; after an answer without the bytes it is asked again."""
 MAX_KEPT_REDIRECTS = 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_WITH_BYTES = frozenset({200, 206})
+WITH_BYTES = frozenset({200, 206})
 _DEFAULT_FIELDS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "epochal"}
 _NOT_THE_USERS = frozenset({"range", "connection", "content-length", "transfer-encoding", "host"})
 
@@ -36,15 +35,6 @@ Took = Callable[[float], None]
 
 def _ignore(seconds: float) -> None:
     """Do nothing."""
-
-
-@contextmanager
-def _timed(took: Took) -> Iterator[None]:
-    begun_s = asyncio.get_running_loop().time()
-    try:
-        yield
-    finally:
-        took(asyncio.get_running_loop().time() - begun_s)
 
 
 class Requester:
@@ -110,9 +100,12 @@ class Requester:
         try:
             turns = self._streams if self._multiplexes(url, is_single) else self._turns
             async with turns:
-                with _timed(took):
+                begun_s = asyncio.get_running_loop().time()
+                try:
                     async with asyncio.timeout(ANSWER_TIMEOUT_S):
                         return await self._ask(url, ranges, choose, is_single)
+                finally:
+                    took(asyncio.get_running_loop().time() - begun_s)
         except DataError:
             self._led_to.pop(url, None)
             raise
@@ -162,19 +155,19 @@ class Requester:
             remembered = is_remembered
 
             def chosen(head: Head, remembered: bool = remembered) -> Body:
-                if head.status in _REDIRECTS or (remembered and head.status not in _WITH_BYTES):
+                if head.status in _REDIRECTS or (remembered and head.status not in WITH_BYTES):
                     return Discarded()
                 return choose(head)
 
             fields = self._fields(begin, target) + f"Range: {ranges}\r\n"
             head = await self.pool.exchange(target, fields, chosen, is_single=is_single)
-            if is_remembered and head.status not in _WITH_BYTES:  # a signature may have expired: once more from here
+            if is_remembered and head.status not in WITH_BYTES:  # a signature may have expired: once more from here
                 del self._led_to[url]
                 is_remembered, target = False, begin
                 continue
             place = head.fields.get("location")
             if head.status not in _REDIRECTS or place is None:
-                if redirects and head.status in _WITH_BYTES:
+                if redirects and head.status in WITH_BYTES:
                     self._keep(url, target)
                 return head
             redirects += 1

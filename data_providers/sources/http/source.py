@@ -30,7 +30,7 @@ from data_providers.sources.http.attempts import Attempts
 from data_providers.sources.http.connection import Body, Discarded, Head
 from data_providers.sources.http.filling import Filling
 from data_providers.sources.http.pool import MAX_CONNECTIONS
-from data_providers.sources.http.requester import Requester, without_secrets
+from data_providers.sources.http.requester import WITH_BYTES, Requester, without_secrets
 from data_providers.sources.http.several import Servers, plan_groups, range_field, several_body
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, Wanted, run_bounded
 from runtime.http_client import is_temporary
@@ -239,7 +239,8 @@ class HttpSource:
 
         is_single = self._is_single(file)
         head = await self._requester.ask(file.url, ranges, into_target, is_single=is_single, took=attempts.spend)
-        announced_range(head, url, ranges)
+        if head.status not in WITH_BYTES:
+            announced_range(head, url, ranges)
 
     async def _look_at(self, url: str, name: str) -> _RemoteFile:
         """Return the file as the answer for its first bytes describes it."""
