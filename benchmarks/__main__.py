@@ -58,7 +58,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "prepare-memory": lambda: _in_named_folder(prepare.measure_memory),
     "peers": lambda: _in_folder(peers.measure),
     "resilience": lambda: _in_folder(resilience.measure),
-    "scale": scale.measure,
+    "scale-short": scale.measure_short,
     "torch": torch_rounds.measure,
     "torch-clients": lambda: _in_folder(torch_clients.measure),
     "torch-memory": lambda: _in_folder(torch_memory.measure),
@@ -72,6 +72,8 @@ DRAWN: dict[str, Callable[[], tuple[list[Figure], dict[str, str]]]] = {
     "exchange-small": exchange.measure_small,
 }
 """Benchmarks that also return plots of what they measured, by name."""
+WHOLE: dict[str, Callable[[], tuple[list[Figure], dict[str, str], str]]] = {"scale": scale.measure}
+"""Benchmarks that return plots by name, and a text, too."""
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {
     "packing": packing.plots,
     "quality": quality.plots,
@@ -88,14 +90,14 @@ NOTES: dict[str, Sequence[str]] = {
     "scale": scale.NOTES,
 }
 EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory")
-APART = (*EXCHANGE, "peers", "prepare-memory", *EXPLAINED, "resilience", "scale", *TORCH, "quality", "codecs")
+APART = (*EXCHANGE, "peers", "prepare-memory", *EXPLAINED, *WHOLE, "resilience", *TORCH, "quality", "codecs")
 """Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 
 
 def main() -> None:
     """Measure the named benchmarks, or those by default, and print the figures."""
-    known = (*BENCHMARKS, *EXPLAINED, *DRAWN)
+    known = (*BENCHMARKS, *EXPLAINED, *DRAWN, *WHOLE)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all but {' and '.join(APART)} by default"
@@ -118,6 +120,11 @@ def main() -> None:
             drawn, found = DRAWN[name]()
             figures += drawn
             plots |= found
+        elif name in WHOLE:
+            told, found, text = WHOLE[name]()
+            figures += told
+            plots |= found
+            texts.append(text)
         else:
             figures += BENCHMARKS[name]()
     show(figures)

@@ -176,7 +176,7 @@ async def _measured(cell: Cell, folder: Path) -> Measured:
                 raise EpochalError(f"{child.name} did not finish:\n{child.log_tail()}")
         for task in watching:
             task.cancel()
-    starts, _ = await round_starts(process.run_dir)
+    starts, _ = await round_starts(str(process.run_dir))
     found.joined_s = starts[2] - started_s
     steps = range(WARMING_ROUNDS + 1, WARMING_ROUNDS + cell.rounds + 1)
     found.round_s = statistics.median(starts[step + 1] - starts[step] for step in steps)

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.figures import Figure
 
@@ -71,7 +71,12 @@ def value_plot(values: Mapping[str, float], x_title: str) -> str:
         return _svg(canvas)
 
 
-def line_plot(lines: Mapping[str, Sequence[tuple[float, float]]], x_title: str, y_title: str) -> str:
+def line_plot(
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    x_title: str,
+    y_title: str,
+    y_axis: Literal["fitted", "from zero", "logarithmic"] = "fitted",
+) -> str:
     """Return a line for each name; x is logarithmic."""
     with mpl.rc_context(STYLE):
         canvas = Canvas(figsize=(WIDTH_IN, LINES_HEIGHT_IN), layout="constrained")
@@ -79,6 +84,11 @@ def line_plot(lines: Mapping[str, Sequence[tuple[float, float]]], x_title: str, 
         for name, points in lines.items():
             axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=name)
         axes.set_xscale("log", base=2)
+        if y_axis == "logarithmic":
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        elif y_axis == "from zero":
+            axes.set_ylim(bottom=0)
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xticks(sorted({x for line in lines.values() for x, _ in line}))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))

