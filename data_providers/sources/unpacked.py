@@ -7,13 +7,13 @@ bytes of a file are read without unpacking it whole, to find out its layout.
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from data_providers.protocol import CorruptData
 from data_providers.sources.compression import unpacked
+from data_providers.sources.index_hashes import IndexHashes
 from data_providers.sources.protocol import ByteSource, SourceFile
 from data_providers.sources.range_file import RangeFile, SourceThreads
 from data_providers.sources.spool import DataSpool, SpooledFile, SpoolSink
@@ -26,7 +26,6 @@ MAX_EXPANSION = 200
 ALWAYS_ALLOWED_BYTES = 64 * 1024**2
 """Unpacked size that is allowed however small the file is."""
 _PART_BYTES = 1024**2
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,9 @@ class Unpacker:
             held = await self._reader.run(lambda: self.spool.get(key))
             if held is not None and file.size_bytes in (None, held.size_bytes):
                 return held
-            hashes = _Hashes(_known(file.packed_hashes, file.packed), _known(file.hashes, file.packed))
-            ranges = RangeFile(self._source, file.packed, in_order=True, hashes=list(hashes.packed.values()))
+            place = file.packed.place
+            hashes = _Hashes(IndexHashes(file.packed_hashes, place), IndexHashes(file.hashes, f"{place}, unpacked,"))
+            ranges = RangeFile(self._source, file.packed, in_order=True, hashes=[hashes.packed])
             return await self._reader.run(
                 lambda: self.spool.put(key, file.packed.place, lambda sink: _unpack(ranges, file, hashes, sink))
             )
@@ -120,47 +120,22 @@ def _unpack(ranges: RangeFile, file: PackedFile, hashes: "_Hashes", sink: SpoolS
                     f"{place} unpacks to more than {ratio}; unpack it yourself if that is meant", place=place
                 )
             sink.write(part)
-            for one in hashes.unpacked.values():
-                one.update(part)
+            hashes.unpacked.update(part)
         while ranges.read(_PART_BYTES):  # what follows the compressed data belongs to the hash
             continue
     finally:
         reader.close()
     if file.size_bytes not in (None, sink.size_bytes):
         raise CorruptData(f"{place} unpacks to {sink.size_bytes} bytes; its index says {file.size_bytes}", place=place)
-    _compare(hashes.packed, file.packed_hashes, place)
-    _compare(hashes.unpacked, file.hashes, f"{place}, unpacked,")
+    hashes.packed.compare()
+    hashes.unpacked.compare()
 
 
 class _Hashes(NamedTuple):
-    """The hashes of one file, by algorithm."""
+    """The hashes of one file, of its packed bytes and of what they hold."""
 
-    packed: dict[str, Any]
-    unpacked: dict[str, Any]
-
-
-def _known(wanted: Mapping[str, str], file: SourceFile) -> dict[str, Any]:
-    """Return a new hash for each algorithm that Python knows."""
-    unknown = sorted(set(wanted) - hashlib.algorithms_available)
-    if unknown:
-        _say_unknown(file.place, ", ".join(unknown))
-    return {name: hashlib.new(name) for name in wanted if name not in unknown and not name.startswith("shake")}
-
-
-_said: set[str] = set()
-"""Algorithms that the log has named: once is enough for a dataset of many shards."""
-
-
-def _say_unknown(place: str, algorithms: str) -> None:
-    if algorithms not in _said:
-        _said.add(algorithms)
-        _log.warning("hashes_not_compared", extra={"place": place, "algorithms": algorithms})
-
-
-def _compare(found: Mapping[str, Any], wanted: Mapping[str, str], place: str) -> None:
-    for name, one in found.items():
-        if one.hexdigest() != wanted[name].lower():
-            raise CorruptData(f"{place} has {name} {one.hexdigest()}; its index says {wanted[name][:128]}", place=place)
+    packed: IndexHashes
+    unpacked: IndexHashes
 
 
 class UnpackedSource:

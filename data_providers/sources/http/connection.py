@@ -28,8 +28,7 @@ SILENCE_TIMEOUT_S = 20.0
 """Maximum time without a byte of the answer."""
 MAX_DISCARDED_BYTES = 64 * 1024
 """Maximum size of an unwanted body; a connection with a longer one is closed."""
-MAX_FIELD_NAMES = 64
-"""Number of header fields whose names are remembered in lower case."""
+MAX_FIELD_NAMES = 64  # that are remembered in lower case
 _END_OF_HEAD = b"\r\n\r\n"
 _SWITCHING, _OK = 101, 200
 _WITHOUT_BODY = frozenset({204, 304})
@@ -113,9 +112,7 @@ class EnoughReceived(Exception):
     """The rest of a body is not worth receiving."""
 
 
-@lru_cache(maxsize=MAX_FIELD_NAMES)
-def _field_name(name: bytes) -> str:
-    return name.decode("latin-1").lower()
+_field_name = lru_cache(MAX_FIELD_NAMES)(lambda name: name.decode("latin-1").lower())
 
 
 class _Parser:
@@ -223,7 +220,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         else:
             self._watching = self._loop.call_later(left_s, self._watch)
 
-    def _stop_watching(self) -> None:
+    def _lose(self) -> None:
+        self.is_reusable, self._is_lost = False, True
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
@@ -241,8 +239,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self.is_reusable, self._is_lost = False, True
-        self._stop_watching()
+        self._lose()
         if self._transport is not None:
             self._transport.abort()
 
@@ -298,8 +295,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Fail the exchange under way."""
         if not self.closed.done():
             self.closed.set_result(None)
-        self.is_reusable, self._is_lost = False, True
-        self._stop_watching()
+        self._lose()
         nothing_came = self._head is None and not self._partial and not self._heads
         reason = str(exc) if exc is not None else "the server closed the connection"
         self._fail(BrokenConnection(reason or type(exc).__name__, is_unanswered=nothing_came))

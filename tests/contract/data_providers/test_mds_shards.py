@@ -3,7 +3,9 @@
 import bz2
 import gzip
 import hashlib
+import importlib
 import json
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +20,11 @@ from data_providers.open_files import open_local_tokens, open_samples, open_toke
 from data_providers.opening import open_described
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
-from data_providers.sources import unpacked
+from data_providers.sources import index_hashes, unpacked
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.http.source import HttpSource
+from data_providers.sources.index_hashes import XXHASHES
 from data_providers.sources.spool import DataSpool
 from data_providers.token_records import TokenRecordsDataProvider
 from state.config.data_file import parse_data_config
@@ -65,7 +68,7 @@ def compress_shards(folder: Path, kind: str, named: str, change: Callable[[Any],
         raw.unlink()
         name = f"{raw.name}.{kind}"
         (folder / name).write_bytes(packed)
-        hashes = {"sha1": hashlib.sha1(packed).hexdigest(), "xxh64": "0" * 16}
+        hashes = {"sha1": hashlib.sha1(packed).hexdigest(), "of a later version": "0" * 16}
         entry["raw_data"]["hashes"] = {"sha256": hashlib.sha256(data).hexdigest()}
         entry |= {"compression": named, "zip_data": {"basename": name, "bytes": len(packed), "hashes": hashes}}
         change(entry)
@@ -155,6 +158,38 @@ async def test_compressed_shard_that_contradicts_its_index_is_refused(
     compress_shards(tmp_path, "gz", "gz", change)
     with pytest.raises(error, match=message):
         await tokens_of(await open_local_tokens(tmp_path, SPEC))
+
+
+@pytest.mark.parametrize("name", sorted(XXHASHES))
+async def test_hashes_of_xxhash_are_compared(tmp_path: Path, name: str) -> None:
+    need_module("xxhash")
+    hash_of = getattr(importlib.import_module("xxhash"), name)
+    write_mds(tmp_path, [rows_of(40, 16)])
+
+    def hashed(entry: Any) -> None:
+        packed = (tmp_path / entry["zip_data"]["basename"]).read_bytes()
+        entry["zip_data"]["hashes"] = {name: hash_of(packed).hexdigest()}
+
+    compress_shards(tmp_path, "gz", "gz", hashed)
+    assert await tokens_of(await open_local_tokens(tmp_path, SPEC)) == list(range(640))
+    index = json.loads((tmp_path / "index.json").read_text())
+    right = index["shards"][0]["zip_data"]["hashes"][name]
+    (tmp_path / "index.json").write_text(json.dumps(index).replace(right, "0" * len(right)))
+    with pytest.raises(CorruptData, match=f"has {name} {right}; its index says 0000"):
+        await tokens_of(await open_local_tokens(tmp_path, SPEC))
+
+
+async def test_hashes_that_cannot_be_compared_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "xxhash", None)  # as where it is not installed
+    monkeypatch.setattr(index_hashes, "_said", set())
+    write_mds(tmp_path, [rows_of(40, 16), rows_of(20, 16, 640)])
+    compress_shards(tmp_path, "gz", "gz", spoil(zip_data__hashes={"xxh64": "0" * 16, "shake_128": "0"}))
+    assert await tokens_of(await open_local_tokens(tmp_path, SPEC)) == list(range(960))
+    said = [record.__dict__ for record in caplog.records if record.message == "hashes_not_compared"]
+    assert [one["algorithms"] for one in said] == ["shake_128, xxh64"]
+    assert "xxh64: pip install" in said[0]["note"]
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:50] + b"garbage" + data[57:]])
