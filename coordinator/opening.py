@@ -146,6 +146,8 @@ async def _stimuli_of_start(
                 "consequence": "clients return to the state before it",
             },
         )
+    if journal.is_doubtful:
+        log.warning("journal_may_have_gone_back", extra={"consequence": "clients return to the state that it holds"})
     _check_edited(journal.run, state_file, store.blobs.total_bytes, options.source)
     _check_key(journal.run, options)
     if is_live:
@@ -153,7 +155,7 @@ async def _stimuli_of_start(
     else:
         await check_blobs_are_there(journal.run, store.blobs, store.name)
     stimuli: list[Stimulus] = [] if is_live else [CoordinatorStarted()]  # nobody was away where others served it
-    if is_restored or store.journal.damaged_bytes:  # clients may have seen what the damaged record said
+    if is_restored or journal.is_doubtful or store.journal.damaged_bytes:  # clients may have seen what was lost
         stimuli.append(RunRestored(lineage_of(options.new_seed())))
     if options.coordinator_key != journal.run.coordinator_key:
         log.warning("coordinator_key_replaced", extra={"before": journal.run.coordinator_key})

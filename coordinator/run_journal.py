@@ -2,9 +2,15 @@
 
 Several coordinators may share a journal. If another one has appended first, `append` raises `StoreConflict` and keeps
 nothing. That is routine: `catch_up` reads and replays what the other one wrote, and the stimuli are handled again.
+
+A journal may also have gone back: a database failed over to a server that lacks the last records, or somebody restored
+it. What those records said was shown, and is void. The run is then taken as the journal has it, and is in doubt: it
+takes no other record before one that gives it a new lineage, by which clients notice (`coordinator/lost_records.py`).
 """
 
 import contextlib
+import logging
+from collections import deque
 from dataclasses import replace
 
 from coordinator.machine.records import Replayed, encode_record, encode_snapshot, replay, replay_tail
@@ -16,6 +22,9 @@ from coordinator.store.journal import Journal
 from state.documents import RunDocument
 from state.errors import StoreConflict, StoreFailed
 
+log = logging.getLogger(__name__)
+
+MAX_KNOWN_LINEAGES = 64
 MAX_SEGMENT_RECORDS = 20_000
 """A longer segment is followed by another within the epoch, so that a start replays a bounded number of records."""
 
@@ -26,15 +35,19 @@ class RunJournal:
     Attributes:
         run: the run after the last known record.
         published: its published document.
+        is_doubtful: whether readers may have seen later documents of its lineage, which are not in the journal.
     """
 
-    def __init__(self, journal: Journal, found: Replayed, record_count: int) -> None:
+    def __init__(self, journal: Journal, found: Replayed, record_count: int, *, is_doubtful: bool = False) -> None:
         self._journal = journal
         self._sequence = found.sequence
         self._record_count = record_count
         self._is_segment_due = False
         self.run = found.run
         self.published = Published.of(found.document)
+        self.is_doubtful = is_doubtful
+        self._lineages = deque([found.run.lineage], MAX_KNOWN_LINEAGES)
+        """Those that this coordinator may have shown."""
 
     @property
     def sequence(self) -> int:
@@ -52,7 +65,9 @@ class RunJournal:
             StoreFailed: the journal is damaged, or was written under other rules.
         """
         segment = await journal.load(is_restored=is_restored)
-        return None if segment is None else cls(journal, replay(segment), len(segment.records))
+        if segment is None:
+            return None
+        return cls(journal, replay(segment), len(segment.records), is_doubtful=segment.may_lack_last)
 
     @classmethod
     async def begin(cls, journal: Journal, run: Run) -> "RunJournal":
@@ -73,15 +88,19 @@ class RunJournal:
             ends_segment: whether a new segment is due after them.
 
         Raises:
-            StoreConflict: another coordinator has appended first; nothing was kept.
+            StoreConflict: another coordinator has appended first, or the run is doubtful and they give it no new
+                lineage; nothing was kept.
             StoreFailed: they may not have been kept.
         """
+        if self.is_doubtful and run.lineage in self._lineages:
+            raise StoreConflict("the journal went back, and the run needs a new lineage first")
         published, document = self.published, self._document_of(run)
         if document != published.document:
             published = Published.of(replace(document, version=document.version + 1))
         sequence = self._sequence + 1
         await self._journal.append(encode_record(sequence, published.version, published.sha256, stimuli))
         self._sequence, self.run, self.published = sequence, run, published
+        self._note_lineage()
         self._record_count += 1
         self._is_segment_due |= ends_segment or self._record_count >= MAX_SEGMENT_RECORDS
 
@@ -128,11 +147,23 @@ class RunJournal:
             raise StoreFailed("the journal is gone")
         found = replay(segment)
         self._is_segment_due = False
+        is_lost = segment.lacks_known and found.run.lineage in self._lineages
         is_news = found.sequence != self._sequence or found.document != self.published.document
+        before = self._sequence
         self._take(found, len(segment.records))
+        self.is_doubtful = segment.may_lack_last or is_lost
+        if self.is_doubtful:
+            log.warning("journal_went_back", extra={"known": before, "found": found.sequence, "is_certain": is_lost})
         return is_news
 
     def _take(self, found: Replayed, record_count: int) -> None:
         self._sequence, self._record_count, self.run = found.sequence, record_count, found.run
+        self._note_lineage()
         if found.document != self.published.document:
             self.published = Published.of(found.document)
+
+    def _note_lineage(self) -> None:
+        """Note the run's lineage; a new one ends the doubt."""
+        if self.run.lineage not in self._lineages:
+            self._lineages.append(self.run.lineage)
+            self.is_doubtful = False

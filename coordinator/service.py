@@ -21,6 +21,7 @@ from typing import TypeAlias
 from coordinator.compaction import Compaction
 from coordinator.kept_blobs import LostBlobs
 from coordinator.liveness import HasGone, Liveness
+from coordinator.lost_records import catch_up
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged, SegmentEnded, SweepBlobs
 from coordinator.machine.run import Run
@@ -189,9 +190,8 @@ class CoordinatorService:
             return (until is None or until > self._journal.sequence) and await self._catch_up()
 
     async def _catch_up(self) -> bool:
-        is_news = await self._journal.catch_up()
+        is_news = await catch_up(self._journal, self._options, self._clock, self._execute)
         if is_news:
-            self._clock.not_before(self._journal.run.now_s)
             self.readers.show(self._journal.run, self._journal.published)
         return is_news
 

@@ -46,11 +46,15 @@ class Segment:
 
     Attributes:
         number: counts segments from 0. Each epoch begins one; a long epoch has several.
+        may_lack_last: whether records after its last one may be lost that were kept, as after a failover of a database.
+        lacks_known: whether the journal does not hold the record that this object read or appended last before.
     """
 
     number: int
     snapshot: Snapshot
     records: tuple[JournalRecord, ...]
+    may_lack_last: bool = field(default=False, compare=False)
+    lacks_known: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class Journal(JournalReader, Protocol):
         """Size of all segments."""
 
     async def load(self, *, is_restored: bool = False) -> Segment | None:
-        """Return the newest segment, or None if the run was never started.
+        """Return the newest segment, or None if the run was never started. It says whether the journal went back.
 
         Args:
             is_restored: the journal is a copy that may lack later segments; go on with the newest one that it has.

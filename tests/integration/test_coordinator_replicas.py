@@ -14,7 +14,7 @@ from state.phases import RunState
 from tests.support.database_relay import database_relay
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.processes import RealRun, in_training
-from tests.support.replicas import replicated_run
+from tests.support.replicas import Surroundings, replicated_run
 
 CLIENT_TIMEOUT_S = 6.0
 STOPPED_S = 8.0
@@ -97,7 +97,7 @@ async def test_replica_without_the_database_tells_what_it_knows_as_stale(
 ) -> None:
     async with (
         database_relay(server) as relay,
-        replicated_run(tmp_path, server, 2, {1: relay}, config__init_min_clients=2) as replicas,
+        replicated_run(tmp_path, server, 2, Surroundings({1: relay}), config__init_min_clients=2) as replicas,
     ):
         with_it, without = replicas.all
         place = f"/v1/runs/{replicas.run.watch.api.run_id}"
@@ -124,7 +124,10 @@ async def test_message_whose_replica_is_killed_counts_once_or_not(
     tmp_path: Path, server: PostgresServer, point: str
 ) -> None:
     is_kept = point.startswith("after")
-    async with database_relay(server) as relay, replicated_run(tmp_path, server, 2, {0: relay}) as replicas:
+    async with (
+        database_relay(server) as relay,
+        replicated_run(tmp_path, server, 2, Surroundings({0: relay})) as replicas,
+    ):
         killed, other = replicas.all
         place = f"/v1/runs/{replicas.run.watch.api.run_id}"
         admin = {"Authorization": f"Bearer {replicas.admin_token()}"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ class DatabaseRelay:
         arrive: lets delayed statements arrive.
         arrived: set once a statement is held, or the database has answered one whose answer is lost.
         is_cut: whether connections break, and new ones are not served.
+        flows: while it is not set, nothing is passed on, and all connections stay.
+        delay_s: time by which each piece arrives later.
     """
 
     port: int = 0
@@ -36,11 +39,26 @@ class DatabaseRelay:
     arrive: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     is_cut: bool = False
+    flows: asyncio.Event = field(default_factory=asyncio.Event)
+    delay_s: float = 0.0
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def url(self, server: PostgresServer, database: str) -> str:
         """Return a database's URL by way of the relay."""
         return server.url(database).replace(f":{server.port}/", f":{self.port}/")
+
+    def before(self, url: str) -> str:
+        """Return the URL of a database on this machine by way of the relay."""
+        return re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{self.port}", url)
+
+    def __post_init__(self) -> None:
+        self.flows.set()
+
+    async def flow(self) -> None:
+        """Return when a piece may be passed on."""
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        await self.flows.wait()
 
     def cut(self) -> None:
         """Break every connection, and serve no more."""
@@ -77,6 +95,7 @@ class DatabaseRelay:
     ) -> None:
         with contextlib.suppress(OSError):
             while piece := await reader.read(PIECE_BYTES):
+                await self.flow()
                 if APPENDS in piece and self.delayed:
                     self.delayed -= 1
                     writer.transport.abort()
@@ -99,6 +118,7 @@ class DatabaseRelay:
     ) -> None:
         with contextlib.suppress(OSError):
             while piece := await answers.read(PIECE_BYTES):
+                await self.flow()
                 if is_losing.is_set():
                     self.arrived.set()
                     if self.unanswered:

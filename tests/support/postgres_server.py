@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,6 @@ SETTINGS = {
 }
 UNPRIVILEGED = "nobody"
 """Who the server runs as where the tests run as root, whom PostgreSQL refuses."""
-
-
-def hosts_url(servers: Sequence["PostgresServer"], database: str) -> str:
-    """Return the URL of a database that one of several servers has, by which that one is found."""
-    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-    return f"postgresql://postgres@{hosts}/{database}"
 
 
 class PostgresServer:
@@ -89,6 +84,12 @@ class PostgresServer:
         source = ["-h", "127.0.0.1", "-p", primary.port, "-U", "postgres"]
         copy = [self.programs / "pg_basebackup", *source, "-D", self.folder / "data", "-R", "-c", "fast", "--no-sync"]
         self._run([str(item) for item in copy])
+
+    def stop_following(self) -> None:
+        """Let a standby take no more of what its primary keeps."""
+        self.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        self.execute("SELECT pg_reload_conf()")
+        self.until("SELECT count(*) = 0 FROM pg_stat_wal_receiver")
 
     def promote(self) -> None:
         """Let a standby take its primary's place."""
@@ -169,6 +170,29 @@ class PostgresServer:
 
     def _run(self, command: list[Any]) -> None:
         subprocess.run(command, check=True, user=self._user, cwd="/", stdout=subprocess.DEVNULL)
+
+
+@dataclass(frozen=True)
+class ServerPair:
+    """A server and its standby. Whoever has the URL of a database finds it at the one that takes writes."""
+
+    primary: PostgresServer
+    standby: PostgresServer
+
+    def new_database(self) -> str:
+        """Return the URL of a new, empty database."""
+        return hosts_url([self.primary, self.standby], self.primary.new_database().rpartition("/")[2])
+
+    def fail_over(self) -> None:
+        """End the primary at once, and let the standby take its place."""
+        self.primary.kill()
+        self.standby.promote()
+
+
+def hosts_url(servers: Sequence[PostgresServer], database: str) -> str:
+    """Return the URL of a database that one of several servers has, by which that one is found."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    return f"postgresql://postgres@{hosts}/{database}"
 
 
 @contextlib.contextmanager

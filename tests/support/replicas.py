@@ -3,20 +3,43 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import httpx
 
-from epochal.testnet.child_processes import Child
+from epochal.cli.run import LISTENING
+from epochal.testnet.child_processes import Child, Children
 from tests.support.bounds import BOUND_S
 from tests.support.database_relay import DatabaseRelay
 from tests.support.nginx import balancer
 from tests.support.ports import free_port
-from tests.support.postgres_server import PostgresServer
 from tests.support.processes import ADMIN_LINE, RealRun, prepared_run
+from tests.support.shown_documents import ShownDocuments
+
+
+class Databases(Protocol):
+    """A server, or several, on which runs have databases."""
+
+    def new_database(self) -> str:
+        """Return the URL of a new, empty database."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The surroundings of a run's coordinators, each named by its number.
+
+    Attributes:
+        relays: those by which they reach the database.
+        clocks_s: seconds by which their wall clocks are wrong.
+    """
+
+    relays: Mapping[int, DatabaseRelay] = field(default_factory=dict)
+    clocks_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -42,24 +65,40 @@ class Replica:
 
 
 class Replicas:
-    """The coordinators of a run. `run` has the balancer's address and the run's store."""
+    """The coordinators of a run. `run` has the balancer's address and the run's store.
 
-    def __init__(self, run: RealRun, ports: list[int], blobs: Path, stores: Mapping[int, str]) -> None:
+    Attributes:
+        shown: every document that one of them has shown.
+    """
+
+    def __init__(self, run: RealRun, ports: list[int], blobs: Path, around: Surroundings) -> None:
         self.run = run
-        self._stores = stores
+        self._around = around
         self.ports = ports
         self.all: list[Replica] = []
+        self.shown = ShownDocuments()
         self._blobs = blobs
         self._stack = contextlib.AsyncExitStack()
         self._starts = 0
 
     async def start(self, number: int, *arguments: str) -> Replica:
         """Start the coordinator of this number, again if it has ended; return when it serves the run."""
-        port = self.ports[number]
+        port, run = self.ports[number], self.run
         self._starts += 1
-        place = ("--store", self._stores.get(number, self.run.store), "--blobs", str(self._blobs), "--port", str(port))
-        name = f"replica-{number}-{self._starts}"
-        child, address = await self.run.start_server(name, "coordinator", str(self.run.state_path), *place, *arguments)
+        store, relay = run.store, self._around.relays.get(number)
+        place = ("--store", store if relay is None else relay.before(store), "--blobs", str(self._blobs))
+        children = run.children
+        if number in self._around.clocks_s:
+            clock = run.folder / f"clock-{number}"
+            clock.write_text(f"{self._around.clocks_s[number]}")
+            children = Children(run.folder / "logs", start_process=partial(_start_with_clock, clock))
+        child = await children.start(
+            f"replica-{number}-{self._starts}",
+            *("coordinator", str(run.state_path), *place, "--port", str(port), *arguments),
+        )
+        if children is not run.children:
+            run.children.started.append(child)
+        address = (await run.line_of(child, LISTENING)).partition(LISTENING)[2].split()[0]
         http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=BOUND_S))
         replica = Replica(port, child, http)
         self.all[number : number + 1] = [replica]
@@ -102,34 +141,54 @@ class Replicas:
 @contextlib.asynccontextmanager
 async def replicated_run(
     folder: Path,
-    server: PostgresServer,
+    databases: Databases,
     count: int = 2,
-    relays: Mapping[int, DatabaseRelay] | None = None,
+    around: Surroundings | None = None,
     /,
     **overrides: Any,
 ) -> AsyncIterator[Replicas]:
     """Yield a run with this number of coordinators; clients reach each of them with every further request.
 
+    In the end it is checked that each document that a coordinator has shown is kept, or was disowned by a new lineage.
+
     Args:
         folder: for all files.
-        server: the database's.
+        databases: have the run.
         count: number of coordinators.
-        relays: those by which the coordinators of these numbers reach the database.
+        around: surroundings of the coordinators.
         overrides: replace fields of the state file.
     """
     blobs = folder / "blobs"
     blobs.mkdir()
     ports = [free_port() for _ in range(count)]
     async with prepared_run(folder, **overrides) as run:
-        run.store = server.new_database()
-        name = run.store.rpartition("/")[2]
-        stores = {number: relay.url(server, name) for number, relay in (relays or {}).items()}
-        replicas = Replicas(run, ports, blobs, stores)
+        run.store = databases.new_database()
+        replicas = Replicas(run, ports, blobs, around or Surroundings())
         try:
             for number in range(count):
                 await replicas.start(number)
             with balancer(folder / "nginx", ports) as before:
                 await run.reach(before.url)
-                yield replicas
+                async with asyncio.TaskGroup() as tasks:
+                    urls = [str(replica.http.base_url) for replica in replicas.all]
+                    readers = [tasks.create_task(replicas.shown.follow(url)) for url in urls]
+                    yield replicas
+                    for reader in readers:
+                        reader.cancel()
+            await replicas.shown.void(run.store)
         finally:
             await replicas.aclose()
+
+
+async def _start_with_clock(
+    clock: Path, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+) -> asyncio.subprocess.Process:
+    """Start `epochal ARGUMENTS…` with a wall clock that is wrong by the file's seconds."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.chaos.stepped_clock", str(clock), *arguments),
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+    )

@@ -47,6 +47,11 @@ class DatabaseAddress:
         """Return what libpq connects with to write: of several hosts, the one that takes writes."""
         return _with_defaults(self.conninfo, {"target_session_attrs": "read-write"})
 
+    def locking(self) -> str:
+        """Return what libpq connects with to lock: of several hosts, the one at which everybody else locks."""
+        several = "," in f"{conninfo_to_dict(self.conninfo).get('host', '')}"
+        return self.writing() if several else self.conninfo
+
 
 def parse_address(url: str) -> DatabaseAddress:
     """Return the address that a URL names.

@@ -1,14 +1,17 @@
 """One connection to a PostgreSQL database: opened when it is needed, and again after it broke.
 
-Every statement has a time limit twice: the server ends it, and if the server does not answer, it is given up here and
-the connection is dropped. What goes wrong has two names: `StoreBlocked` for what may pass without a change of program
+Every statement has a time limit twice: the server ends it, and if the server does not answer, the connection is hung up
+here. (To cancel the task that waits for an answer would not end it: psycopg then asks the server to end the statement,
+and waits for it.) What goes wrong has two names: `StoreBlocked` for what may pass without a change of program
 or data (no connection, no place for one, a read-only server, a full disk, a statement that took too long), and
 `StoreFailed` for everything else.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
@@ -29,6 +32,8 @@ PASSING_CLASSES = ("08", "40", "53", "57")
 """Classes of SQLSTATE that pass: connections, conflicts of transactions, lack of resources, an operator's doing."""
 PASSING_STATES = ("25006", "55P03")
 """Others that pass: a server that only reads, and a lock that was not free in time."""
+CLOSING_STATES = ("08", "57P")
+"""Beginnings of those with which a server closes a connection."""
 _LIMIT = "SELECT set_config('statement_timeout', %s, false)"
 _SESSION = """
 SELECT set_config('lock_timeout', %(limit)s, false),
@@ -48,6 +53,9 @@ class Database:
         conninfo: what libpq connects with.
         name: the database in messages.
         is_kept: whether the connection stays open until `aclose`; else it is closed after each use.
+
+    Attributes:
+        connection_count: number of connections so far; another one may lead to another server.
     """
 
     def __init__(self, conninfo: str, name: str, *, is_kept: bool = True) -> None:
@@ -57,21 +65,41 @@ class Database:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._is_closed = False
+        self.connection_count = 0
 
-    async def run(self, work: Callable[[Connection], Awaitable[T]], limit_s: float = STATEMENT_S) -> T:
+    async def run(
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        limit_s: float = STATEMENT_S,
+        *,
+        is_repeatable: bool = True,
+        within_s: float | None = None,
+    ) -> T:
         """Return what the work returns that executes statements on the connection.
 
         Args:
             work: its statements are each a transaction of their own, unless it opens one.
             limit_s: maximum time of each statement, and nearly that of all.
+            is_repeatable: whether the work does no harm if it is done twice. It then is where the connection had broken
+                since the last use, as after a restart of the server.
+            within_s: maximum time of all if it is shorter; `GRACE_S` more than `limit_s` by default.
 
         Raises:
             StoreBlocked: it did not succeed now. Whether anything was committed is unknown.
             StoreFailed: it never will.
         """
+        is_old, within_s = self._connection is not None, within_s or limit_s + GRACE_S
+        try:
+            return await self._run(work, limit_s, within_s)
+        except StoreBlocked as blocked:
+            if not (is_old and is_repeatable and _is_loss(blocked.__cause__)):
+                raise
+        return await self._run(work, limit_s, within_s)
+
+    async def _run(self, work: Callable[[Connection], Awaitable[T]], limit_s: float, within_s: float) -> T:
         async with self._lock, self._failures():
             connection = await self._connected()
-            async with asyncio.timeout(limit_s + GRACE_S):
+            with limited(connection, within_s):
                 if limit_s == STATEMENT_S:
                     return await work(connection)
                 await connection.execute(_LIMIT, (_limit(limit_s),))
@@ -117,7 +145,9 @@ class Database:
             await self._drop()
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
-                self._connection = connection
+            self._connection = connection
+            self.connection_count += 1
+            with limited(connection, STATEMENT_S):
                 await connection.execute(_LIMIT, (_limit(STATEMENT_S),))
                 await connection.execute(_SESSION, {"limit": _limit(STATEMENT_S)})
         return self._connection
@@ -126,6 +156,28 @@ class Database:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+@contextlib.contextmanager
+def limited(connection: Connection, within_s: float) -> Iterator[None]:
+    """Hang up if the context is not left in time. Raise `TimeoutError` then."""
+    has_hung_up = False
+
+    def hang_up() -> None:
+        nonlocal has_hung_up
+        has_hung_up = True
+        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer is told that none comes
+
+    timer = asyncio.get_running_loop().call_later(within_s, hang_up)
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if has_hung_up:
+            raise TimeoutError from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def failure_of(name: str, error: psycopg.Error) -> StoreFailed:
@@ -137,6 +189,13 @@ def failure_of(name: str, error: psycopg.Error) -> StoreFailed:
     if state is not None and (state.startswith(PASSING_CLASSES) or state in PASSING_STATES):
         return StoreBlocked(message, is_full=state == DISK_FULL)
     return StoreFailed(message)
+
+
+def _is_loss(cause: BaseException | None) -> bool:
+    """Return whether a connection was lost, or a server that ended has closed it."""
+    if not isinstance(cause, psycopg.OperationalError):
+        return False
+    return cause.sqlstate is None or cause.sqlstate.startswith(CLOSING_STATES)
 
 
 def _limit(seconds: float) -> str:

@@ -8,16 +8,30 @@ older state, the row is not moved, nothing is kept, and `StoreConflict` is raise
 Where the answer to a transaction is lost, with the connection or the server, the same statement is executed again, on a
 new connection. Whichever of the two comes first moves the row, and the other does nothing; a record of this number with
 this content is then known as the own one. So it is never kept twice, also if the first one is committed later still.
+
+After a failover another server answers (`server_identity.py`). Nothing is appended there before the journal was loaded
+again, which tells whether it lacks the record that this coordinator knows as the last, and whether it may lack others.
+The first record that is kept there notes the server, in the same transaction.
 """
 
 import asyncio
 import json
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
 from coordinator.store.postgres.database import BULK_S, STATEMENT_S, Connection, Database
 from coordinator.store.postgres.history import RECORDS_AT_A_TIME, PostgresHistory, head_of
 from coordinator.store.postgres.names import channel_of
+from coordinator.store.postgres.notes import PostgresNotes
+from coordinator.store.postgres.server_identity import (
+    IS_SYNCHRONOUS,
+    NOTE,
+    ServerIdentity,
+    identity_of,
+    parse_identity,
+)
 from state.errors import StoreBlocked, StoreConflict
 
 PASSING_S = 2.0
@@ -34,7 +48,7 @@ WITH begun AS (
 )
 SELECT journal_bytes FROM begun
 """
-_APPEND = """
+_APPEND = f"""
 WITH moved AS (
   UPDATE epochal_runs SET sequence = %(sequence)s, head = %(head)s, version = %(version)s, is_opening = false,
     journal_bytes = journal_bytes + %(size)s, changed_at = clock_timestamp()
@@ -44,8 +58,16 @@ WITH moved AS (
   INSERT INTO epochal_records (run_id, sequence, segment, version, body)
   SELECT run_id, %(sequence)s, segment, %(version)s, %(body)s FROM moved
 )
-SELECT journal_bytes, pg_notify(%(channel)s, %(news)s) FROM moved
+SELECT journal_bytes, {IS_SYNCHRONOUS}, pg_notify(%(channel)s, %(news)s) FROM moved
 """
+_APPEND_AND_NOTE = _APPEND.replace(
+    "SELECT journal_bytes,",
+    """, noted AS (
+  INSERT INTO epochal_notes (run_id, name, value) SELECT run_id, %(note)s, %(server)s FROM moved
+  ON CONFLICT (run_id, name) DO UPDATE SET value = excluded.value, noted_at = clock_timestamp()
+)
+SELECT journal_bytes,""",
+)
 _OPEN = """
 WITH moved AS (
   UPDATE epochal_runs SET segment = segment + 1, is_opening = true, journal_bytes = journal_bytes + %(size)s
@@ -65,6 +87,7 @@ _KEPT_SNAPSHOT = """
 SELECT run.journal_bytes FROM epochal_segments opened JOIN epochal_runs run USING (run_id)
 WHERE run_id = %(run)s AND opened.sequence = %(sequence)s AND opened.snapshot = %(body)s
 """
+_BODY_OF_RECORD = "SELECT body FROM epochal_records WHERE run_id = %(run)s AND sequence = %(sequence)s"
 _KEEP_PROOF = """
 WITH before AS (
   SELECT octet_length(body) AS size FROM epochal_proofs WHERE run_id = %(run)s AND segment_count = %(count)s
@@ -113,6 +136,12 @@ class PostgresJournal(PostgresHistory):
         """SHA-256 of the last record that is known, or of the first snapshot; None before anything is."""
         self._sequence = 0
         self._journal_bytes = 0
+        self._server: ServerIdentity | None = None
+        """The server of which the journal was read; None before, or if it does not tell."""
+        self._is_note_due = True
+        """Whether the next record notes the server."""
+        self._asked: tuple[int, ServerIdentity | None] = (0, None)
+        """The number of the connection that was asked last for its server, and the answer."""
 
     @property
     def size_bytes(self) -> int:
@@ -120,20 +149,77 @@ class PostgresJournal(PostgresHistory):
 
     async def load(self, *, is_restored: bool = False) -> Segment | None:
         del is_restored  # a database's backup is whole
+        server, reading = await self._writing.run(self._server_of), await self._database.run(identity_of)
+        if server is not None and reading is not None and not server.is_same(reading):
+            raise StoreBlocked(
+                f"{self._database.name}: two servers answer, on timelines {server.timeline} and {reading.timeline} of "
+                "their cluster; one of them must end",
+                is_full=False,
+            )
         found = await self._found(None)
+        noted = parse_identity(await PostgresNotes(self._database, self._run_id).read(NOTE))
+        self._server, self._is_note_due = server, noted != server
         if found is None:
             return None
-        segment = found.segment
+        segment = replace(
+            found.segment,
+            may_lack_last=noted is not None and server is not None and not server.has_all_of(noted),
+            lacks_known=self._head is not None and not await self._holds_known(found.segment),
+        )
         self._sequence = segment.records[-1].sequence if segment.records else segment.snapshot.sequence
         self._head, self._journal_bytes = found.head, found.journal_bytes
         return segment
+
+    async def _holds_known(self, newest: Segment) -> bool:
+        """Return whether the journal holds the last known record. A record that was compacted is taken for held."""
+        opened_at = newest.snapshot.sequence
+        if self._sequence > opened_at:
+            later = newest.records[self._sequence - opened_at - 1 : self._sequence - opened_at]
+            return bool(later) and head_of(later[0].body) == self._head
+        if newest.number == 0:
+            return head_of(newest.snapshot.body) == self._head
+        wanted = {"run": self._run_id, "sequence": self._sequence}
+
+        async def read(connection: Connection) -> bytes | None:
+            row = await (await connection.execute(_BODY_OF_RECORD, wanted)).fetchone()
+            return None if row is None else bytes(row[0])
+
+        body = await self._database.run(read)
+        return body is None or head_of(body) == self._head
+
+    async def _server_of(self, connection: Connection) -> ServerIdentity | None:
+        """Return the server to which the connection leads, which appends; each connection is asked once."""
+        if self._asked[0] != self._writing.connection_count:
+            self._asked = (self._writing.connection_count, await identity_of(connection))
+        return self._asked[1]
+
+    async def _is_as_read(self, connection: Connection) -> bool:
+        """Return whether the connection leads to the server of which the journal was read.
+
+        Raises:
+            StoreBlocked: it leads to one whose place another has taken.
+        """
+        found, known = await self._server_of(connection), self._server
+        if found is None or known is None:
+            self._server = found if known is None else known
+            return True
+        if found.was_replaced_by(known):
+            raise StoreBlocked(
+                f"{self._database.name}: a former primary answers (timeline {found.timeline}); the run was kept on "
+                f"timeline {known.timeline} since",
+                is_full=False,
+            )
+        return found.is_same(known)
 
     async def tail(self, after: int) -> Tail | None:
         if self._head is None or after != self._sequence:
             return None
         found: list[JournalRecord] = []
         while True:
-            page, in_segment = await self._writing.run(partial(self._page, self._sequence))
+            read = await self._writing.run(partial(self._page, self._sequence))
+            if read is None:
+                return None
+            page, in_segment = read
             if self._sequence:  # the first snapshot is no record
                 if not page or page[0].sequence != self._sequence or head_of(page[0].body) != self._head:
                     return None
@@ -145,8 +231,13 @@ class PostgresJournal(PostgresHistory):
             self._sequence, self._head = page[-1].sequence, head_of(page[-1].body)
             found += page
 
-    async def _page(self, after: int, connection: Connection) -> tuple[list[JournalRecord], int]:
-        """Return some records from this one on, and the number of records in the newest segment."""
+    async def _page(self, after: int, connection: Connection) -> tuple[list[JournalRecord], int] | None:
+        """Return some records from this one on, and the number of records in the newest segment.
+
+        It is None if another server has taken over.
+        """
+        if not await self._is_as_read(connection):
+            return None
         wanted = {"run": self._run_id, "after": after, "most": RECORDS_AT_A_TIME}
         rows = await (await connection.execute(_TAIL, wanted)).fetchall()
         if not rows:
@@ -166,6 +257,7 @@ class PostgresJournal(PostgresHistory):
             "version": record.version,
             "channel": channel_of(self._run_id),
             "news": news,
+            "note": NOTE,
         }
         if not await self._kept(_APPEND, _KEPT_RECORD, values):
             raise StoreConflict(f"record {record.sequence}: another coordinator has appended first")
@@ -196,25 +288,43 @@ class PostgresJournal(PostgresHistory):
         """
         is_in_doubt = False
 
-        async def attempt(connection: Connection) -> int | None:
-            row = await (await connection.execute(change, values)).fetchone()
+        async def attempt(connection: Connection) -> tuple[Any, ...] | None:
+            if not await self._is_as_read(connection):
+                raise StoreConflict(f"{self._database.name}: another server has taken over")
+            row = await (await connection.execute(*self._change_of(change, values))).fetchone()
             if row is None and is_in_doubt:
                 row = await (await connection.execute(look, values)).fetchone()
-            return None if row is None else int(row[0])
+            return row
 
         until_s = asyncio.get_running_loop().time() + PASSING_S
         while True:
             try:
-                size_bytes = await self._writing.run(attempt)
+                row = await self._writing.run(attempt, is_repeatable=False)
             except StoreBlocked as blocked:
                 is_in_doubt = True
                 if blocked.is_full or asyncio.get_running_loop().time() >= until_s:
                     raise
             else:
-                if size_bytes is not None:
-                    self._journal_bytes = size_bytes
-                return size_bytes is not None
+                if row is not None:
+                    self._note_kept(row)
+                return row is not None
             await asyncio.sleep(PASSING_PAUSE_S)
+
+    def _change_of(self, change: str, values: dict[str, object]) -> tuple[str, dict[str, object]]:
+        """Return the statement to execute, which notes the server if that is due, and its values."""
+        if change is not _APPEND or not self._is_note_due or self._server is None:
+            return change, values
+        return _APPEND_AND_NOTE, values | {"server": self._server.encoded()}
+
+    def _note_kept(self, row: tuple[Any, ...]) -> None:
+        """Take over what a change has returned: the journal's size, and of a record whether its commit was synchronous.
+
+        Where that has changed since the server was noted, the next record notes it.
+        """
+        self._journal_bytes = int(row[0])
+        if len(row) > 1 and self._server is not None:
+            self._is_note_due = bool(row[1]) != self._server.is_synchronous
+            self._server = replace(self._server, is_synchronous=bool(row[1]))
 
     async def keep_proof(self, proof: StoredProof) -> None:
         values = {"run": self._run_id, "count": proof.segment_count, "body": proof.body, "size": len(proof.body)}

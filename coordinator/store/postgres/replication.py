@@ -14,7 +14,7 @@ from contextlib import aclosing
 
 from psycopg.sql import SQL, Identifier
 
-from coordinator.store.postgres.database import GRACE_S, STATEMENT_S, Connection, Database
+from coordinator.store.postgres.database import GRACE_S, STATEMENT_S, Connection, Database, limited
 from coordinator.store.postgres.names import channel_of
 from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult
 from state.errors import StoreBlocked, StoreFailed
@@ -41,6 +41,7 @@ WITH present AS (
   VALUES (%(run)s, %(replica)s, clock_timestamp() + make_interval(secs => %(lease)s))
   ON CONFLICT (run_id) DO UPDATE SET holder = excluded.holder, ends_at = excluded.ends_at
   WHERE held.holder = excluded.holder OR held.ends_at < clock_timestamp()
+    OR held.ends_at > clock_timestamp() + make_interval(secs => 2 * %(lease)s)  -- the server's clock was set back
   RETURNING holder
 )
 SELECT EXISTS (SELECT FROM lease), (SELECT sequence FROM epochal_runs WHERE run_id = %(run)s), other.heartbeats
@@ -96,13 +97,13 @@ class PostgresReplication:
 
     async def _notified(self) -> AsyncGenerator[int | None, None]:
         async with self._listening.alone() as connection:
-            async with asyncio.timeout(STATEMENT_S + GRACE_S):
+            with limited(connection, STATEMENT_S + GRACE_S):
                 await connection.execute(SQL("LISTEN {}").format(Identifier(channel_of(self._run_id))))
             while True:
                 yield None
                 async for told in connection.notifies(timeout=QUIET_S):
                     yield _sequence_in(told.payload)
-                async with asyncio.timeout(STATEMENT_S + GRACE_S):
+                with limited(connection, STATEMENT_S + GRACE_S):
                     await connection.execute("SELECT")
 
     async def meet(self, mine: Heartbeats) -> MeetingResult:
@@ -112,7 +113,7 @@ class PostgresReplication:
             return await (await connection.execute(_MEET, values)).fetchall()
 
         self._has_met = True
-        rows = await self._meeting.run(meet)
+        rows = await self._meeting.run(meet, within_s=LEASE_S)  # a later answer tells of a lease that is over
         is_ticking, sequence, _ = rows[0]
         others = tuple(_decoded(heartbeats) for _, _, heartbeats in rows if heartbeats is not None)
         return MeetingResult(is_ticking, sequence or 0, others)
@@ -126,8 +127,8 @@ class PostgresReplication:
             await connection.execute(_FORGET, {"run": self._run_id, "after": FORGOTTEN_AFTER_S})
 
         with contextlib.suppress(StoreFailed, TimeoutError):
-            async with asyncio.timeout(LEAVE_WITHIN_S):
-                await self._meeting.run(leave)
+            async with asyncio.timeout(2 * LEAVE_WITHIN_S):  # another one may be waiting for the connection
+                await self._meeting.run(leave, within_s=LEAVE_WITHIN_S)
                 self._has_met = False
 
     def _values(self) -> dict[str, object]:

@@ -195,7 +195,7 @@ async def _locked(address: DatabaseAddress, name: str, lock: str, within_s: floa
 
     The lock ends with the connection, however the process ends.
     """
-    database = Database(address.conninfo, name)
+    database = Database(address.locking(), name)
     try:
 
         async def take(connection: Connection) -> bool:

@@ -12,6 +12,7 @@ from coordinator.store.open import open_store_reader, runs_in
 from coordinator.store.postgres.address import parse_address
 from coordinator.store.postgres.migrations import MIGRATIONS
 from coordinator.store.postgres.store import PostgresStore
+from coordinator.store.replication import Heartbeats
 from state.errors import InvalidInput, StoreBlocked, StoreConflict, StoreFailed
 from tests.support.bounds import BOUND_S
 from tests.support.database_relay import DatabaseRelay, database_relay
@@ -202,6 +203,8 @@ async def test_lost_connections_are_replaced_without_a_word(url: str, database_s
         for record in (FIRST, SECOND):
             database_server.disconnect(url.rpartition("/")[2])
             await store.journal.append(record)
+            await store.save_state_file("state")
+            await store.replication.meet(Heartbeats())
     assert await bodies(url) == [b"first", b"second"]
 
 

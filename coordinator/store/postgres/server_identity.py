@@ -1,0 +1,83 @@
+"""Which server answers for a database: after a failover it is another one, which may lack the last records.
+
+A standby that is promoted begins a new timeline of its cluster. The run notes on which one it was last kept, and
+whether commits there were answered only once a standby had them. From both a coordinator knows, also after a start,
+whether records may be missing that clients have seen.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+import psycopg
+
+from coordinator.store.postgres.database import Connection
+
+NOTE = "server"
+"""Name of the note with the server on which the run's last records were kept."""
+
+IS_SYNCHRONOUS = (
+    "current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'"
+)
+"""SQL: whether a commit is answered only once a standby has it."""
+_IDENTITY = f"""
+SELECT (SELECT system_identifier FROM pg_control_system())::text,
+  ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int, {IS_SYNCHRONOUS}
+WHERE NOT pg_is_in_recovery()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """A server that takes writes.
+
+    Attributes:
+        system: identifier of its cluster, which its standbys share.
+        timeline: number of its cluster's history, which grows with each promotion.
+        is_synchronous: whether a commit is answered only once a standby has it.
+    """
+
+    system: str
+    timeline: int
+    is_synchronous: bool
+
+    def encoded(self) -> bytes:
+        """Return the identity as a note."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    def is_same(self, other: "ServerIdentity") -> bool:
+        """Return whether no promotion lies between them."""
+        return (self.system, self.timeline) == (other.system, other.timeline)
+
+    def was_replaced_by(self, other: "ServerIdentity") -> bool:
+        """Return whether the other one has taken this one's place, so that this one must not be written to."""
+        return self.system == other.system and self.timeline < other.timeline
+
+    def has_all_of(self, before: "ServerIdentity") -> bool:
+        """Return whether it has each record that was answered where the run was kept before."""
+        return self.system == before.system and (self.timeline == before.timeline or before.is_synchronous)
+
+
+def parse_identity(note: bytes | None) -> ServerIdentity | None:
+    """Return the identity in a note; None if there is none that can be read."""
+    if note is None:
+        return None
+    try:
+        found = json.loads(note)
+        return ServerIdentity(str(found["system"]), int(found["timeline"]), bool(found["is_synchronous"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+async def identity_of(connection: Connection) -> ServerIdentity | None:
+    """Return the server of a connection; None if it takes no writes, or is not one that tells (some services' do not).
+
+    Raises:
+        psycopg.OperationalError: it cannot be asked now.
+    """
+    try:
+        row = await (await connection.execute(_IDENTITY.encode())).fetchone()
+    except psycopg.OperationalError:
+        raise
+    except psycopg.Error:
+        return None
+    return None if row is None else ServerIdentity(str(row[0]), int(row[1]), bool(row[2]))
