@@ -117,6 +117,18 @@ async def test_journal_of_two_coordinators_takes_the_record_of_the_first(url: st
     assert await bodies(url) == [b"first", b"second"]
 
 
+async def test_tail_does_not_follow_a_record_other_than_the_known_one(
+    url: str, database_server: PostgresServer
+) -> None:
+    async with opened(url, url) as (one, other):
+        await one.journal.open_segment(Snapshot(0, b"start"))
+        await one.journal.append(FIRST)
+        assert await other.journal.load() is not None
+        await one.journal.append(SECOND)
+        database_server.execute("UPDATE epochal_records SET body = 'other' WHERE sequence = 1", url)
+        assert await other.journal.tail(1) is None
+
+
 async def test_two_coordinators_that_begin_a_run_at_once_begin_it_once(url: str) -> None:
     async with opened(url, url) as stores:
 
