@@ -28,6 +28,10 @@ the operator who writes a short limit knows the network."""
 LOOKED_AT_ONCE = 512
 """Number of members that one call looks at: with 10,000 members each is looked at every two seconds."""
 
+WAITS_LOOKED_AT = 2048
+"""Number of waiting members whose connections are looked at before others are told: with 10,000 of them a look takes
+as long as some hundred messages, and each is looked at every three seconds."""
+
 TOLD_FOR_S = 5.0
 """Time for which other coordinators of the run are told that a member was heard: several meetings."""
 
@@ -48,6 +52,10 @@ class Liveness:
         self._connections: dict[ClientId, set[Connection]] = {}
         self._turn: Iterator[ClientId] = iter(())
         """The members that are still to be looked at, of those that there were when the first of them was."""
+        self._waits_turn: Iterator[ClientId] = iter(())
+        """The waiting members that are still to be looked at before others are told, likewise."""
+        self._left_waits: set[ClientId] = set()
+        """The waiting members that had closed their connections at the last look."""
 
     def connected(self, client_id: ClientId, connection: Connection) -> None:
         """Note that a request with this client's token came by this connection."""
@@ -74,6 +82,7 @@ class Liveness:
             now_s: returns the time, which others are told if it has.
         """
         self._waits.setdefault(client_id, []).append(has_gone)
+        self._left_waits.discard(client_id)
         try:
             yield
         finally:
@@ -137,6 +146,7 @@ class Liveness:
             waits.remove(has_gone)
             if not waits:
                 del self._waits[client_id]
+                self._left_waits.discard(client_id)
 
     # Other coordinators of the run
 
@@ -146,10 +156,31 @@ class Liveness:
         self._gone_s.clear()
 
     def heartbeats(self, now_s: float) -> Heartbeats:
-        """Return what others should know: who was heard lately, who waits here, and who has closed its waits."""
+        """Return what others should know: who was heard lately, who waits here, and who has closed its waits.
+
+        Where many wait, each call looks at the connections of some of them, in turn.
+        """
         lately = {client: at_s for client, at_s in self._heard_s.items() if now_s - at_s <= TOLD_FOR_S}
-        waiting = (client for client, waits in self._waits.items() if not all(has_gone() for has_gone in waits))
+        for client in self._next_waits():
+            if all(has_gone() for has_gone in self._waits[client]):
+                self._left_waits.add(client)
+            else:
+                self._left_waits.discard(client)
+        waiting = (client for client in self._waits if client not in self._left_waits)
         return Heartbeats(lately | dict.fromkeys(waiting, now_s), dict(self._closed))
+
+    def _next_waits(self) -> list[ClientId]:
+        """Return the waiting members at which the next look is; all of them if they are few."""
+        if len(self._waits) <= WAITS_LOOKED_AT:
+            return list(self._waits)
+        found = [client for client in islice(self._waits_turn, WAITS_LOOKED_AT) if client in self._waits]
+        if len(found) < WAITS_LOOKED_AT:
+            known = set(found)
+            self._waits_turn = iter(tuple(self._waits))
+            found += (
+                client for client in islice(self._waits_turn, WAITS_LOOKED_AT - len(found)) if client not in known
+            )
+        return found
 
     def take(self, others: Heartbeats) -> None:
         """Take what another coordinator knows: the latest news of each member counts, whoever has it."""

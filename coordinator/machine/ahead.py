@@ -3,15 +3,20 @@
 The rule kept here: nothing is decided by it. It is computed as a round begins, when all of its work is still expected,
 and again once nothing more is expected, when it is known what was lost. The next round is made anew from the run as it
 is then (`coordinator/machine/work.py`); whatever changes meanwhile makes the provisional one wrong, and nothing else.
+
+As a round begins, before anything is known of it, its end is plain: all of its work is applied, and shares grow. Only
+what the next round depends on is computed then; `complete_look` computes everything, and a test compares the two.
 """
 
 from dataclasses import replace
+from math import gcd
 
 from coordinator.machine.outcomes import settle_work
 from coordinator.machine.round import Ahead, Round
-from coordinator.machine.run import Run
+from coordinator.machine.run import Run, most_share_units
 from coordinator.machine.transitions import steps_done
-from coordinator.machine.work import plan_work
+from coordinator.machine.work import PlannedWork, plan_work, plan_work_for
+from state.documents import Roster, RosterEntry
 from state.phases import ROUND_PHASES, RunState
 from state.wire import ClientId, Sha256, document_digest
 
@@ -26,7 +31,10 @@ def looked_ahead(before: Run, after: Run) -> Run:
         return after
     if current.ahead is not None and _is_as_expected(after, current):
         return after
-    return replace(after, round=replace(current, ahead=_ahead_of(after, current)))
+    is_new = before.round is None or before.round.plan is not current.plan
+    is_plain = after.phase is RunState.ROUND_TRAIN and not (after.suspects or current.work.isolated)
+    look = _first_look if is_new and is_plain else complete_look
+    return replace(after, round=replace(current, ahead=look(after, current)))
 
 
 def _is_as_expected(run: Run, current: Round) -> bool:
@@ -44,7 +52,42 @@ def _stage(run: Run) -> tuple[int, int, int, RunState, bool] | None:
     return run.epoch, current.step, current.attempt, run.phase, current.complete_in_s is None
 
 
-def _ahead_of(run: Run, current: Round) -> Ahead | None:
+def _first_look(run: Run, current: Round) -> Ahead | None:
+    """Return the next round if all of the work of this one, of which nothing has been heard yet, is applied.
+
+    Args:
+        run: in RoundTrain, whose ready members are the round's clients; without suspects.
+        current: the round.
+    """
+    roster = _grown_roster(run, current)
+    batches_applied = run.batches_applied + current.work.batch_count()
+    after = replace(run, round=None, step=run.step + 1, attempt=0, batches_applied=batches_applied)
+    if not current.pending or steps_done(after) or len(roster.clients) < run.state_file.config.min_clients:
+        return None
+    planned = plan_work_for(after, roster)
+    return _named(current, planned) if planned.work.intervals() else None
+
+
+def _grown_roster(run: Run, current: Round) -> Roster:
+    """Return the next roster if all of the work is applied; the present one itself if that is equal."""
+    assignments, electorate, clients = current.plan.assignments, current.plan.electorate, current.roster.clients
+    units, proven = [], []
+    for entry in clients:
+        member, has_work = run.members[entry.client_id], bool(assignments[entry.client_id])
+        most = most_share_units(member)
+        grows = has_work or entry.client_id in electorate
+        units.append(min(member.conduct.grown(most) if grows else member.conduct.earned, most))
+        proven.append(has_work or member.is_proven)
+    common = gcd(*units) or 1
+    shares = [unit // common for unit in units]
+    if shares == [entry.share for entry in clients] and proven == [entry.proven for entry in clients]:
+        return current.roster
+    named = zip(clients, shares, proven, strict=True)
+    return Roster(tuple(RosterEntry(entry.client_id, share, is_proven) for entry, share, is_proven in named))
+
+
+def complete_look(run: Run, current: Round) -> Ahead | None:
+    """Return the next round if nothing more is lost of this one, by all the rules of a round's end."""
     expected = _expected(run, current)
     if not expected:
         return None
@@ -54,10 +97,13 @@ def _ahead_of(run: Run, current: Round) -> Ahead | None:
     if steps_done(after) or len(after.ready_members()) < run.state_file.config.min_clients:
         return None
     planned = plan_work(after)
-    if not planned.work.intervals():
-        return None
+    return _named(current, planned) if planned.work.intervals() else None
+
+
+def _named(current: Round, planned: PlannedWork) -> Ahead:
+    """Return what the run document names of a planned round."""
     work_sha256 = document_digest(planned.work)
-    if planned.roster == current.roster:
+    if planned.roster is current.roster or planned.roster == current.roster:
         return Ahead(current.roster_sha256, work_sha256, planned.work)
     return Ahead(document_digest(planned.roster), work_sha256, planned.work, planned.roster)
 

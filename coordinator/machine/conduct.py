@@ -67,18 +67,29 @@ class Conduct:
         """Whether the client is kept off the rosters."""
         return self.rests_until_s is not None and now_s < self.rests_until_s
 
+    def grown(self, most: int) -> int:
+        """Return twice the share, at most `most` units."""
+        return max(1, min(2 * self.earned, most))
+
     def with_growth(self, most: int) -> "Conduct":
         """Return it with twice the share, at most `most` units."""
-        return replace(self, earned=max(1, min(2 * self.earned, most)))
+        return replace(self, earned=self.grown(most))
 
     def with_result(self, most: int, step: int) -> "Conduct":
         """Return it after a result of the client was applied in `step`; its share is at most `most` units."""
-        grown = replace(self.with_growth(most), delivered=self.delivered + 1, last_applied_step=step)
-        if grown.rests and not grown.unattested:
-            grown = replace(grown, rests=grown.rests - 1)
-        if grown.delivered < RESULTS_PER_MISS:
-            return grown
-        return replace(grown, delivered=0, missed=max(0, grown.missed - 1))
+        delivered, missed = self.delivered + 1, self.missed
+        if delivered >= RESULTS_PER_MISS:
+            delivered, missed = 0, max(0, missed - 1)
+        return Conduct(  # nearly every member's, once a round: `replace` would take several times as long
+            self.grown(most),
+            missed,
+            self.unattested,
+            delivered,
+            self.rests - 1 if self.rests and not self.unattested else self.rests,
+            self.rests_until_s,
+            self.last_miss,
+            step,
+        )
 
     def with_attestation(self) -> "Conduct":
         """Return it after the client attested an outcome properly."""

@@ -21,6 +21,7 @@ from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
 from coordinator.machine.run import Handled, Member, Run, with_state_file
+from coordinator.machine.shared import shared
 from coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
 from coordinator.machine.transitions import decide
 from coordinator.machine.work import begin_round
@@ -186,7 +187,7 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
         case RunState.WAITING_FOR_MEMBERS:
             return membership.gathered(datasets.agreed(replace(run, checkpointing=None, round=None))), ()
         case RunState.WARMUP:
-            members = {client_id: _before_warmup(member) for client_id, member in run.members.items()}
+            members = shared({client_id: _before_warmup(member) for client_id, member in run.members.items()})
             run = replace(run, members=members, height=0, epoch_start_batch=run.cursor)
             return checkpoints.begin_genesis(run, seed), ()
         case RunState.ROUND_TRAIN:

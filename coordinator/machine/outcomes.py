@@ -16,6 +16,7 @@ from coordinator.machine.pace import with_pace
 from coordinator.machine.round import Round
 from coordinator.machine.round_conduct import with_conduct
 from coordinator.machine.run import LOSS_HISTORY_LENGTH, Handled, Member, Run
+from coordinator.machine.shared import plain, shared
 from state.documents import Outcome, OutcomeEntry
 from state.intervals import BatchId, subtract, total_batches
 from state.messages import ResultCommitment
@@ -46,11 +47,12 @@ def judge_round(run_id: str, current: Round) -> Verdict:
         attested_count = len(current.attestations)
         reason = f"{attested_count} of {len(plan.witnesses)} witnesses attested, {plan.quorum} must agree"
         return Verdict(None, reason, len(digests) > 1)
+    commitments, verified = plain(current.commitments), plain(current.verified)
     received = attested_by(plan.quorum, [attested.received_bits() for attested in current.attestations.values()])
     entries = tuple(
-        _entry(client_id, assignment, current.commitments[client_id])
+        _entry(client_id, assignment, commitments[client_id])
         for client_id, assignment in plan.assignments.items()
-        if assignment and _is_included(current, client_id, agreed, received)
+        if assignment and verified.get(client_id) == agreed and _is_received(plan.positions[client_id], received)
     )
     if not entries:
         return Verdict(None, "no result was attested by a quorum", len(digests) > 1)
@@ -71,10 +73,7 @@ def _entry(client_id: ClientId, assignment: tuple[BatchId, ...], bound: ResultCo
     return OutcomeEntry(client_id, assignment, bound.result_sha256, bound.size_bytes)
 
 
-def _is_included(current: Round, client_id: ClientId, agreed: Sha256, received: bytes) -> bool:
-    if current.verified.get(client_id) != agreed:
-        return False
-    position = current.plan.positions[client_id]
+def _is_received(position: int, received: bytes) -> bool:
     return position < 8 * len(received) and bool(received[position // 8] >> position % 8 & 1)
 
 
@@ -115,12 +114,12 @@ def end_round(run: Run, current: Round) -> Handled:
     run = with_pace(run, current, is_applied=outcome is not None)
     run = replace(run, height=run.height + 1, rebuild=verdict.replicas_differ)
     if outcome is None:
-        return run, instructions
+        return replace(run, members=shared(run.members)), instructions
     run = replace(
         run,
         outcomes={**run.outcomes, outcome.step: outcome},
         losses=_with_loss(run, current, outcome),
-        members=_with_figures(run, current),
+        members=shared(_with_figures(run, current)),
     )
     return run, instructions
 
@@ -157,10 +156,11 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
 
 
 def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, float], ...]:
+    commitments = plain(current.commitments)
     weighted = [
         (metrics.loss, metrics.tokens)
         for entry in outcome.entries
-        if (metrics := current.commitments[entry.client_id].metrics).loss is not None and metrics.tokens
+        if (metrics := commitments[entry.client_id].metrics).loss is not None and metrics.tokens
     ]
     tokens = sum(count for _, count in weighted)
     if not tokens:
@@ -173,9 +173,9 @@ def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, f
 
 def _with_figures(run: Run, current: Round) -> dict[ClientId, Member]:
     """Return the members with their own figures of the round, which are only shown."""
-    members = dict(run.members)
+    members, commitments = plain(run.members), plain(current.commitments)
     for client_id in current.verified:
-        metrics, member = current.commitments[client_id].metrics, members.get(client_id)
+        metrics, member = commitments[client_id].metrics, members.get(client_id)
         if member is None:
             continue
         loss = member.last_loss if metrics.loss is None else metrics.loss

@@ -10,7 +10,7 @@ from coordinator.machine.instructions import SentToRest
 from coordinator.machine.pace import is_slow, train_limit_s
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run, most_share_units
-from coordinator.machine.shared import added, removed
+from coordinator.machine.shared import added, plain, removed
 from state.wire import ClientId, Sha256
 
 MAX_DEPARTED = 4096
@@ -31,7 +31,7 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
     reference = _replica_held(run, current, agreed)
     faults = _bad_attestations(run, current, applied, reference)
     applied_bits = current.bits_of(applied)
-    members, departed = dict(run.members), run.departed
+    members, departed = plain(run.members), run.departed
     rests: list[SentToRest] = []
     for client_id, assignment in current.plan.assignments.items():
         member = members.get(client_id)

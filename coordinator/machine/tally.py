@@ -4,6 +4,7 @@ A rest ends by itself, as time passes: numbers hold until the first rest does, a
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -31,14 +32,14 @@ class Numbers:
     awaited: int = 0
     awaited_before: int = 0
 
-    def plus(self, other: "Numbers", sign: int = 1) -> "Numbers":
-        """Return the sum, or the difference for `sign` -1."""
+    def plus(self, other: "Numbers", times: int = 1) -> "Numbers":
+        """Return the sum with so many times the other numbers; -1 for the difference."""
         return Numbers(
-            self.available + sign * other.available,
-            self.ready + sign * other.ready,
-            self.ready_before + sign * other.ready_before,
-            self.awaited + sign * other.awaited,
-            self.awaited_before + sign * other.awaited_before,
+            self.available + times * other.available,
+            self.ready + times * other.ready,
+            self.ready_before + times * other.ready_before,
+            self.awaited + times * other.awaited,
+            self.awaited_before + times * other.awaited_before,
         )
 
 
@@ -95,10 +96,14 @@ class Tally:
 
 def tally_of(members: object, counted: Iterable[Member], run_data: RunData, now_s: float) -> Tally:
     """Count the members of a mapping."""
-    numbers, until_s = NONE, math.inf
+    counts: Counter[Numbers] = Counter()
+    until_s = math.inf
     for member in counted:
-        numbers = numbers.plus(numbers_of(member, run_data, now_s))
+        counts[numbers_of(member, run_data, now_s)] += 1
         until_s = min(until_s, _rests_until_s(member, now_s))
+    numbers = NONE
+    for each, count in counts.items():
+        numbers = numbers.plus(each, count)
     return Tally(members, run_data, now_s, until_s, numbers)
 
 

@@ -14,6 +14,7 @@ from coordinator.machine.outcomes import end_round
 from coordinator.machine.pace import closed, only_newcomers_are_late
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run
+from coordinator.machine.shared import plain, shared
 from coordinator.machine.tally import Numbers
 from state.intervals import counted_batches, total_batches
 from state.phases import RunState
@@ -133,11 +134,11 @@ def _waits_in_warmup(run: Run, numbers: Numbers) -> bool:
 
 def _warmed_up(run: Run, reason: str) -> Move:
     """Return the end of Warmup. The next one does not wait for members that were not ready in this one."""
-    members = dict(run.members)
+    members = plain(run.members)
     for member in run.available_members():
         if member.ready_step is None:
             members[member.client_id] = replace(member, was_late=True)
-    return Move("warmed_up", reason, replace(run, members=members))
+    return Move("warmed_up", reason, replace(run, members=shared(members)))
 
 
 def _complete_witnesses(current: Round) -> frozenset[ClientId]:

@@ -24,14 +24,18 @@ class PlannedWork:
 
 
 def plan_work(run: Run) -> PlannedWork:
-    """Return the work of the run's next round, for the ready members.
+    """Return the work of the run's next round, for the ready members."""
+    return plan_work_for(run, roster_of(run.ready_members()))
+
+
+def plan_work_for(run: Run, roster: Roster) -> PlannedWork:
+    """Return the work of the run's next round, for this roster.
 
     The work list holds up to `global_batch_size` batches: suspects that are due, one client each; then carried work;
     then, until `total_steps`, a fresh interval from the cursor.
     """
     config = run.state_file.config
     draining = run.step > config.total_steps
-    roster = roster_of(run.ready_members())
     target = global_batch_size(config, run.tokens_applied)
 
     isolated = tuple(IsolatedWork(s.batch_id, s.tried) for s in _due(run, len(roster.clients), draining=draining))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.machine import stimuli
+from coordinator.machine.ahead import complete_look
 from coordinator.machine.checkpointers import current_checkpointer
 from coordinator.machine.conduct import NEWCOMER_SHARE_UNITS, Conduct
 from coordinator.machine.handle import handle
@@ -88,6 +89,7 @@ class Driver:
     def send(self, stimulus: stimuli.Stimulus) -> tuple[Instruction, ...]:
         self.seeds += 1
         stamped = stimuli.Stamped(stimulus, self.now_s, Seed(digest_of(f"seed {self.seeds}")))
+        before = self.run.round
         self.run, instructions = handle(self.run, stamped)
         self.instructions += instructions
         for instruction in instructions:
@@ -97,6 +99,7 @@ class Driver:
                 self._check_roster()
         assert ledger_gaps(self.run, self.applied) is None
         check_kept(self.run)
+        self._check_ahead(before)
         document = document_of(self.run, 1)
         assert document_of(self.run, 1, self.known) == document
         self.known = self.run, document
@@ -104,6 +107,14 @@ class Driver:
         assert read_again == self.run
         assert (read_again.round and read_again.round.plan) == (self.run.round and self.run.round.plan)
         return instructions
+
+    def _check_ahead(self, before: Round | None) -> None:
+        """Check that the next round that is named as one begins is what all the rules of its end give."""
+        current = self.run.round
+        if current is None or self.run.phase is not RunState.ROUND_TRAIN:
+            return
+        if before is None or before.plan is not current.plan:
+            assert current.ahead == complete_look(self.run, current)
 
     def _check_roster(self) -> None:
         """Check that each share is what was earned, within the claim, and that nobody who rests has any."""

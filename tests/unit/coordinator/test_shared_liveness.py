@@ -1,6 +1,10 @@
 """`coordinator/liveness.py`: what the coordinators of one run tell each other about its members."""
 
-from coordinator.liveness import GONE_AFTER_S, TOLD_FOR_S, Liveness
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+
+from coordinator.liveness import GONE_AFTER_S, TOLD_FOR_S, WAITS_LOOKED_AT, Liveness
 from coordinator.store.replication import Heartbeats
 from state.wire import ClientId
 
@@ -36,6 +40,28 @@ def test_others_are_told_who_was_heard_lately_and_who_waits() -> None:
     with liveness.waiting(OTHER, lambda: False, lambda: 0.0):
         assert liveness.heartbeats(12.0) == Heartbeats({ONE: 10.0, OTHER: 12.0})
         assert liveness.heartbeats(10.1 + TOLD_FOR_S).heard.keys() == {OTHER}
+
+
+def test_look_at_waiting_members_is_bounded_and_reaches_all_in_turn() -> None:
+    liveness, looks, gone = Liveness(0.0), Counter[ClientId](), set[ClientId]()
+    members = [ClientId(f"{number:032x}") for number in range(3 * WAITS_LOOKED_AT)]
+
+    def looked_at(client: ClientId) -> bool:
+        looks[client] += 1
+        return client in gone
+
+    with ExitStack() as waits:
+        for client in members:
+            waits.enter_context(liveness.waiting(client, partial(looked_at, client), lambda: 0.0))
+        assert liveness.heartbeats(12.0).heard.keys() == set(members)
+        assert looks.total() <= WAITS_LOOKED_AT
+        gone |= {members[0], members[-1]}
+        for _ in range(4):
+            told = liveness.heartbeats(13.0).heard.keys()
+        assert told == set(members) - gone
+        assert looks.total() <= 5 * WAITS_LOOKED_AT
+        with liveness.waiting(members[0], lambda: False, lambda: 0.0):
+            assert members[0] in liveness.heartbeats(14.0).heard, "it waits again"
 
 
 def test_member_that_closed_its_wait_at_another_coordinator_is_lost_soon() -> None:
