@@ -7,13 +7,14 @@ import typer
 
 from coordinator.data_server_token import checker_token_from, data_server_token_from
 from epochal.cli.admin_token import AdminToken, required_token
-from epochal.cli.options import CoordinatorCaOption
+from epochal.cli.options import STORE_VARIABLE, CoordinatorCaOption
 from epochal.commands.operator import ask
 
 Source = Annotated[
     str,
     typer.Argument(
         metavar="STORE_OR_URL",
+        envvar=STORE_VARIABLE,
         help="The coordinator's --store on this machine, or its address (http://… or https://…).",
     ),
 ]

@@ -40,7 +40,7 @@ def test_wheel_holds_every_module_and_the_files_of_the_demos(wheel: zipfile.ZipF
     assert sources <= held
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
     assert {f"epochal/testnet/{name}" for name in DEMO_FILES} <= held
-    assert not [name for name in held if name.startswith(("tests/", "docs/", "benchmarks/"))]
+    assert not [name for name in held if name.startswith(("tests/", "docs/", "benchmarks/", "deploy/"))]
 
 
 def test_wheel_declares_the_command_and_carries_the_licence(wheel: zipfile.ZipFile) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.bounds import BOUND_S
+from tests.support.deployment import DEPLOY, substituted
 from tests.support.heavy import need_program
 from tests.support.ports import free_port
 
@@ -131,6 +132,71 @@ def balancer(prefix: Path, ports: list[int]) -> Iterator[Nginx]:
         yield started
 
 
+def deployed_config(
+    prefix: Path, ports: list[int], port: int, certificate: tuple[Path, Path], *, objects_port: int
+) -> Path:
+    """Write the configuration of `deploy/nginx` for this machine, and return its file.
+
+    Args:
+        prefix: folder for all files.
+        ports: of the coordinators.
+        port: on which nginx listens.
+        certificate: it and its key.
+        objects_port: of the object store, which has the name 127.0.0.1; the coordinators have the name localhost.
+    """
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (DEPLOY / "nginx").glob("*.conf")}
+    user = "user root;" if os.geteuid() == 0 else ""
+    (prefix / "nginx.conf").write_text(
+        substituted(
+            texts.pop("nginx.conf"),
+            (r"\A", f"daemon off; {user}\n"),
+            ("/tmp/", f"{prefix}/"),
+            ("/dev/stderr", f"{prefix}/error.log"),
+            ("/etc/nginx/epochal/", f"{prefix}/"),
+            ("worker_processes auto;", "worker_processes 1;"),
+            ("worker_rlimit_nofile 65536;", ""),
+            ("worker_connections 32768;", "worker_connections 1024;"),
+        )
+    )
+    (prefix / "servers.conf").write_text(
+        substituted(
+            texts.pop("servers.conf"),
+            (r"listen 443 ", f"listen 127.0.0.1:{port} "),
+            (r"listen 127\.0\.0\.1:8081;", f"listen unix:{prefix}/alive;"),
+            ("server_name localhost;", "server_name alive;"),
+            (r"coordinator\.example\.org", "localhost"),
+            (r"objects\.example\.org", "127.0.0.1"),
+            ("/run/secrets/tls_cert", str(certificate[0])),
+            ("/run/secrets/tls_key", str(certificate[1])),
+        )
+    )
+    (prefix / "upstreams.conf").write_text(
+        substituted(  # nginx before 1.27.3 knows no `resolve`
+            texts.pop("upstreams.conf"),
+            (r"resolver .*;", ""),
+            (
+                r"server coordinator:8000 resolve ([a-z_=0-9]+);",
+                lambda found: " ".join(f"server 127.0.0.1:{each} {found[1]};" for each in ports),
+            ),
+            (r"server objects:9000 resolve ([a-z_=0-9]+);", rf"server 127.0.0.1:{objects_port} \1;"),
+        )
+    )
+    assert not texts, f"{[*texts]} of deploy/nginx are not used"
+    return prefix / "nginx.conf"
+
+
+@contextmanager
+def deployed_balancer(
+    prefix: Path, ports: list[int], certificate: tuple[Path, Path], objects_port: int, port: int
+) -> Iterator[Nginx]:
+    """nginx with the configuration of `deploy/nginx`, at https://localhost. Skips where there is no nginx."""
+    program = need_program("nginx")
+    prefix.mkdir(parents=True, exist_ok=True)
+    config = deployed_config(prefix, ports, port, certificate, objects_port=objects_port)
+    with _running(program, config, port) as process:
+        yield Nginx(f"https://localhost:{port}", process, prefix / "access.log")
+
+
 @contextmanager
 def _started(prefix: Path, text: str, port: int, scheme: str, **values: str) -> Iterator[Nginx]:
     program = need_program("nginx")
@@ -138,6 +204,13 @@ def _started(prefix: Path, text: str, port: int, scheme: str, **values: str) -> 
     user = "user root;" if os.geteuid() == 0 else ""
     config = prefix / "nginx.conf"
     config.write_text(text.format(prefix=prefix, port=port, user=user, **values))
+    with _running(program, config, port) as process:
+        yield Nginx(f"{scheme}://127.0.0.1:{port}", process, prefix / "access.log")
+
+
+@contextmanager
+def _running(program: str, config: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    prefix = config.parent
     process = subprocess.Popen(
         [program, "-p", str(prefix), "-c", str(config), "-e", str(prefix / "error.log")],
         stdout=subprocess.DEVNULL,
@@ -145,7 +218,7 @@ def _started(prefix: Path, text: str, port: int, scheme: str, **values: str) -> 
     )
     try:
         _await_port(port, process, prefix)
-        yield Nginx(f"{scheme}://127.0.0.1:{port}", process, prefix / "access.log")
+        yield process
     finally:
         process.terminate()
         process.wait(BOUND_S)

@@ -90,4 +90,4 @@ def test_files_that_a_page_names_exist(page: str) -> None:
 
 def test_unit_tests_mirror_the_packages() -> None:
     folders = {path.parts[2] for path in modules("tests/unit") if len(path.parts) > 3}
-    assert folders <= {*PACKAGES, "benchmarks", "docs", "examples"}
+    assert folders <= {*PACKAGES, "benchmarks", "deploy", "docs", "examples"}

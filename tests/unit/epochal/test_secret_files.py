@@ -57,14 +57,14 @@ def test_variable_and_its_file_at_once_are_refused(tmp_path: Path) -> None:
         take_secret_files({FILE_VARIABLE: str(tmp_path / "secret"), STORE_VARIABLE: "other"})
 
 
-@pytest.mark.parametrize("command", ["audit", "runs"])
+@pytest.mark.parametrize("command", [("audit",), ("runs",), ("token", "data-server")])
 def test_commands_take_the_store_from_its_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "store").write_text(f"{tmp_path}/nothing-here\n")
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "store"))
     monkeypatch.setenv(STORE_VARIABLE, "")  # the command sets it in this process, and it must not stay
-    run_main(command).expect(2, "nothing-here")
+    run_main(*command).expect(2, "nothing-here")
 
 
 def test_password_of_a_store_with_a_misspelt_scheme_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,169 @@
+"""A run as `deploy/` deploys it: its commands and its nginx before real coordinators, PostgreSQL and an S3 server."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from cryptography import x509
+
+from epochal.cli.service_manager import SOCKET_VARIABLE
+from epochal.testnet.child_processes import Child
+from tests.support.bounds import BOUND_S
+from tests.support.certificates import LOOPBACK, issued
+from tests.support.deployment import COORDINATOR_ENDS_WITHIN_S, compose, probe_paths, substituted
+from tests.support.nginx import deployed_balancer
+from tests.support.object_blobs import s3_lines
+from tests.support.ports import free_port
+from tests.support.postgres_server import PostgresServer, postgres_server
+from tests.support.processes import RealRun, in_training, prepared_run
+from tests.support.s3_server import AWS, empty_bucket, s3_server
+
+SEQUENCE_TOKENS = 16
+PASSWORD = "a pass/word@of:everything"
+ROLE = "epochal"
+STEPS = 15
+
+
+@dataclass
+class Deployed:
+    """The compose file's run on this machine. The folder `secrets` has the files that its secrets name."""
+
+    run: RealRun
+    secrets: Path
+    store: str
+    ports: dict[str, int]
+    coordinators: list[Child] = field(default_factory=list)
+
+    async def start(self, name: str, service: str, *replacements: tuple[str, str], **more: str) -> Child:
+        """Start a service's command with this machine's addresses and files; return when it listens."""
+        place = self.run.folder
+        words = [word for word in compose()["services"][service]["command"] if not word.startswith("--log-format")]
+        text = substituted("\n".join(words), (r"0\.0\.0\.0", "127.0.0.1"), ("/etc/epochal", str(place)), *replacements)
+        text = text.replace("/run/secrets", str(self.secrets))
+        child = await self.run.children.start(name, *text.split("\n"), environment=self.variables(service) | more)
+        await self.run.line_of(child, "listening on ")
+        return child
+
+    def variables(self, service: str) -> dict[str, str]:
+        """Return a service's variables with this machine's files and database."""
+        given: dict[str, str] = compose()["services"][service]["environment"]
+        local = {name: value.replace("/run/secrets", str(self.secrets)) for name, value in given.items()}
+        local |= {"EPOCHAL_STORE": self.store} if "EPOCHAL_STORE" in given else {}
+        return dict.fromkeys(AWS, "") | local | {"SSL_CERT_FILE": str(self.secrets / "tls_cert")}
+
+    async def start_coordinator(self, number: int, **more: str) -> Child:
+        """Start a coordinator by the compose file's command."""
+        port = ("--port=8000", f"--port={self.ports[f'coordinator {number}']}")
+        child = await self.start(f"coordinator-{number}", "coordinator", port, **more)
+        self.coordinators.append(child)
+        return child
+
+    async def start_data_server(self) -> Child:
+        """Start a data server by the compose file's command, with a token that the store's key has signed."""
+        made = await self.run.command("token", "data-server", **self.variables("coordinator"))
+        made.expect(0)
+        (self.secrets / "data_server_token").write_text(made.out, encoding="utf-8")
+        return await self.start(
+            "data-server",
+            "data-server",
+            (r"https://coordinator\.example\.org", f"https://localhost:{self.ports['balancer']}"),
+            ("--metrics-port=9101", "--metrics-port=0"),
+        )
+
+
+def ask_for_password(server: PostgresServer) -> None:
+    """Let a role of the database need a password."""
+    server.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
+    rules = server.folder / "data/pg_hba.conf"
+    rules.write_text(f"host all {ROLE} 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
+    server.execute("SELECT pg_reload_conf()")
+
+
+@contextlib.asynccontextmanager
+async def deployed(folder: Path, server: PostgresServer, objects_port: int) -> AsyncIterator[Deployed]:
+    """Yield the run behind its balancer; no coordinator is started."""
+    secrets = folder / "secrets"
+    secrets.mkdir()
+    certificate = issued(folder, LOOPBACK, x509.DNSName("localhost"))
+    values = {"postgres_password": PASSWORD, "objects_user": AWS["AWS_ACCESS_KEY_ID"]}
+    values |= {"objects_password": AWS["AWS_SECRET_ACCESS_KEY"]}
+    for name, value in values.items():
+        (secrets / name).write_text(f"{value}\n", encoding="utf-8")
+    for name, path in zip(("tls_cert", "tls_key"), certificate, strict=True):
+        (secrets / name).write_bytes(path.read_bytes())
+    ports = {name: free_port() for name in ("balancer", "coordinator 1", "coordinator 2", "data-server")}
+    data = folder / "data"
+    data.mkdir()
+    (np.arange(200_000) % 251).astype("<u2").tofile(data / "tokens.bin")
+    server.execute(f"GRANT ALL ON SCHEMA public TO {ROLE}", url := server.new_database())
+    both = [ports["coordinator 1"], ports["coordinator 2"]]
+    with deployed_balancer(folder / "nginx", both, certificate, objects_port, ports["balancer"]) as nginx:
+        lines = {
+            "model__LLM__data_location": {"Server": f"tls://localhost:{ports['data-server']}"},
+            "blobs__store": s3_lines(nginx.url.replace("localhost", "127.0.0.1")),
+            "config__init_min_clients": 2,
+            "config__total_steps": STEPS,
+        }
+        async with prepared_run(folder / "run", **lines) as run:
+            (run.folder / "data.toml").write_text(
+                f'dir = "{data}"\ntoken_size = "TwoBytes"\nseq_len = {SEQUENCE_TOKENS}\n', encoding="utf-8"
+            )
+            run.store = url
+            yield Deployed(run, secrets, url.replace("postgres@", f"{ROLE}@"), ports)
+
+
+async def told(manager: socket.socket) -> str:
+    """Return what a server tells its service manager next."""
+    return (await asyncio.wait_for(asyncio.get_running_loop().sock_recv(manager, 100), BOUND_S)).decode()
+
+
+async def test_run_trains_as_deployed_and_survives_a_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        objects, server = stack.enter_context(s3_server()), stack.enter_context(postgres_server())
+        for name, value in AWS.items():
+            monkeypatch.setenv(name, value)
+        empty_bucket(objects)
+        ask_for_password(server)
+        manager = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        manager.setblocking(False)
+        manager.bind(str(tmp_path / "notify"))
+        async with deployed(tmp_path, server, int(objects.rpartition(":")[2])) as live:
+            monkeypatch.setenv("SSL_CERT_FILE", str(live.secrets / "tls_cert"))
+            run = live.run
+            first = await live.start_coordinator(1, **{SOCKET_VARIABLE: str(tmp_path / "notify")})
+            assert await told(manager) == "READY=1"
+            await run.reach(f"https://localhost:{live.ports['balancer']}", str(live.secrets / "tls_cert"))
+            second = await live.start_coordinator(2)
+            await live.start_data_server()
+            await check_routes(live)
+            for _ in range(2):
+                await run.start_client("--tls-ca", str(live.secrets / "tls_cert"))
+            await run.until(in_training(3))
+            second.kill()
+            assert await second.wait(BOUND_S) == -signal.SIGKILL
+            assert (await run.finish()).rounds == STEPS
+            first.process.send_signal(signal.SIGTERM)
+            assert await first.wait(COORDINATOR_ENDS_WITHIN_S) == 0
+            assert await told(manager) == "STOPPING=1"
+
+
+async def check_routes(live: Deployed) -> None:
+    """Assert that coordinators answer their probes, and that nginx passes on what it should."""
+    async with httpx.AsyncClient(timeout=BOUND_S) as behind:
+        for number in (1, 2):
+            for path in probe_paths():
+                answer = await behind.get(f"http://127.0.0.1:{live.ports[f'coordinator {number}']}{path}")
+                assert answer.status_code == 200, (path, answer.text)
+    statuses = {path: (await live.run.http.get(path)).status_code for path in ("/readyz", "/v1/runs", "/metrics")}
+    assert statuses == {"/readyz": 200, "/v1/runs": 200, "/metrics": 404}
+    other = await live.run.http.get("/v1/runs", headers={"Host": "page.example"})
+    assert other.status_code == 421
