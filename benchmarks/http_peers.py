@@ -2,18 +2,18 @@
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import FILES, IN_ORDER, PER_REQUEST, SEQUENCES, SHUFFLED, write_data
+from benchmarks.data import FILES, IN_ORDER, PER_REQUEST, SEQUENCES, SHUFFLED
 from benchmarks.figures import Figure
 from benchmarks.http_ranges import (
     FAR_SEQUENCES,
     NO_NGINX,
     ROUND_TRIP_S,
     Cost,
+    data_by_nginx,
     far_away,
     measured,
     ranges_of,
@@ -23,7 +23,6 @@ from data_providers.protocol import DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.http.source import HttpSource
 from state.errors import EpochalError
-from tests.support.nginx import nginx
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".bench-peers" / "bin" / "python"
@@ -38,12 +37,10 @@ PEERS = {
 
 async def measure(folder: Path) -> list[Figure]:
     """Measure our provider beside each peer: bytes per second, and CPU per GB."""
-    if not shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"):
-        return [Figure("HTTP from nginx", None, "GB/s", "", None, NO_NGINX)]
-    root = folder / "http-root"
-    root.mkdir()
-    write_data(root)
-    with nginx(folder / "nginx", root) as server:
+    with data_by_nginx(folder) as served:
+        if served is None:
+            return [Figure("HTTP from nginx", None, "GB/s", "", None, NO_NGINX)]
+        server, root = served
         near = int(server.url.rpartition(":")[2])
         with far_away(near) as far:
             cases = [

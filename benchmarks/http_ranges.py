@@ -323,14 +323,25 @@ async def _cached(port: int, folder: Path, root: Path) -> list[Figure]:
     ]
 
 
-async def measure(folder: Path) -> list[Figure]:
-    """Measure every figure; without nginx, say that there is none."""
+@contextmanager
+def data_by_nginx(folder: Path) -> Iterator[tuple[Nginx, Path] | None]:
+    """Write the data, and yield an nginx that serves them, with their folder; None on a machine without nginx."""
     if not shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"):
-        return [Figure("HTTP from nginx", None, "GB/s", "≥ 0.5 GB/s", None, NO_NGINX)]
-    root = folder / "root"
+        yield None
+        return
+    root = folder / "http-root"
     root.mkdir()
     write_data(root)
     with nginx(folder / "nginx", root) as server:
+        yield server, root
+
+
+async def measure(folder: Path) -> list[Figure]:
+    """Measure every figure; without nginx, say that there is none."""
+    with data_by_nginx(folder) as served:
+        if served is None:
+            return [Figure("HTTP from nginx", None, "GB/s", "≥ 0.5 GB/s", None, NO_NGINX)]
+        server, root = served
         port = int(server.url.rpartition(":")[2])
         figures = await _near(server, port)
         with far_away(port) as far_port:

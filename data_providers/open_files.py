@@ -21,7 +21,7 @@ from data_providers.preprocessed import PreprocessedDataProvider, chosen_rows
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.records import RecordsDataProvider
-from data_providers.sources.protocol import ByteSource
+from data_providers.sources.protocol import ByteSource, closed_on_failure
 from data_providers.sources.spool import DataSpool
 from data_providers.splits import DEFAULT_SPLIT, names_of_split
 from data_providers.token_records import TokenRecordsDataProvider
@@ -76,7 +76,7 @@ async def open_samples(
         InvalidInput: there is no such split, the files hold plain tokens, or an extra is missing; the user's fault.
         SourceUnavailable, Rejected: as `ByteSource.read_into`.
     """
-    try:
+    async with closed_on_failure(source):
         names = [file.name for file in source.files]
         for suffixes in (LINES_SUFFIXES, TAR_SUFFIXES):
             if any(name.endswith(suffixes) for name in names):
@@ -92,9 +92,6 @@ async def open_samples(
         if tokens is not None and not listed:
             raise InvalidInput(f"{source.location} holds tokens, which are not packed; {allowed}")
         raise CorruptData(f"{source.location} holds no samples to pack; {allowed}", path=source.location)
-    except BaseException:
-        await source.aclose()
-        raise
 
 
 async def open_rows(
@@ -109,13 +106,10 @@ async def open_rows(
         listed: as of `open_samples`.
         records: whether rows without tokens are taken as JSON records.
     """
-    try:
+    async with closed_on_failure(source):
         is_named = not listed and split == DEFAULT_SPLIT
         names = [file.name for file in source.files] if is_named else chosen_rows(source, split)
         return await PreprocessedDataProvider.open_over(source, names, max_tokens, records=records)
-    except BaseException:
-        await source.aclose()
-        raise
 
 
 def _chosen(names: Sequence[str], suffixes: Sequence[str], place: str, split: str, listed: bool) -> list[str]:

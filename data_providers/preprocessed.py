@@ -43,12 +43,11 @@ from data_providers.local_places import cannot_open
 from data_providers.local_source import LocalSource, LocalSourceFile
 from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import (
-    MAX_REQUEST_BYTES,
-    MAX_REQUEST_SAMPLES,
     CorruptData,
     DatasetSpec,
-    Rejected,
     TokenBatch,
+    check_answer_bytes,
+    check_sample_count,
     dataset_fingerprint,
 )
 from data_providers.sources.protocol import ByteSource, SourceFile
@@ -200,8 +199,7 @@ class PreprocessedDataProvider:
         """
         if self._closed:
             raise InternalError("get_samples after aclose")
-        if data_ids.count > MAX_REQUEST_SAMPLES:
-            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+        check_sample_count(data_ids)
         async with self._reading:  # so that a row group is decoded once, however many calls need it
             run: Callable[[Callable[[], TokenBatch]], Awaitable[TokenBatch]]
             run = asyncio.to_thread if self._threads is None else self._threads.run
@@ -229,8 +227,7 @@ class PreprocessedDataProvider:
                 for name, column in self._row_group(extent.file, group).items():
                     part = column.rows(row - begin, end - begin)
                     taken_bytes += part.values.nbytes * (2 if self.is_text else 1)
-                    if taken_bytes > MAX_REQUEST_BYTES:
-                        raise Rejected(f"the samples asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+                    check_answer_bytes(taken_bytes)
                     parts[name].append(part)
                 row = end
         batch = _batch({name: _joined(columns) for name, columns in parts.items()})

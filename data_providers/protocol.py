@@ -194,6 +194,18 @@ class TokenBatch:
         return self.input_ids.reshape(len(lengths), int(lengths[0]))
 
 
+def check_sample_count(data_ids: DataIds) -> None:
+    """Raise `Rejected` for more than `MAX_REQUEST_SAMPLES`."""
+    if data_ids.count > MAX_REQUEST_SAMPLES:
+        raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+
+
+def check_answer_bytes(size_bytes: int) -> None:
+    """Raise `Rejected` for samples of more than `MAX_REQUEST_BYTES`."""
+    if size_bytes > MAX_REQUEST_BYTES:
+        raise Rejected(f"the samples asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+
+
 def dataset_fingerprint(kind: str, **described: Any) -> str:
     """Return 64 hex characters over a kind of dataset and everything that determines its samples and their order."""
     return document_digest({"format": f"epochal/{kind}/v1", **described})

@@ -16,7 +16,7 @@ from data_providers.identity import contents_of
 from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch, Tokens
 from data_providers.read_ahead import ReadAhead
-from data_providers.sources.protocol import ByteSource, Wanted, read_many
+from data_providers.sources.protocol import ByteSource, Wanted, closed_on_failure, read_many
 from data_providers.sources.unpacked import UnpackedSource
 from state.errors import InternalError
 from state.intervals import DataIds
@@ -71,14 +71,11 @@ class RangedDataProvider:
             CorruptData: there are no token files, or one of them is not in its format; the fault of the data's owner.
             Rejected: the source refuses.
         """
-        try:
+        async with closed_on_failure(source):
             files = await discover(source, spec)
             if not files:
                 raise CorruptData(f"{source.location} holds no token files ({TOKEN_FILES})", location=source.location)
             return cls(source, files, spec)
-        except BaseException:
-            await source.aclose()
-            raise
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""

@@ -23,12 +23,11 @@ from data_providers.formats.tar import record_of, samples_of_tar
 from data_providers.identity import contents_of
 from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import (
-    MAX_REQUEST_BYTES,
-    MAX_REQUEST_SAMPLES,
     CorruptData,
     DatasetSpec,
-    Rejected,
     TokenBatch,
+    check_answer_bytes,
+    check_sample_count,
     dataset_fingerprint,
 )
 from data_providers.sources.compression import compression_of, stem_of
@@ -115,12 +114,10 @@ class RecordsDataProvider:
         """Return the records of these data indices, as `DataProvider.get_samples`: `is_text`, their bytes as uint16."""
         if self._closed:
             raise InternalError("get_samples after aclose")
-        if data_ids.count > MAX_REQUEST_SAMPLES:
-            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+        check_sample_count(data_ids)
         extents = self.order.locate(data_ids)
         wanted = [self._places_of(extent) for extent in extents]
-        if 2 * sum(int((places[1::2] - places[::2]).sum()) for places in wanted) > MAX_REQUEST_BYTES:
-            raise Rejected(f"the records asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+        check_answer_bytes(2 * sum(int((places[1::2] - places[::2]).sum()) for places in wanted))
         parts = _Parts(self._source, self._unpacker)
         for extent, places in zip(extents, wanted, strict=True):
             parts.want(self.files[extent.file], places)

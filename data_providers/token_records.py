@@ -11,16 +11,15 @@ from data_providers.formats.mds_table import Records, RecordsFile, RecordTables
 from data_providers.identity import contents_of
 from data_providers.order import DataFile, DataOrder
 from data_providers.protocol import (
-    MAX_REQUEST_BYTES,
-    MAX_REQUEST_SAMPLES,
     CorruptData,
     DatasetSpec,
-    Rejected,
     TokenBatch,
+    check_answer_bytes,
+    check_sample_count,
     dataset_fingerprint,
 )
 from data_providers.ranged import ByteRange, ranges_of, read_ranges
-from data_providers.sources.protocol import ByteSource
+from data_providers.sources.protocol import ByteSource, closed_on_failure
 from state.errors import InternalError
 from state.intervals import DataIds
 
@@ -62,22 +61,18 @@ class TokenRecordsDataProvider:
         Raises:
             CorruptData, SourceUnavailable, Rejected: as `RangedDataProvider.open`.
         """
-        try:
+        async with closed_on_failure(source):
             found = await discover_records(source, DatasetSpec(spec.token_size_bytes, 1))
             files = [file for file in found if isinstance(file, RecordsFile)]
             if not files:
                 raise CorruptData(f"{source.location} holds no samples", location=source.location)
             return cls(source, files, spec)
-        except BaseException:
-            await source.aclose()
-            raise
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`; they may differ in length."""
         if self._closed:
             raise InternalError("get_samples after aclose")
-        if data_ids.count > MAX_REQUEST_SAMPLES:
-            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+        check_sample_count(data_ids)
         parts: list[tuple[int, int, int, int]] = []
         counts: list[int] = []
         size, total = self._spec.token_size_bytes, 0
@@ -89,8 +84,7 @@ class TokenRecordsDataProvider:
                     parts.append((extent.file, start, total * size, count * size))
                 counts.append(count)
                 total += count
-                if total * size > MAX_REQUEST_BYTES:
-                    raise Rejected(f"the samples asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+                check_answer_bytes(total * size)
         tokens = np.empty(total, self._spec.dtype)
         ranges: list[ByteRange] = ranges_of(parts)
         await read_ranges(self._source, self.files, ranges, tokens.view(np.uint8).data)

@@ -18,6 +18,7 @@ from data_providers.protocol import (
     DataProvider,
     Rejected,
     TokenBatch,
+    check_sample_count,
     dataset_fingerprint,
     expecting,
 )
@@ -88,8 +89,7 @@ class WeightedDataProvider:
         """
         if self._closed:
             raise InternalError("get_samples after aclose")
-        if data_ids.count > MAX_REQUEST_SAMPLES:
-            raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
+        check_sample_count(data_ids)
         shares = self._order.shares(data_ids)
         found: dict[int, TokenBatch] = {}
 

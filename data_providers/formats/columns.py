@@ -67,6 +67,13 @@ def columns_of(schema: Any, place: str, *, records: bool) -> tuple[str, ...]:
     Raises:
         CorruptData: there are no tokens where there must be, or a column is not as it must be.
     """
+    try:
+        return _columns_of(schema, place, records)
+    except UnicodeDecodeError as error:
+        raise CorruptData(f"{place} has a column whose name is not UTF-8: {error.object[:50]!r}", path=place) from error
+
+
+def _columns_of(schema: Any, place: str, records: bool) -> tuple[str, ...]:
     names: list[str] = schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
     found = tuple(name for name in (INPUTS, *OPTIONAL) if name in names)

@@ -17,7 +17,14 @@ from data_providers.formats import mds, megatron, npy
 from data_providers.formats.mds_table import records_of, shape_of
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, SourceFile, read, run_bounded
+from data_providers.sources.protocol import (
+    MAX_CONCURRENT_READS,
+    ByteSource,
+    SourceFile,
+    closed_on_failure,
+    read,
+    run_bounded,
+)
 from data_providers.sources.spool import DataSpool
 from data_providers.sources.unpacked import PackedFile, UnpackedSource
 
@@ -119,16 +126,13 @@ async def with_unpacked_shards(source: ByteSource, spool: Callable[[], DataSpool
         CorruptData, Rejected: as `mds.packed_shards`. The source is closed then.
         SourceUnavailable: as `ByteSource.read_into`.
     """
-    try:
+    async with closed_on_failure(source):
         by_name = {file.name: file for file in source.files}
         packed: list[PackedFile] = []
         for name in mds_indexes(source.files):
             part = _index_part(by_name[name])
             packed += mds.packed_shards(name, await read(source, *part), by_name)
         return UnpackedSource(source, packed, spool()) if packed else source
-    except BaseException:
-        await source.aclose()
-        raise
 
 
 def _megatron_pairs(by_name: dict[str, SourceFile]) -> Generator[list[Part], list[bytes], dict[str, bytes]]:

@@ -21,7 +21,7 @@ import numpy as np
 from data_providers.encoding import TokenEncoding
 from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
 from data_providers.protocol import CorruptData
-from data_providers.sources.protocol import ByteSource, SourceFile, Wanted, read, read_many
+from data_providers.sources.protocol import ByteSource, SourceFile, Wanted, closed_on_failure, read, read_many
 from state.errors import InvalidInput
 from state.wire import strict_json
 
@@ -290,14 +290,11 @@ class VerifiedSource:
         held = manifests_among(file.name for file in source.files)
         if not held:
             return source
-        try:
+        async with closed_on_failure(source):
             by_name = {file.name: file for file in source.files}
             manifest = combined({name: await read_manifest(source, by_name[name]) for name in held})
             check_lists_all(source.location, by_name, held, manifest)
             return cls(source, manifest)
-        except BaseException:
-            await source.aclose()
-            raise
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into`, as `ByteSource.read_into`; whole blocks of the files that are listed are read and compared."""

@@ -5,7 +5,8 @@ A source lists its files and returns exactly the requested bytes, with retries w
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -67,6 +68,16 @@ class ByteSource(Protocol):
     async def aclose(self) -> None:
         """Close connections. A second call does nothing."""
         ...
+
+
+@asynccontextmanager
+async def closed_on_failure(source: ByteSource) -> AsyncIterator[None]:
+    """Close the source if the context ends with an exception, a cancellation included; else whoever took it does."""
+    try:
+        yield
+    except BaseException:
+        await source.aclose()
+        raise
 
 
 class Wanted(NamedTuple):

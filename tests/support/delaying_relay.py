@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from tests.support.listening import listening
+
 PIECE_BYTES = 256 * 1024
 MAX_HELD_BYTES = 64 * 1024**2
 """Of one direction of one connection: 640 MB/s at 100 ms."""
@@ -60,38 +62,22 @@ async def _pass_on(
 @asynccontextmanager
 async def delaying_relay(port: int, round_trip_s: float) -> AsyncIterator[int]:
     """The port of a relay to a port of this machine."""
-    tasks: set[asyncio.Task[None]] = set()
+    half_s = round_trip_s / 2
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        writers = [writer]
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, server = await asyncio.open_connection("127.0.0.1", port, limit=PIECE_BYTES)
         try:
-            answers, server = await asyncio.open_connection("127.0.0.1", port, limit=PIECE_BYTES)
-            writers.append(server)
-            half_s = round_trip_s / 2
             await asyncio.gather(
                 _pass_on(reader, server, half_s, round_trip_s), _pass_on(answers, writer, half_s, round_trip_s)
             )
-        except (ConnectionError, asyncio.CancelledError):
-            return
         finally:
-            for opened in writers:
+            for opened in (writer, server):
                 opened.transport.abort()
                 with suppress(ConnectionError):
                     await opened.wait_closed()
-            tasks.discard(task)
 
-    listening = await asyncio.start_server(connected, "127.0.0.1", 0, limit=PIECE_BYTES)
-    try:
-        yield listening.sockets[0].getsockname()[1]
-    finally:
-        listening.close()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(set(tasks))
+    async with listening(relay, limit_bytes=PIECE_BYTES) as own_port:
+        yield own_port
 
 
 async def _main() -> None:

@@ -14,6 +14,8 @@ import h2.exceptions
 import h2.settings
 from h2.settings import SettingCodes
 
+from tests.support.listening import listening
+
 ETAG = '"first"'
 FRAME_BYTES = 16_000
 
@@ -145,27 +147,6 @@ def _range(head: str) -> tuple[int, int]:
 @asynccontextmanager
 async def serving(server: SingleRanges, context: ssl.SSLContext) -> AsyncIterator[int]:
     """The server's port."""
-    tasks: set[asyncio.Task[None]] = set()
     context.set_alpn_protocols(["http/1.1"] if server.behave is None else ["h2", "http/1.1"])
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await server.speak(reader, writer)
-        except (ConnectionError, ssl.SSLError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            return
-        finally:
-            writer.transport.abort()
-            tasks.discard(task)
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield listening.sockets[0].getsockname()[1]
-    finally:
-        listening.close()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(set(tasks))
+    async with listening(server.speak, context) as port:
+        yield port

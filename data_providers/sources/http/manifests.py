@@ -20,7 +20,7 @@ from data_providers.sources.manifest import (
     looks_like_one,
     read_manifest,
 )
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, read, run_bounded
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, closed_on_failure, read, run_bounded
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +50,8 @@ async def open_checked(urls: Sequence[str]) -> ByteSource:
     source = await HttpSource.open(urls)
     if not manifests:
         return source
-    try:
+    async with closed_on_failure(source):
         return VerifiedSource(source, _listed(names, manifests))
-    except BaseException:
-        await source.aclose()
-        raise
 
 
 async def _manifest_at(url: str) -> Manifest | None:

@@ -32,7 +32,7 @@ from data_providers.sources.http.filling import Filling
 from data_providers.sources.http.pool import MAX_CONNECTIONS
 from data_providers.sources.http.requester import WITH_BYTES, Requester, without_secrets
 from data_providers.sources.http.several import Servers, plan_groups, range_field, several_body
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, Wanted, run_bounded
+from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, Wanted, closed_on_failure, run_bounded
 from runtime.http_client import is_temporary
 from runtime.retry import Backoff, RetryPolicy
 from state.errors import DataError, InvalidInput
@@ -114,15 +114,12 @@ class HttpSource:
         names = file_names(urls)
         source = cls(Requester(urls, options.headers), (), options)
         found: dict[str, _RemoteFile] = {}
-        try:
+        async with closed_on_failure(source):
 
             async def look_at(url: str) -> None:
                 found[url] = await source._look_at(url, names[url])
 
             await run_bounded(look_at, list(names), MAX_CONCURRENT_READS)
-        except BaseException:
-            await source.aclose()
-            raise
         source._by_name = {file.listed.name: file for file in found.values()}
         return source
 

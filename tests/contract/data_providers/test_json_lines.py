@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from batching.packing.samples import RawSample
 from batching.packing.task_encoder import EncoderContext, TaskEncoder
-from data_providers import records as records_module
+from data_providers import protocol
 from data_providers.formats import lines as lines_module
 from data_providers.locations import parse_location
 from data_providers.opening import OpenOptions, open_location
@@ -115,7 +115,7 @@ async def test_errors_of_a_file_name_the_cause(tmp_path: Path, monkeypatch: pyte
         await open_lines(write(tmp_path / "long.jsonl", ["[1]", "x" * 40]))
     path = write(tmp_path / "a.jsonl", RECORDS[:4])
     provider = await open_lines(path)
-    monkeypatch.setattr(records_module, "MAX_REQUEST_BYTES", 40)
+    monkeypatch.setattr(protocol, "MAX_REQUEST_BYTES", 40)
     with pytest.raises(Rejected, match="more than 40 bytes"):
         await records(provider, 0, 3)
     path.write_text("{}\n")

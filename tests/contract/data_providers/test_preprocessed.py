@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_providers import preprocessed
+from data_providers import preprocessed, protocol
 from data_providers.formats import columns
 from data_providers.opening import OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
@@ -229,7 +229,7 @@ async def test_request_of_too_much_is_rejected_and_decoded_groups_are_bounded(
     for number in range(40):
         await provider.get_samples(DataIds(number, number))
         assert provider._decoded_bytes <= 5000
-    monkeypatch.setattr(preprocessed, "MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(protocol, "MAX_REQUEST_BYTES", 1000)
     with pytest.raises(Rejected, match="ask for fewer"):
         await provider.get_samples(DataIds(0, 5))
 

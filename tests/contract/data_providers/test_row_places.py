@@ -198,6 +198,10 @@ def test_arrow_file_is_refused_with_its_reason(tmp_path: Path) -> None:
         (whole[:1000], "is cut off|is not an Arrow file"),
         (b"\xff\xff\xff\xff" + struct.pack("<i", 2**31 - 1), "has a head of 2147483647 bytes"),
         (arrow_file(coded), "encoded by a dictionary; not supported"),
+        (
+            arrow_stream(table_of(other=ROWS)).replace(b"other", b"\x80ther"),
+            r"a column whose name is not UTF-8: b'\\x80",
+        ),
     ]:
         with pytest.raises(CorruptData, match=message):
             opened(path, data)
