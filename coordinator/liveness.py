@@ -5,10 +5,12 @@ The machine is only told the result: `ClientsFellSilent`. After a restart every 
 that an outage of the coordinator drops no member.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
+from coordinator.machine.instructions import Instruction, MembershipChanged
+from coordinator.machine.run import Run
 from coordinator.store.replication import Heartbeats
 from runtime.connections import Connection
 from state.wire import ClientId
@@ -69,6 +71,15 @@ class Liveness:
         self._heard_s[client_id] = now_s
         self._closed.pop(client_id, None)
         self._gone_s.pop(client_id, None)
+
+    def take_changes(self, run: Run, instructions: Iterable[Instruction]) -> None:
+        """Record that members were heard whose joins or reports were kept, by whichever coordinator of the run.
+
+        Who ticks learns of a member that joined by another coordinator before it is told that the member was heard.
+        """
+        for instruction in instructions:
+            if isinstance(instruction, MembershipChanged) and instruction.client_id in run.members:
+                self.heard(instruction.client_id, max(run.now_s, self._heard_s.get(instruction.client_id, run.now_s)))
 
     @contextmanager
     def waiting(

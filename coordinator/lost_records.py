@@ -10,6 +10,7 @@ from collections.abc import Callable
 from coordinator.kept_blobs import check_blobs_are_there
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction
+from coordinator.machine.records import Watch
 from coordinator.machine.run import lineage_of
 from coordinator.machine.stimuli import CoordinatorStarted, RunRestored, Stamped
 from coordinator.opening import ServiceOptions
@@ -23,7 +24,11 @@ MAX_ATTEMPTS = 16
 
 
 async def catch_up(
-    journal: RunJournal, options: ServiceOptions, clock: RunClock, execute: Callable[[Instruction], None]
+    journal: RunJournal,
+    options: ServiceOptions,
+    clock: RunClock,
+    execute: Callable[[Instruction], None],
+    watch: Watch | None = None,
 ) -> bool:
     """Read what other coordinators have appended, and end the run's doubt; return whether there was any news.
 
@@ -32,12 +37,13 @@ async def catch_up(
         options: its store, and where seeds come from.
         clock: the run's.
         execute: called with what follows from a new lineage.
+        watch: hears of each stimulus that others have appended.
 
     Raises:
         StoreBlocked: the journal cannot be read or written now, or others append first each time; the doubt stays.
         StoreFailed: it never will be, or blobs are missing that the run needs.
     """
-    is_news = await journal.catch_up()
+    is_news = await journal.catch_up(watch)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         clock.not_before(journal.run.now_s)
         if not journal.is_doubtful:
@@ -46,7 +52,7 @@ async def catch_up(
         try:
             instructions = await _disown(journal, options, clock.now_s())
         except StoreConflict:
-            await journal.catch_up()
+            await journal.catch_up(watch)
             continue
         for instruction in instructions:
             execute(instruction)

@@ -120,8 +120,10 @@ class Replicas:
             return
         try:
             await self.meet()
-            if self._other_count:
-                await asyncio.sleep(2 * MEETING_S)
+            if self._other_count:  # one that was stopped since its last meeting takes itself for alone until then
+                for _ in range(round(LEASE_S / MEETING_S)):
+                    await asyncio.sleep(MEETING_S)
+                    await self._attempt(self.meet)
                 await self._following.catch_up(None)
             async with asyncio.TaskGroup() as tasks:
                 working = [

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from dataclasses import replace
 
-from coordinator.machine.records import Replayed, encode_record, encode_snapshot, replay, replay_tail
+from coordinator.machine.records import Replayed, Watch, encode_record, encode_snapshot, replay, replay_tail
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import Stamped
 from coordinator.machine.views import document_of
@@ -124,28 +124,31 @@ class RunJournal:
         snapshot = encode_snapshot(self._sequence, published.version, published.sha256, self.run)
         await self._journal.open_segment(snapshot)
 
-    async def catch_up(self) -> bool:
+    async def catch_up(self, watch: Watch | None = None) -> bool:
         """Read what other coordinators have appended, and replay it; return whether there was any.
+
+        Args:
+            watch: hears of each stimulus that is replayed.
 
         Raises:
             StoreFailed: the journal is damaged, or was written under other rules; or it cannot be read now.
         """
         tail = await self._journal.tail(self._sequence)
         if tail is None:
-            return await self._load_again()
+            return await self._load_again(watch)
         if not tail.records:
             return False
-        found = replay_tail(Replayed(self._sequence, self.published.document, self.run), tail.records)
+        found = replay_tail(Replayed(self._sequence, self.published.document, self.run), tail.records, watch)
         self._is_segment_due &= tail.segment_records == self._record_count + len(tail.records)
         self._take(found, tail.segment_records)
         return True
 
-    async def _load_again(self) -> bool:
+    async def _load_again(self, watch: Watch | None) -> bool:
         """Go on from the newest segment, because what is known is not in the journal, or not any more."""
         segment = await self._journal.load()
         if segment is None:
             raise StoreFailed("the journal is gone")
-        found = replay(segment)
+        found = replay(segment, watch)
         self._is_segment_due = False
         is_lost = segment.lacks_known and found.run.lineage in self._lineages
         is_news = found.sequence != self._sequence or found.document != self.published.document

@@ -6,9 +6,7 @@ and only then shows the new run and its document and answers the group. While th
 the service accepts nothing and publishes nothing, and goes on once a record can be kept again; the time until then is
 an outage, which ends no phase. After a failure of the store it accepts nothing more. If another coordinator of the run
 appended first, its records are replayed and the group is handled again (`coordinator/run_journal.py`). Others of the
-run are in `coordinator/replicas.py`.
-
-Readers and their waiting are in `coordinator/publication.py`.
+run are in `coordinator/replicas.py`, readers and their waiting in `coordinator/publication.py`.
 """
 
 import asyncio
@@ -190,7 +188,8 @@ class CoordinatorService:
             return (until is None or until > self._journal.sequence) and await self._catch_up()
 
     async def _catch_up(self) -> bool:
-        is_news = await catch_up(self._journal, self._options, self._clock, self._execute)
+        heard = self.liveness.take_changes
+        is_news = await catch_up(self._journal, self._options, self._clock, self._execute, heard)
         if is_news:
             self.readers.show(self._journal.run, self._journal.published)
         return is_news
@@ -213,6 +212,7 @@ class CoordinatorService:
                 waiting.answer.set_result(None)
             else:
                 waiting.answer.set_exception(problem)
+        self.liveness.take_changes(self.run, instructions)
         for instruction in instructions:
             self._execute(instruction)
 

@@ -288,7 +288,11 @@ class CoordinatorSession(ForwardedRequests):
                     if not refusal.kind.may_retry:
                         raise
                     self._note_refused(refusal)
-                    await self._wait(while_key_is_used if refusal.kind is Refusal.KEY_IN_USE else backoff, refusal)
+                    if refusal.kind is Refusal.KEY_IN_USE:
+                        await self._wait(while_key_is_used, refusal)
+                        continue
+                    while_key_is_used.reset()  # every member counts as heard just now, too
+                    await self._wait(backoff, refusal)
 
     async def _join_once(self) -> Session:
         self._api.use_token(None)

@@ -13,6 +13,7 @@ from coordinator.opening import ServiceOptions
 from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
 from coordinator.store.replication import LEASE_S, MEETING_S
+from state.config.state_file import StateFile
 from state.errors import Refused, StoreBlocked
 from state.messages import ReadyReport
 from state.refusals import Refusal
@@ -26,6 +27,15 @@ TIMEOUT_S = 5.0
 READY = ReadyReport(0, Sha256("0" * 64), "data")
 
 
+async def opened_replica(
+    journal: MemoryJournal, meetings: MemoryMeetings, state: StateFile
+) -> tuple[CoordinatorService, PoorReplication]:
+    """Return another coordinator of the run, which does not serve it yet."""
+    store = MemoryStore(state.blobs.max_total_bytes, journal)
+    store.replication = found = PoorReplication(meetings, journal)
+    return await CoordinatorService.open(ServiceOptions(store, VirtualClock(), "ab" * 32), state), found
+
+
 @contextlib.asynccontextmanager
 async def replicas(count: int = 3, **overrides: Any) -> AsyncIterator[list[tuple[CoordinatorService, PoorReplication]]]:
     """Yield coordinators of one run, which learn of records in their meetings only."""
@@ -34,9 +44,7 @@ async def replicas(count: int = 3, **overrides: Any) -> AsyncIterator[list[tuple
     async with asyncio.TaskGroup() as tasks:
         opened, serving = [], []
         for _ in range(count):
-            store = MemoryStore(state.blobs.max_total_bytes, journal)
-            store.replication = found = PoorReplication(meetings, journal)
-            service = await CoordinatorService.open(ServiceOptions(store, VirtualClock(), "ab" * 32), state)
+            service, found = await opened_replica(journal, meetings, state)
             serving.append(tasks.create_task(service.serve()))
             await service.started.wait()
             opened.append((service, found))
@@ -65,6 +73,20 @@ async def test_request_waits_until_what_was_kept_before_is_known() -> None:
             for _ in range(10):
                 tasks.create_task(other.replicas.fresh())
         assert id_of(1) in other.run.members
+
+
+@in_virtual_time
+async def test_coordinator_stopped_while_another_starts_is_not_alone_after_that() -> None:
+    async with replicas(count=1) as ((stopped, replication),), asyncio.TaskGroup() as tasks:
+        store = stopped._options.store
+        assert stopped.replicas.is_alone
+        assert isinstance(store.journal, MemoryJournal)
+        replication.goes_on.clear()
+        newcomer, _ = await opened_replica(store.journal, replication.meetings, stopped.run.state_file)
+        serving = tasks.create_task(newcomer.serve())
+        await newcomer.started.wait()
+        assert not stopped.replicas.is_alone
+        serving.cancel()
 
 
 @in_virtual_time
@@ -99,6 +121,19 @@ async def test_member_that_one_coordinator_hears_is_dropped_by_none() -> None:
             other.heard(id_of(1))
             await asyncio.sleep(MEETING_S)
         assert ticking.run.members.keys() == {id_of(1)}
+
+
+@in_virtual_time
+async def test_member_that_joins_by_another_coordinator_is_not_dropped_at_once() -> None:
+    async with replicas() as ((ticking, _), (other, _), _):
+        await asyncio.sleep(2 * TIMEOUT_S)
+        await other.submit(join_of(1))
+        await ticking.catch_up()
+        for _ in range(round(TIMEOUT_S / MEETING_S)):
+            await asyncio.sleep(MEETING_S)
+            assert ticking.run.members.keys() == {id_of(1)}
+        await asyncio.sleep(2 * MEETING_S)
+        assert not ticking.run.members
 
 
 @in_virtual_time

@@ -11,13 +11,13 @@ import pytest
 from run_manager.agent import EndReason
 from state.documents import Outcome
 from state.phases import RunState
+from tests.support.safety import SafetyBroken
 from tests.support.simulated_client import SimulatedClient
 from tests.support.simulated_coordinator import SlowJournal
 from tests.support.simulated_network import Weather
 from tests.support.simulated_run import (
     BOUND_S,
     TOTAL_STEPS,
-    SafetyBroken,
     SimulatedRun,
     prove,
     repeatedly,

@@ -14,6 +14,7 @@ class PoorReplication(MemoryReplication):
 
     def __init__(self, meetings: MemoryMeetings, journal: MemoryJournal) -> None:
         super().__init__(meetings, journal)
+        self.meetings = meetings
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 

@@ -189,13 +189,19 @@ class SimulatedCoordinator:
             self.outcomes.append(event.outcome)
         self._news.notify()
 
-    async def ask(self, request: Callable[[], Awaitable[T]]) -> T:
+    def door(self, chance: random.Random) -> "SimulatedCoordinator":
+        """Return its address."""
+        del chance
+        return self
+
+    async def ask(self, name: str, request: Callable[[], Awaitable[T]]) -> T:
         """Let the living process answer. A request goes on if its client is cancelled, and ends with the process.
 
         Raises:
             CoordinatorUnreachable: there is no process, or it died on the way.
             EpochalError: the request raised it.
         """
+        del name
         life = self._life
         if life is None:
             raise CoordinatorUnreachable("the coordinator is down")

@@ -5,15 +5,16 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from copy import copy
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
+from coordinator.handlers import Handlers
 from coordinator_client.api import CoordinatorApi, DocumentMark, ForwardedRequests
 from coordinator_client.http import ANSWER_TIMEOUT_S
+from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable, EpochalError
 from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
 from tests.support.in_process import InProcessCoordinator
-from tests.support.simulated_coordinator import SimulatedCoordinator
 
 MAX_REPEAT_DELAY_S = 20.0
 UPLOAD_PIECES = 2
@@ -110,8 +111,21 @@ class ForwardedApi(ForwardedRequests):
         await self._carry(self._api.withdraw)
 
 
+class Address(Protocol):
+    """The address of a run's coordinator, or of several behind a balancer."""
+
+    @property
+    def state(self) -> StateFile: ...
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of whichever answers now. Raise `CoordinatorUnreachable` if there are none."""
+
+    async def ask(self, name: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Let it answer a request of this name. Raise `CoordinatorUnreachable` if it does not, or what it answers."""
+
+
 class SimulatedApi(ForwardedApi):
-    """A client's requests over a link to a coordinator that may die.
+    """A client's requests over a link to coordinators that may die.
 
     Args:
         tasks: runs the requests that the network repeats.
@@ -120,15 +134,13 @@ class SimulatedApi(ForwardedApi):
 
     def __init__(
         self,
-        coordinator: SimulatedCoordinator,
+        address: Address,
         link: Link,
         tasks: asyncio.TaskGroup,
         saw: Callable[[RunDocument], None],
     ) -> None:
-        super().__init__(
-            InProcessCoordinator(coordinator.handlers, coordinator.state.run_id, link.pieces, lambda: link.closed)
-        )
-        self._coordinator = coordinator
+        super().__init__(InProcessCoordinator(address.handlers, address.state.run_id, link.pieces, lambda: link.closed))
+        self._address = address
         self._link = link
         self._tasks = tasks
         self._saw = saw
@@ -149,15 +161,15 @@ class SimulatedApi(ForwardedApi):
         link.requests.append(name)
         await link.pass_leg(name, "request")
         if link.repeats():
-            self._tasks.create_task(self._repeat(lambda: sent(*args, **kwargs)))
-        answer = await self._coordinator.ask(lambda: sent(*args, **kwargs))
+            self._tasks.create_task(self._repeat(name, lambda: sent(*args, **kwargs)))
+        answer = await self._address.ask(name, lambda: sent(*args, **kwargs))
         await link.pass_leg(name, "answer")
         return answer
 
-    async def _repeat(self, request: Callable[[], Awaitable[object]]) -> None:
+    async def _repeat(self, name: str, request: Callable[[], Awaitable[object]]) -> None:
         """Make the request once more, later; its answer is dropped."""
         await asyncio.sleep(self._link.chance.uniform(0, MAX_REPEAT_DELAY_S))
         try:
-            await self._coordinator.ask(request)
+            await self._address.ask(name, request)
         except EpochalError:
             return

@@ -1,7 +1,6 @@
 """A whole run in virtual time: the real coordinator, real clients, a bad network, and a check of every safety rule.
 
-`Witness` checks what clients see and hold during the run. It raises `SafetyBroken` when a client is shown a document
-that is not in a kept record, when one version is two documents, or when two replicas of one step differ.
+`Witness` checks what clients see and hold during the run (`tests/support/safety.py`).
 `SimulatedRun.audit` then verifies the ledger and the replay from the journal, as an operator would.
 """
 
@@ -10,20 +9,20 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from coordinator.audit import AuditReport, audit
+from coordinator.store.memory import MemoryStore
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from run_manager.agent import ClientEnd
 from run_manager.context import RunAccess
-from run_manager.events import Event, ReplicaHeld
 from state.config.state_file import StateFile
-from state.documents import RunDocument
 from state.intervals import DataIds
-from state.wire import Sha256, document_digest
+from tests.support.safety import Vouching, Witness
 from tests.support.simulated_client import ClientSpec, SimulatedClient, simulated_client
 from tests.support.simulated_coordinator import SimulatedCoordinator, SlowJournal
-from tests.support.simulated_network import Faults, Link, SimulatedApi, Weather, no_faults
+from tests.support.simulated_network import Address, Faults, Link, SimulatedApi, Weather, no_faults
 from tests.support.states import state_file
 
 RECONNECT_BOUND_S = 1_000_000.0
@@ -50,53 +49,6 @@ def small_state(batches: int, **overrides: object) -> StateFile:
     return state_file(**(fields | overrides))
 
 
-class SafetyBroken(AssertionError):
-    """A safety rule of the run was broken."""
-
-
-class Witness:
-    """Everything that any client saw or held."""
-
-    def __init__(self, journal: SlowJournal) -> None:
-        self._journal = journal
-        self._shown: dict[tuple[str, int], RunDocument] = {}
-        self._lineage = ""
-        self.digests: dict[int, Sha256] = {}
-        """The digest of each replica that a client held."""
-
-    def saw(self, document: RunDocument) -> None:
-        """Check a document that a client was shown."""
-        name = (document.lineage, document.version)
-        if document.lineage != self._lineage:
-            self._lineage = document.lineage
-            self.digests.clear()
-        if name in self._shown:
-            if self._shown[name] != document:
-                raise SafetyBroken(f"version {document.version} was two different documents")
-            return
-        self._check_kept(document)
-        self._shown[name] = document
-
-    def _check_kept(self, document: RunDocument) -> None:
-        if self._journal.kept.get(document.version) != document_digest(document):
-            raise SafetyBroken(f"version {document.version} was shown, and no kept record vouches for it")
-
-    def event(self, event: Event) -> None:
-        """Check a client's event."""
-        if isinstance(event, ReplicaHeld):
-            digest = self.digests.setdefault(event.step, event.replica_digest)
-            # A client may make initial parameters that are never published, if another one is elected then.
-            if digest != event.replica_digest and event.origin != "initial":
-                raise SafetyBroken(f"two replicas of step {event.step} differ")
-
-    def check(self) -> None:
-        """Raise `SafetyBroken` if a document that was shown is not in the store now."""
-        for document in self._shown.values():
-            if document.lineage != self._lineage:
-                continue
-            self._check_kept(document)
-
-
 class BadDataProvider(DummyDataProvider):
     """A source that is slow, and unavailable with probability `loss`."""
 
@@ -112,11 +64,28 @@ class BadDataProvider(DummyDataProvider):
         return await super().get_samples(data_ids)
 
 
-@dataclass
-class SimulatedRun:
-    """A coordinator and its clients. Make one with `simulated_run`."""
+class Coordinators(Protocol):
+    """The coordinators of a simulated run, of which there may be only one."""
 
-    coordinator: SimulatedCoordinator
+    @property
+    def state(self) -> StateFile: ...
+
+    @property
+    def journal(self) -> Vouching: ...
+
+    @property
+    def store(self) -> MemoryStore: ...
+
+    def door(self, chance: random.Random) -> Address: ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass
+class RunWithClients:
+    """Coordinators and their clients."""
+
+    coordinator: Coordinators
     witness: Witness
     chance: random.Random
     tasks: asyncio.TaskGroup
@@ -127,7 +96,8 @@ class SimulatedRun:
     def api(self, faults: Faults = no_faults) -> tuple[SimulatedApi, Link]:
         """Return another client's connection to the coordinator."""
         link = Link(random.Random(self.chance.random()), self.weather, faults=faults)
-        return SimulatedApi(self.coordinator, link, self.tasks, self.witness.saw), link
+        address = self.coordinator.door(link.chance)
+        return SimulatedApi(address, link, self.tasks, self.witness.saw), link
 
     def client(self, number: int, spec: ClientSpec | None = None, faults: Faults = no_faults) -> SimulatedClient:
         """Return a process with the key of this number, not yet started."""
@@ -172,6 +142,13 @@ class SimulatedRun:
         return await audit(self.coordinator.store, with_parameters=True)
 
 
+@dataclass
+class SimulatedRun(RunWithClients):
+    """A coordinator and its clients. Make one with `simulated_run`."""
+
+    coordinator: SimulatedCoordinator
+
+
 @asynccontextmanager
 async def simulated_run(
     state: StateFile,
@@ -195,7 +172,7 @@ async def simulated_run(
             background.cancel()
 
 
-async def prove(run: SimulatedRun) -> None:
+async def prove(run: RunWithClients) -> None:
     """Check that the audit finds no problem, and recomputes the replicas that clients held."""
     report = await run.audit()
     assert report.problems == ()

@@ -69,9 +69,9 @@ class VirtualClock:
         return asyncio.get_running_loop().time()
 
 
-def run_virtually(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in virtual time."""
-    loop = VirtualLoop()
+def run_virtually(main: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -> T:
+    """Run a coroutine to its end in virtual time, on a new loop."""
+    loop = loop or VirtualLoop()
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)

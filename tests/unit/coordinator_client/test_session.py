@@ -204,6 +204,24 @@ async def test_outage_while_a_key_is_in_use_is_not_part_of_the_wait_for_it() -> 
 
 
 @in_virtual_time
+async def test_store_that_fails_while_a_key_is_in_use_is_not_part_of_the_wait() -> None:
+    async with waiting_run() as run:
+        crashed = session_of(run)[0]
+        await crashed.join()
+        loop = asyncio.get_running_loop()
+        fails_from_s, fails_until_s = loop.time() + 1, loop.time() + 2 * KEY_IN_USE_BOUND_S
+
+        def failing(name: str, leg: str) -> None:
+            if name == "challenge" and fails_from_s < loop.time() < fails_until_s:
+                run.coordinator.service.heard(crashed.client_id)  # as it counts after an outage of the store
+                raise Refused(Refusal.STORE_FAILED, "the coordinator cannot keep anything now")
+
+        policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s=1000)
+        restarted = CoordinatorSession(run.api(failing)[0], ClientProfile(key_of(1)), policy, lambda event: None)
+        await restarted.join()
+
+
+@in_virtual_time
 async def test_key_is_free_at_once_after_its_client_has_left() -> None:
     async with waiting_run() as run:
         first, second = session_of(run)[0], session_of(run)[0]
