@@ -34,7 +34,7 @@ REPLICAS = (1, 2, 3)
 SHORT = (Case(100, 2), Case(1_000, 2), Case(100, 2, 1), Case(100, 2, 3))
 CASE_S = 240.0
 """Maximum time of one case, from its start to its end."""
-WHOLE_S, SHORT_S = 660.0, 55.0
+WHOLE_S, SHORT_S = 600.0, 55.0
 """Time after which no further case is begun: the whole takes at most twelve minutes, the short form one."""
 NOTES = (
     "Members are raw asyncio clients on loopback, which keep to the whole protocol: polls, ready, a commitment with "
@@ -86,8 +86,8 @@ def _server() -> Iterator[PostgresServer | str]:
         yield found
 
 
-def _run(work: Callable[[Path], Coroutine[Any, Any, Any]], clock: Clock) -> Any:
-    """Return what the work returns, in a folder of its own.
+def _run(name: str, work: Callable[[Path], Coroutine[Any, Any, Any]], clock: Clock) -> Any:
+    """Return what the work returns, in a folder of its own; tell on standard error that it begins.
 
     Raises:
         EpochalError: it failed, took longer than `CASE_S`, or there is no time for it.
@@ -98,6 +98,7 @@ def _run(work: Callable[[Path], Coroutine[Any, Any, Any]], clock: Clock) -> Any:
             return await work(folder)
 
     clock.check()
+    sys.stderr.write(f"{time.monotonic() - clock.began_s:4.0f} s  {name}\n")
     try:
         with tempfile.TemporaryDirectory(prefix="epochal-bench-", ignore_cleanup_errors=True) as folder:
             return asyncio.run(bounded(Path(folder)))
@@ -109,13 +110,22 @@ def _run(work: Callable[[Path], Coroutine[Any, Any, Any]], clock: Clock) -> Any:
         raise EpochalError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
 
+def _revive(server: PostgresServer) -> None:
+    """Start the server if a measurement before has failed while it was killed; what needs it says so otherwise."""
+    if not server.is_running:
+        with contextlib.suppress(AssertionError, OSError):
+            server.start()
+
+
 def row_of(case: Case, server: PostgresServer | str, clock: Clock) -> Row:
     """Measure a case; `server` may say why there is no database."""
     if case.replicas is not None and isinstance(server, str):
         return Missing(case, server)
+    if case.replicas is not None and not isinstance(server, str):
+        _revive(server)
     used = None if isinstance(server, str) else server
     try:
-        found: Measured = _run(lambda folder: measured(case, folder, used), clock)
+        found: Measured = _run(case.name, lambda folder: measured(case, folder, used), clock)
     except EpochalError as error:
         return Missing(case, error.message)
     return found
@@ -126,7 +136,7 @@ def figures_of(
 ) -> list[Figure]:
     """Return the figures of a part; of one that fails, a row of this name that says why."""
     try:
-        found: list[Figure] = _run(work, clock)
+        found: list[Figure] = _run(name, work, clock)
     except EpochalError as error:
         return [Figure(name, None, "", target, baseline_name=error.message)]
     return found
@@ -146,6 +156,7 @@ def _failovers(server: PostgresServer | str, clock: Clock) -> list[Figure]:
         if isinstance(server, str):
             found.append(Figure(failover.name, None, "s", failover.target, baseline_name=server))
             continue
+        _revive(server)
         found += figures_of(
             failover.name,
             failover.target,
@@ -190,7 +201,7 @@ def measure_short() -> list[Figure]:
             if isinstance(row, Measured):
                 found += scale_page.case_figures(row)
             else:
-                name = f"{row.case.members:,} members, {row.case.store}: a round"
+                name = f"{row.case.name}: a round"
                 found.append(Figure(name, None, "s", baseline_name=row.reason))
         name, target = "rounds of raw members", scale_rounds.STORE_TARGET
         found += figures_of(name, target, lambda folder: scale_rounds.raw_figures(folder, server), clock)
@@ -204,7 +215,7 @@ def _table_of(cases: Sequence[Case]) -> None:
         for case in cases:
             row = row_of(case, server, Clock(CASE_S))
             if isinstance(row, Missing):
-                raise SystemExit(f"{case.members:,} members, {case.store}: {row.reason}")
+                raise SystemExit(f"{case.name}: {row.reason}")
             show([Figure(name, None, "", baseline_name=cell(row)) for name, cell in scale_page.COLUMNS.items()])
             if row.refusals:
                 sys.stdout.write(f"refused: {row.refusals}\n")

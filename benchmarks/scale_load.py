@@ -53,6 +53,11 @@ class Case:
             return "files"
         return f"PostgreSQL, {self.replicas} replica{'s' if self.replicas > 1 else ''}"
 
+    @property
+    def name(self) -> str:
+        """The case in words."""
+        return f"{self.members:,} members, {self.store}"
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -88,7 +88,7 @@ def text(rows: Sequence[Row], load: str) -> str:
 
 def case_figures(found: Measured) -> list[Figure]:
     """Return the figures of one case that a short table shows."""
-    name = f"{found.case.members:,} members, {found.case.store}"
+    name = found.case.name
     target = "" if found.case.replicas else "≤ 1.5 ms"
     return [
         Figure(f"{name}: a round", found.round_s, "s"),

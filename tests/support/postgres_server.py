@@ -52,6 +52,11 @@ class PostgresServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the server was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def url(self, database: str = "postgres") -> str:
         """Return a database's URL."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"

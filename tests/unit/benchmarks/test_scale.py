@@ -75,6 +75,13 @@ def test_case_without_its_database_is_a_row_that_says_so() -> None:
     assert "| 100 | PostgreSQL, 2 replicas | not measured: needs a package |" in scale_page.table([row])
 
 
+def test_case_whose_server_was_killed_starts_it_again(server: PostgresServer) -> None:
+    server.kill()
+    row = row_of(Case(MAX_MEMBERS + 1, 1, 1), server, lasting())
+    assert isinstance(row, Missing)
+    assert server.is_running
+
+
 def test_case_for_which_there_is_no_time_is_a_row_that_says_so() -> None:
     row = row_of(Case(100, 1), "", Clock(-1.0))
     assert isinstance(row, Missing)
