@@ -14,6 +14,7 @@ import numpy as np
 from batching.packing.packed_batches import Packing
 from data_providers.encoding import encoding_problems
 from data_providers.fetcher import check_vocabulary
+from data_providers.following import order_of
 from data_providers.local import LocalDataProvider
 from data_providers.mixture import PERIOD
 from data_providers.preprocessed import PreprocessedDataProvider
@@ -106,11 +107,44 @@ async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: i
     if isinstance(provider, WeightedDataProvider):
         return await _look_at_mix(provider, needs, budget_bytes)
     findings = await _Look(provider, needs).take(list(_places(provider.sequence_count, needs, budget_bytes)))
-    if isinstance(provider, LocalDataProvider | RangedDataProvider | PreprocessedDataProvider):
-        is_rows = isinstance(provider, PreprocessedDataProvider)
-        size = None if is_rows else provider.order.spec.token_size_bytes
-        findings.problems[:0] = encoding_problems(provider.encodings, size, needs.vocabulary, needs.tokenizer)
+    findings.problems[:0] = _encoding_problems(provider, needs)
     return findings
+
+
+async def look_at_appended(provider: DataProvider, needs: DataNeeds, file_count: int) -> DataFindings:
+    """Look at some of the samples of the files after the first ones, however few, and at what manifests say of all.
+
+    Nobody else uses the provider meanwhile. Afterwards it follows no generations, until `DataOrder.follow`.
+
+    Args:
+        provider: delivers the data; not closed here. Nothing is found in data that are not in files.
+        needs: what the run needs of them.
+        file_count: of the files that were looked at before.
+
+    Raises:
+        SourceUnavailable: the source does not answer now; retry.
+    """
+    order = order_of(provider)
+    if order is None:
+        return DataFindings()
+    try:
+        count = await asyncio.to_thread(order.show_appended, file_count)
+        places = list(_places(count, needs, LOOK_BYTES)) if count else []
+        findings = await _Look(provider, needs).take(places)
+    finally:
+        order.follow(())
+        if isinstance(provider, RangedDataProvider):
+            provider.forget_ahead()
+    findings.problems[:0] = _encoding_problems(provider, needs)
+    return findings
+
+
+def _encoding_problems(provider: DataProvider, needs: DataNeeds) -> list[str]:
+    if not isinstance(provider, LocalDataProvider | RangedDataProvider | PreprocessedDataProvider):
+        return []
+    is_rows = isinstance(provider, PreprocessedDataProvider)
+    size = None if is_rows else provider.order.spec.token_size_bytes
+    return encoding_problems(provider.encodings, size, needs.vocabulary, needs.tokenizer)
 
 
 async def _look_at_mix(mix: WeightedDataProvider, needs: DataNeeds, budget_bytes: int) -> DataFindings:

@@ -32,6 +32,8 @@ MAX_PREFIX_ENTRIES = 1_000_000
 log = logging.getLogger(__name__)
 
 Reopen = Callable[[], Awaitable[DataProvider]]
+Look = Callable[[DataProvider, int], Awaitable[Sequence[str]]]
+"""Return in words why the run cannot be trained on the files of a provider after the first so many."""
 
 
 def order_of(provider: DataProvider) -> DataOrder[Any] | None:
@@ -64,15 +66,17 @@ class FollowingDataProvider:
     Args:
         provider: as it was opened first.
         reopen: opens it again, with the files that are there then.
+        look: looks at appended files before they are taken; None to take them unseen.
 
     Attributes:
         fingerprint: of the newest of the run's data that are here; of the provider's own, if they are not the run's.
         description: of the same data.
     """
 
-    def __init__(self, provider: DataProvider, reopen: Reopen) -> None:
+    def __init__(self, provider: DataProvider, reopen: Reopen, look: Look | None = None) -> None:
         self._inner = provider
         self._reopen = reopen
+        self._look = look
         self._generations: Generations = ()
         self._run_fingerprint: str | None = None
         self._held: Generations = ()
@@ -121,7 +125,7 @@ class FollowingDataProvider:
         return self.fingerprint != before
 
     async def look_again(self) -> None:
-        """Open the data again if they are behind; keep them as they are if that fails or brings nothing."""
+        """Open the data again if they are behind; keep them as they are if that brings nothing that fits the run."""
         if not self.is_behind or self._closed:
             return
         async with self._looking:
@@ -130,20 +134,44 @@ class FollowingDataProvider:
             try:
                 opened = await self._reopen()
             except (DataError, InvalidInput, OSError) as error:
-                if str(error) != self._said:
-                    self._said = str(error)
-                    log.warning("appended_data_not_opened", extra={"reason": self._said})
+                self._warn("appended_data_not_opened", str(error))
                 return
-            held = len(self._held)
-            await self._take(opened)
-            if len(self._held) <= held:
-                await self._take(self._inner)
+            try:
+                is_more = await self._brings_more(opened)
+            except BaseException:
+                await opened.aclose()
+                raise
+            if not is_more:
                 await opened.aclose()
                 return
+            await self._take(opened)
             replaced, self._inner = self._inner, opened
             log.info("data_have_grown", extra={"fingerprint": self.fingerprint, "files": self._held[-1].file_count})
             if not self._users.get(replaced):
                 await replaced.aclose()
+
+    async def _brings_more(self, opened: DataProvider) -> bool:
+        """Whether a provider has more of the run's data than are here, on which the run can be trained."""
+        if len(await self._held_by(opened, self._generations)) <= len(self._held):
+            return False
+        if self._look is None:
+            return True
+        try:
+            problems = await self._look(opened, self._held[-1].file_count)
+        except (DataError, InvalidInput, OSError) as error:
+            self._warn("appended_data_not_opened", str(error))
+            return False
+        if problems:
+            self._warn(
+                "appended_data_refused", f"the run cannot be trained on the appended data: {'; '.join(problems)}"
+            )
+        return not problems
+
+    def _warn(self, event: str, reason: str) -> None:
+        """Log a warning, unless it is the last one again."""
+        if reason != self._said:
+            self._said = reason
+            log.warning(event, extra={"reason": reason})
 
     async def catch_up(self, policy: RetryPolicy, has_grown: Callable[[], None]) -> None:
         """Open the data again and again until the appended files are here, then call `has_grown`; warn meanwhile."""
@@ -208,20 +236,18 @@ class FollowingDataProvider:
         """Note which of the run's data a provider delivers."""
         order = order_of(provider)
         if order is None:
-            fingerprints = [found.fingerprint for found in self._generations]
-            count = fingerprints.index(provider.fingerprint) + 1 if provider.fingerprint in fingerprints else 0
-            self._held, self.fingerprint = self._generations[:count], provider.fingerprint
-            self.description = description_of(provider)
+            self._held = await self._held_by(provider, self._generations)
+            self.fingerprint, self.description = provider.fingerprint, description_of(provider)
             expect = getattr(provider, "expect_one_of", None)
-            if expect is not None and count:
-                expect(fingerprints)
+            if expect is not None and self._held:
+                expect([found.fingerprint for found in self._generations])
             return
         generations = self._generations
         if not generations and self._run_fingerprint not in (None, provider.fingerprint):
             # These files may be more than the run's so far, or the run's may be known by name and size alone.
             found = await asyncio.to_thread(found_among, provider, self._run_fingerprint)
             generations = () if found is None else (found,)
-        held = generations[: await asyncio.to_thread(order.follow, generations)]
+        held = await self._held_by(provider, generations)
         if isinstance(provider, RangedDataProvider):
             provider.forget_ahead()
         self._held = held
@@ -235,6 +261,16 @@ class FollowingDataProvider:
                 sequence_length=described.sequence_length,
             )
         self.description = described
+
+    async def _held_by(self, provider: DataProvider, generations: Generations) -> Generations:
+        """Return which of these generations a provider delivers, which from then on follows them."""
+        order = order_of(provider)
+        if order is not None:
+            return generations[: await asyncio.to_thread(order.follow, generations)]
+        fingerprints = [found.fingerprint for found in generations]
+        return generations[
+            : fingerprints.index(provider.fingerprint) + 1 if provider.fingerprint in fingerprints else 0
+        ]
 
 
 class FollowingFiles(FollowingDataProvider):

@@ -16,7 +16,7 @@ Memory grows with the number of files, not of samples. All machines must compute
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -210,6 +210,20 @@ class DataOrder(Generic[File]):
         self._generations = tuple(held)
         self._unheld = generations[len(held)] if len(held) < len(generations) else None
         return len(held)
+
+    def show_appended(self, file_count: int) -> int:
+        """Let `locate` be about the samples after the first files alone, in the files' order; return how many they are.
+
+        For a look at appended files before others read them: `follow` ends it.
+        """
+        first = self.first_files(file_count).sequence_count
+        if first == self.sequence_count:
+            return 0
+        spec = replace(self.spec, shuffle_seed=None)
+        appended = DataOrder(self.files[file_count:], spec, self._fingerprint_by_name, self.contents, is_part=True)
+        appended._file_numbers = appended._file_numbers + file_count
+        self._generations, self._unheld = (_Generation(0, 0, appended),), None
+        return appended.sequence_count
 
     def is_of_first(self, file_count: int, fingerprint: str) -> bool:
         """Whether a fingerprint, by content or by names and sizes, is that of the first files."""

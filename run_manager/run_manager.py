@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeVar
 
-from batching.data_check import DataNeeds, look_at_data
+from batching.data_check import DataNeeds, look_at_appended, look_at_data
 from batching.packing.packed_batches import Packing
 from coordinator_client.session import CoordinatorSession
 from data_providers.ahead import AheadSamples
@@ -79,6 +79,7 @@ class RunManager:
         self._opening = BackgroundTask(group, "init_run")
         self._machine: StepStateMachine | None = None
         self._growing: BackgroundTask | None = None
+        self._data_needs: DataNeeds | None = None
         self._opened = AsyncExitStack()
         self._config_sha256: Sha256 | None = None
         self._model_sha256: Sha256 | None = None
@@ -275,7 +276,8 @@ class RunManager:
 
         async def packing_for(vocabulary: int | None) -> Packing | None:
             packing = Packing.of(state, vocabulary, worker)
-            await self._while_unavailable(partial(_check_fits, provider, DataNeeds.of(state, vocabulary, packing)))
+            self._data_needs = DataNeeds.of(state, vocabulary, packing)
+            await self._while_unavailable(partial(_check_fits, provider, self._data_needs))
             return packing
 
         own_worker = dependencies.new_worker("epochal-train")
@@ -299,7 +301,11 @@ class RunManager:
             state = access.state if self._machine is None else self._machine.context.state
             return await self._dependencies.open_provider(replace(access, state=state))
 
-        provider = FollowingDataProvider(opened, reopen)
+        async def look(grown: DataProvider, file_count: int) -> list[str]:
+            needs = self._data_needs
+            return [] if needs is None else (await look_at_appended(grown, needs, file_count)).problems
+
+        provider = FollowingDataProvider(opened, reopen, look)
         try:
             await provider.follow(access.state.data_generations, document.data_fingerprint)
         except BaseException:
@@ -340,7 +346,7 @@ async def read_run(session: CoordinatorSession, document: RunDocument) -> tuple[
 
 async def _check_fits(provider: DataProvider, needs: DataNeeds) -> None:
     """Raise `InvalidInput` unless the run's model can take the provider's data."""
-    if needs.vocabulary is None and needs.packing is None:
+    if (needs.vocabulary, needs.packing, needs.tokenizer) == (None, None, None):
         return
     findings = await look_at_data(provider, needs)
     for note in findings.notes:

@@ -186,7 +186,11 @@ def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = (
     """
     if _MODEL_PARTS.intersection(wrong_parts):
         return None
-    spec = state.model.LLM.spec
+    return vocabulary_of_model(state.model.LLM.spec)
+
+
+def vocabulary_of_model(spec: ModelSpec) -> int | None:
+    """Return the number of a model's tokens, as far as it is known on this machine; None as `vocabulary_of`."""
     size = (spec.hf or {}).get("vocab_size")
     if spec.architecture in HF_ARCHITECTURES and type(size) is int and not spec.dummy:
         return size  # said by the file itself, so that a data server needs neither torch nor the time to import it

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from batching.data_check import DataNeeds, look_at_data
+from batching.data_check import DataNeeds, look_at_appended, look_at_data
 from coordinator_client.api import RunRequests
 from data_providers.following import FollowingDataProvider, FollowingFiles
 from data_providers.opening import open_described
@@ -157,7 +157,7 @@ async def serving_data(
         await files.aclose()
         raise
     wrapped = FollowingFiles if isinstance(files, GivesBytes) else FollowingDataProvider
-    provider = wrapped(files, partial(open_described, config, options.config_path.parent))
+    provider = wrapped(files, partial(open_described, config, options.config_path.parent), partial(_problems, state))
     growing = _Growing(provider)
     gate = CoordinatorGate(coordinator, growing.observe)
     server = DataServer(provider, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
@@ -195,6 +195,12 @@ class _Growing:
             await self._is_behind.wait()
             self._is_behind.clear()
             await self._provider.catch_up(RetryPolicy(), lambda: None)
+
+
+async def _problems(state: StateFile, provider: DataProvider, file_count: int) -> list[str]:
+    """Return why the run's model cannot take the files after the first ones, of which some are read."""
+    needs = DataNeeds.of(state, vocabulary_of(state), None)
+    return (await look_at_appended(provider, needs, file_count)).problems
 
 
 async def _check_data(provider: DataProvider, state: StateFile, path: Path) -> None:

@@ -2,20 +2,25 @@
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from batching.data_check import DataNeeds, look_at_appended
+from batching.packing.packed_batches import Packing
 from coordinator_client.operator import config_of, connect_operator
 from data_providers.description import description_of
 from data_providers.following import found_among, order_of
 from data_providers.opening import OpenOptions, open_location, run_data
 from data_providers.protocol import DataProvider
 from epochal.cli.admin_token import AdminToken, required_token
+from epochal.cli.named_files import vocabulary_of_model
 from epochal.cli.options import CoordinatorCaOption, UrlArgument, trusted
+from runtime.worker_thread import WorkerThread
 from state.config.data_location import Server
-from state.config.model import DataType
+from state.config.model import DataType, ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import dataset_difference
 from state.errors import DataError, InvalidInput
@@ -60,10 +65,11 @@ def append(
 async def _append(url: str, location: str | None, not_before: int, undo: bool, token: str, tls_ca: Path | None) -> None:
     request = None
     async with await connect_operator(url, None, trusted(tls_ca)) as reader:
-        status, (_, state) = await reader.status(), await config_of(reader)
+        status, (document, state) = await reader.status(), await config_of(reader)
+        spec = state.model.LLM.spec if document.model_sha256 is None else await reader.model(document.model_sha256)
     if not undo:
         try:
-            request = await _request(status, state, location, not_before)
+            request = await _request(_Run(status, state, spec), location, not_before)
         except DataError as error:
             raise InvalidInput(error.message, **error.context) from error
     async with await connect_operator(url, token, trusted(tls_ca)) as operator:
@@ -74,14 +80,43 @@ async def _append(url: str, location: str | None, not_before: int, undo: bool, t
         typer.echo("the last append was taken back" if found else "the run's data are those that it began with")
 
 
-async def _request(status: RunStatus, state: StateFile, text: str | None, not_before: int) -> DataAppend:
-    """Open the data, find the run's among their first files, and return what they have grown from and to."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run as its coordinator has it: its status, configuration and model."""
+
+    status: RunStatus
+    state: StateFile
+    model: ModelSpec
+
+
+async def _request(run: _Run, text: str | None, not_before: int) -> DataAppend:
+    """Open the data, find the run's among their first files, and return what they have grown from and to.
+
+    Raises `InvalidInput` if the run's model cannot take the other files, of which some are read.
+    """
+    state = run.state
     location, spec = run_data(state, text)
     if isinstance(location, Server):
         raise InvalidInput("a data server serves only a run's members; name the folder or the data.toml that it serves")
     options = OpenOptions(state.run_id, None, packs=state.model.LLM.data_type is DataType.FINETUNING)
     async with contextlib.aclosing(await open_location(location, spec, options)) as provider:
-        return await asyncio.to_thread(_growth_of, provider, status, not_before)
+        growth = await asyncio.to_thread(_growth_of, provider, run.status, not_before)
+        await _check_appended(run, provider, growth.grown_from.file_count)
+        return growth
+
+
+async def _check_appended(run: _Run, provider: DataProvider, file_count: int) -> None:
+    """Raise `InvalidInput` if the run's model cannot take the files after the first ones."""
+    vocabulary = vocabulary_of_model(run.model)
+    async with contextlib.aclosing(WorkerThread("epochal-append")) as worker:
+        packing = Packing.of(run.state, vocabulary, worker)
+        findings = await look_at_appended(provider, DataNeeds.of(run.state, vocabulary, packing), file_count)
+    for note in findings.notes:
+        typer.echo(f"note: {note}", err=True)
+    if findings.problems:
+        raise InvalidInput(
+            f"the run cannot be trained on the appended files: {'; '.join(findings.problems)}. Nothing was appended"
+        )
 
 
 def _growth_of(provider: DataProvider, status: RunStatus, not_before: int) -> DataAppend:

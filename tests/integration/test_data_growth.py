@@ -127,6 +127,8 @@ async def test_data_server_serves_appended_files_without_a_restart(tmp_path: Pat
 async def test_append_of_what_is_not_the_runs_data_is_refused_in_words(tmp_path: Path) -> None:
     write_before(tmp_path / "data", tmp_path / "before")
     write_file(tmp_path / "before", "Z.bin", APPENDED, BEFORE)  # before a.bin, by code point
+    write_before(tmp_path / "theirs")
+    np.full(2 * SEQ_LEN, 60_000, "<u2").tofile(tmp_path / "theirs" / "b.bin")
     mix = tmp_path / "mix.json"
     mix.write_text('[{"location": {"Local": "data"}, "weight": 1}]')
     location = {"model__LLM__data_location": {"Local": str(tmp_path / "data")}}
@@ -136,6 +138,7 @@ async def test_append_of_what_is_not_the_runs_data_is_refused_in_words(tmp_path:
             (tmp_path / "data", "no file was appended"),
             (tmp_path / "before", "names of appended files must come after those of all others"),
             (mix, "only data in files can grow"),
+            (tmp_path / "theirs", "token 60000 at position 0; the model's vocabulary allows 0 to 255"),
             (tmp_path / "nowhere", "No such file or directory"),
         ):
             arguments = ("data", "append", run.url, str(place))

@@ -173,3 +173,45 @@ async def test_provider_without_files_is_one_of_the_generations_as_a_whole() -> 
     assert provider.serves("aa" * 32)
     assert found_among(dummy, "aa" * 32) is None
     await provider.aclose()
+
+
+async def test_appended_files_on_which_nobody_can_train_are_not_taken(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = opened(folder)
+    generations = generations_of(folder)
+    looked: list[int] = []
+    problems = ["b.bin: was made with another tokenizer"]
+
+    async def look(grown: DataProvider, file_count: int) -> list[str]:
+        assert grown.sequence_count == 15
+        looked.append(file_count)
+        return problems
+
+    provider = FollowingDataProvider(first, reopening(folder), look)
+    await provider.follow(generations, None)
+    for _ in range(2):
+        await provider.look_again()
+        assert provider.is_behind
+    assert sorted(await numbers(provider, 0, 9)) == list(range(10))
+    assert [record.message for record in caplog.records].count("appended_data_refused") == 1
+    assert looked == [1, 1]
+    problems.clear()
+    await provider.look_again()
+    assert sorted(await numbers(provider, 10, 24)) == list(range(15))
+    await provider.aclose()
+
+
+async def test_look_that_gets_no_answer_keeps_the_data_as_they_are(folder: Path) -> None:
+    first = opened(folder)
+    generations = generations_of(folder)
+
+    async def look(_: DataProvider, __: int) -> list[str]:
+        raise SourceUnavailable("the disk is away")
+
+    provider = FollowingDataProvider(first, reopening(folder), look)
+    await provider.follow(generations, None)
+    await provider.look_again()
+    assert provider.is_behind
+    assert sorted(await numbers(provider, 0, 9)) == list(range(10))
+    await provider.aclose()
