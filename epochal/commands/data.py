@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from batching.data_check import DataFindings, DataNeeds, look_at_data
 from batching.packing.packed_batches import Packing
@@ -18,26 +15,23 @@ from data_providers.description import description_of
 from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from data_providers.local import LocalDataProvider
 from data_providers.locations import AnyLocation, parse_location
-from data_providers.mixture import PERIOD
 from data_providers.opening import DATA_CONFIG_SUFFIX, OpenOptions, open_location, run_data
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec
 from data_providers.ranged import RangedDataProvider
-from data_providers.records import RecordsDataProvider
 from data_providers.sources.http.source import without_secrets
 from data_providers.sources.hub_dataset import HubDataset
 from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
-from data_providers.token_records import TokenRecordsDataProvider
 from data_providers.weighted import WeightedDataProvider
 from epochal.cli.named_files import LOOK_TIMEOUT_S, TOKEN_DATA_SUFFIXES, data_names, fingerprint_problems, vocabulary_of
 from epochal.cli.options import JsonOption
 from epochal.cli.run import run_to_end, say
 from epochal.cli.state_files import read_data_config, read_supported_state
-from epochal.inspection.decoding import BYTES_VOCABULARY, Decode, decoder_for, decoder_of
-from epochal.inspection.drawings import draw_parts, draw_profile
+from epochal.inspection.data_report import DataReport, files_of, largest_token_of, show
+from epochal.inspection.decoding import BYTES_VOCABULARY, Decode, Decoder, decoder_for, decoder_of
 from epochal.inspection.prepared import prepared_data
 from epochal.inspection.profile import DataProfile, profile_of
-from epochal.inspection.sample_parts import SamplePart, encoded_first, first_parts
+from epochal.inspection.sample_parts import encoded_first, first_parts
 from runtime.worker_thread import WorkerThread
 from state.config.data_location import Local, Preprocessed, Server
 from state.config.model import DataType
@@ -47,58 +41,8 @@ from state.intervals import DataIds
 
 DEFAULT_SEQUENCE_LENGTH = 2048
 SAMPLE_SUFFIXES = (*LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
-MAX_FILES_SHOWN = 20
 SAMPLE_TOKENS = 32
 SAMPLE_CHARACTERS = 400
-
-
-@dataclass(frozen=True, slots=True)
-class FileReport:
-    """One file. `tokens` is None for files of rows; `dropped_tokens` at its end do not fill a sequence."""
-
-    name: str
-    format: str
-    size_bytes: int
-    sequences: int
-    tokens: int | None
-    dropped_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class DataReport:
-    """The data of a location.
-
-    Attributes:
-        identified_by: by what of the files the fingerprint tells them from others; None if there are no files.
-        sequences, tokens: of one pass; None if it is endless or they are not known.
-        mix: of a mix, each source's samples in a period, in its first phase.
-        schedule: of a mix whose weights change, the same of every phase with its first data index.
-        largest_token: of the samples that were looked at; None if they are not tokens.
-        sample_parts: the first sample's first document, by what of it is learnt; empty if it cannot be decoded.
-        profile: lengths and frequencies; None if they were not asked for.
-        problems: why the run's model cannot be trained on these data; empty if no run is named.
-        notes: what looks wrong with them.
-    """
-
-    location: str
-    kind: str
-    sequence_length: int | None
-    files: tuple[FileReport, ...]
-    sequences: int | None
-    tokens: int | None
-    fingerprint: str
-    identified_by: str | None
-    columns: tuple[str, ...]
-    mix: dict[str, int]
-    schedule: tuple[tuple[int, dict[str, int]], ...]
-    quantisation_error: float | None
-    sample_tokens: tuple[int, ...]
-    sample_text: str | None
-    sample_parts: tuple[SamplePart, ...]
-    profile: DataProfile | None
-    largest_token: int | None
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def inspect(
@@ -128,7 +72,8 @@ def inspect(
         bool, typer.Option("--preprocessed", help="The location is a folder of parquet files with one sample a row.")
     ] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, to decode the first sample.")
+        str | None,
+        typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, or bytes, to decode the first sample."),
     ] = None,
     end_token: Annotated[
         int | None, typer.Option(min=0, metavar="TOKEN", help="Token that ends each document of token files.")
@@ -156,7 +101,8 @@ def inspect(
         raise InvalidInput("a TCP data server serves only a run's members; inspect the files that it serves")
     known = None if asked.path is None else prepared_data(asked.path)
     if known is not None:
-        tokenizer, end_token = tokenizer or known.tokenizer, known.end_id if end_token is None else end_token
+        found = None if known.tokenizer is None else str(known.tokenizer)
+        tokenizer, end_token = tokenizer or found, known.end_id if end_token is None else end_token
     looks = _Looks(decoder_of(tokenizer), profile, end_token)
     run_to_end(_inspect(asked, looks, as_json))
 
@@ -182,11 +128,21 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Looks:
-    """How the data are looked at: `decode` is None where there is no tokenizer."""
+    """How the data are looked at: `decoder` is None where there is no tokenizer.
 
-    decode: Decode | None
+    `is_foreign` says that the data are known to be of another one, so that nothing is decoded.
+    """
+
+    decoder: Decoder | None
     profile: bool
     end_token: int | None
+    is_foreign: bool = False
+
+    def decode_of(self, largest_token: int | None) -> Decode | None:
+        """Return what decodes tokens up to a largest one, if anything does."""
+        if self.is_foreign:
+            return None
+        return decoder_for(None if self.decoder is None else self.decoder.decode, largest_token)
 
 
 def _asked_for(text: str, token_size: str, seq_len: int, preprocessed: bool) -> _Asked:
@@ -226,15 +182,20 @@ async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:
         provider, asked = await _opened(asked)
         async with contextlib.aclosing(provider):
             findings = await _findings(provider, asked)
+            note = None if looks.decoder is None else looks.decoder.note_on(getattr(provider, "encodings", {}))
+            if note is not None:
+                looks = replace(looks, is_foreign=True)
+                findings.notes.append(note)
             if asked.run is not None:
                 findings.problems += fingerprint_problems(asked.run, provider)
-            report = await _report(asked, provider, looks, findings)
+            profile = await _profile(asked, provider, looks.end_token) if looks.profile else None
+            report = await _report(asked, provider, looks, findings, profile)
     except DataError as error:
         raise InvalidInput(error.message, **error.context) from error
     if as_json:
         say(json.dumps(asdict(report), ensure_ascii=False))
     else:
-        _show(report, decoder_for(looks.decode, report.largest_token))
+        show(report, looks.decode_of(report.largest_token))
     if report.problems:
         raise InvalidInput("; ".join(report.problems))
 
@@ -292,10 +253,22 @@ def _holds_samples(path: Path) -> bool:
         return False
 
 
-async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings: DataFindings) -> DataReport:
+async def _profile(asked: _Asked, provider: DataProvider, end_token: int | None) -> DataProfile:
+    """Return the profile, of token files in their own order: there a document goes on in the next sample."""
+    is_shuffled = isinstance(provider, LocalDataProvider | RangedDataProvider) and asked.spec.shuffle_seed is not None
+    if not is_shuffled:
+        return await profile_of(provider, end_token)
+    in_order, _ = await _opened(replace(asked, spec=replace(asked.spec, shuffle_seed=None)))
+    async with contextlib.aclosing(in_order):
+        return await profile_of(in_order, end_token)
+
+
+async def _report(
+    asked: _Asked, provider: DataProvider, looks: _Looks, findings: DataFindings, profile: DataProfile | None
+) -> DataReport:
     first = await provider.get_samples(DataIds(0, 0))
     batch = encoded_first(first, asked.run) if first.is_text else first
-    decode = decoder_for(looks.decode, int(batch.input_ids.max(initial=0)))
+    decode = looks.decode_of(int(batch.input_ids.max(initial=0)))
     text_of = decoder_for(None, 0) if first.is_text else decode
     parts = () if decode is None else await asyncio.to_thread(first_parts, batch, decode)
     sample: list[int] = first.input_ids[: int(first.offsets[1])].tolist()
@@ -306,7 +279,7 @@ async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings
         location=without_secrets(asked.shown) if "://" in asked.shown else asked.shown,
         kind=type(provider).__name__.removesuffix("DataProvider"),
         sequence_length=length,
-        files=_files(provider),
+        files=files_of(provider),
         sequences=count,
         tokens=None if count is None or length is None else count * length,
         fingerprint=provider.fingerprint,
@@ -318,75 +291,8 @@ async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings
         sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
         sample_text=None if text_of is None else text_of(sample)[:SAMPLE_CHARACTERS],
         sample_parts=parts,
-        profile=await profile_of(provider, looks.end_token) if looks.profile else None,
-        largest_token=findings.largest_token,
+        profile=profile,
+        largest_token=largest_token_of(provider, findings.largest_token),
         problems=tuple(findings.problems),
         notes=tuple(findings.notes),
     )
-
-
-def _files(provider: DataProvider) -> tuple[FileReport, ...]:
-    if isinstance(provider, PreprocessedDataProvider | RecordsDataProvider | TokenRecordsDataProvider):
-        kind = "" if provider.description is None else provider.description.kind
-        return tuple(
-            FileReport(file.name, kind.removesuffix(" files"), file.size_bytes, file.token_count, None, 0)
-            for file in provider.files
-        )
-    if not isinstance(provider, LocalDataProvider | RangedDataProvider):
-        return ()
-    order, length = provider.order, provider.order.spec.sequence_length
-    return tuple(
-        FileReport(
-            *(file.name, file.format, file.size_bytes, file.token_count // length, file.token_count),
-            order.dropped_tokens.get(file.name, 0),
-        )
-        for file in order.files
-    )
-
-
-def _shares(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name}: {count:,}" for name, count in counts.items() if count)
-
-
-def _show(report: DataReport, decode: Decode | None) -> None:
-    console = Console()
-    table = Table(title=escape(f"{report.location} · {report.kind}"), show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in (
-        ("sequences", "endless" if report.sequences is None else f"{report.sequences:,}"),
-        (
-            "tokens of a sequence",
-            "varying" if report.sequence_length is None else f"{report.sequence_length:,}",
-        ),
-        ("tokens of a pass", "" if report.tokens is None else f"{report.tokens:,}"),
-        ("columns", ", ".join(report.columns)),
-        *(
-            (f"share of {PERIOD:,}{f' from {start:,}' if report.schedule else ''}", _shares(counts))
-            for start, counts in report.schedule or ((0, report.mix),)
-        ),
-        ("quantisation error", "" if report.quantisation_error is None else f"{report.quantisation_error:.2e}"),
-        ("largest token seen", "" if report.largest_token is None else f"{report.largest_token:,}"),
-        ("first tokens", " ".join(map(str, report.sample_tokens))),
-    ):
-        if value:
-            table.add_row(name, escape(value))
-    console.print(table)
-    over = "" if report.identified_by is None else f" (over the files' {report.identified_by})"
-    console.print(f"fingerprint: {report.fingerprint}{over}", highlight=False, soft_wrap=True)  # a table would cut it
-    if report.files:
-        files = Table("file", "format", "bytes", "sequences", "tokens", "tokens dropped")
-        for file in report.files[:MAX_FILES_SHOWN]:
-            tokens = "" if file.tokens is None else f"{file.tokens:,}"
-            counts = (f"{file.size_bytes:,}", f"{file.sequences:,}", tokens, f"{file.dropped_tokens:,}")
-            files.add_row(escape(file.name), file.format, *counts)
-        if len(report.files) > MAX_FILES_SHOWN:
-            files.add_row(f"… {len(report.files) - MAX_FILES_SHOWN:,} more", "", "", "", "", "")
-        console.print(files)
-    if report.profile is not None:
-        console.print(draw_profile(report.profile, decode), highlight=False)
-    if report.sample_parts:
-        console.print("the first sample, decoded:", style="bold")
-        console.print(draw_parts(report.sample_parts), highlight=False)
-    for note in report.notes:
-        console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from epochal.preparation import preparing
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.preparing import PrepareProgress, discard_unfinished
 from epochal.preparation.publishing import OURS, TRAIN, VALIDATION, Preparation
+from epochal.preparation.sources import text_suffix_hint
 from state.errors import EpochalError
 
 DEFAULTS = PrepareOptions()
@@ -223,7 +224,8 @@ def _report(made: Preparation) -> None:
         ("not_read", "files with another suffix, not read"),
     ):
         if counts.get(name):
-            say(f"{what}: {counts[name]:,}")
+            most = list(counts["not_read_suffixes"].items())[:1] if name == "not_read" else ()
+            say(f"{what}: {counts[name]:,}{text_suffix_hint(most)}")
     for message in [*counts["named"], *(f"not read: {name}" for name in counts["not_read_named"])][:NAMED_SHOWN]:
         say(f"  {message}")
     if made.content["validation"] != "0" and not made.samples(VALIDATION):

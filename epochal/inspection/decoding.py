@@ -1,9 +1,12 @@
 """Turns tokens into text for people."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from data_providers.encoding import TokenEncoding
+from epochal.preparation.text_tokenizer import BYTES, BYTES_SHA256, identity_of
 from state.errors import InvalidInput
 
 BYTES_VOCABULARY = 256
@@ -12,19 +15,52 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Returns the text of tokens, without characters that a terminal would obey."""
 
 
-def decoder_of(tokenizer: Path | None) -> Decode | None:
-    """Return the decoder of a `tokenizer.json`; None for no file. `InvalidInput` if it cannot be used."""
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Decodes tokens.
+
+    Attributes:
+        name: as it was given.
+        sha256: of what decides the tokens (`epochal.preparation.text_tokenizer.identity_of`), in hex.
+        decode: returns the text of tokens.
+    """
+
+    name: str
+    sha256: str
+    decode: Decode
+
+    def note_on(self, encodings: Mapping[str, TokenEncoding]) -> str | None:
+        """Return in words that files are known to be of another tokenizer; None if none is."""
+        for name, encoding in sorted(encodings.items()):
+            if encoding.sha256 != self.sha256:
+                return (
+                    f"{name} was made with the tokenizer {encoding.tokenizer} ({encoding.sha256}); {self.name} is "
+                    f"another one ({self.sha256}), so nothing is decoded"
+                )
+        return None
+
+
+def decoder_of(tokenizer: str | None) -> Decoder | None:
+    """Return the decoder of `bytes` or of a `tokenizer.json`; None for None. `InvalidInput` if it cannot be used."""
     if tokenizer is None:
         return None
+    if tokenizer == BYTES:
+        return Decoder(BYTES, BYTES_SHA256, _of_bytes)
+    path = Path(tokenizer)
+    if not path.is_file():
+        allowed = f"allowed: a tokenizer.json, or {BYTES}"
+        raise InvalidInput(f"--tokenizer {tokenizer}: there is no such file; {allowed}", path=tokenizer)
     try:
         import tokenizers
     except ImportError as error:
         raise InvalidInput("--tokenizer needs the tokenizers package: pip install 'epochal[prepare]'") from error
     try:
-        opened = tokenizers.Tokenizer.from_file(str(tokenizer))
+        file = path.read_bytes()
+        opened = tokenizers.Tokenizer.from_buffer(file)
+        sha256 = identity_of(file)
     except Exception as error:  # the package raises plain Exception
-        raise InvalidInput(f"--tokenizer {tokenizer}: {error}", path=str(tokenizer)) from error
-    return lambda tokens: printable(opened.decode(list(tokens), skip_special_tokens=False))
+        raise InvalidInput(f"--tokenizer {tokenizer}: {error}; a tokenizer.json is allowed", path=tokenizer) from error
+    return Decoder(tokenizer, sha256, lambda tokens: printable(opened.decode(list(tokens), skip_special_tokens=False)))
 
 
 def decoder_for(decode: Decode | None, largest_token: int | None) -> Decode | None:
@@ -35,7 +71,7 @@ def decoder_for(decode: Decode | None, largest_token: int | None) -> Decode | No
 
 
 def _of_bytes(tokens: Sequence[int]) -> str:
-    return printable(bytes(tokens).decode("utf-8", errors="replace"))
+    return printable(bytes(token for token in tokens if token < BYTES_VOCABULARY).decode("utf-8", errors="replace"))
 
 
 def printable(text: str) -> str:

@@ -36,7 +36,9 @@ def _drawings(profile: DataProfile, decode: Callable[[Sequence[int]], str] | Non
             bounds = f"{bucket.least:,}" if bucket.least == bucket.most else f"{bucket.least:,} to {bucket.most:,}"
             table.add_row(bounds, bar(bucket.count, largest), f"{bucket.count:,}")
         yield table
-        yield f"{profile.documents:,} whole documents, median {profile.median:,}, longest {profile.longest:,}"
+        yield f"{profile.documents:,} documents, median {profile.median:,}, longest {profile.longest:,}"
+        if profile.endless:
+            yield f"{profile.endless:,} more, whose end is beyond what was read or was cut off with its file's tail"
     elif profile.knows_ends:
         yield "no document lies wholly within what was looked at"
     elif profile.unit == "tokens":

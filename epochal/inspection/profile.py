@@ -1,26 +1,33 @@
 """Counts what some of a dataset's samples are made of: lengths of documents and frequencies of tokens.
 
-A few places, evenly spaced over one pass, are read: at most `PROFILE_BYTES`, however large the data are. The rule kept
-here: a document is counted only if it lies wholly within what was read, from its beginning to its end.
+A few places, evenly spaced over one pass, are read: about `PROFILE_BYTES`, however large the data are. The rule kept
+here: a document is counted if it begins in one of them, and is read to its end, so that long ones are counted as often
+as short ones. Where samples are shuffled, what follows is elsewhere: then only whole documents are counted.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from data_providers.local import LocalDataProvider
 from data_providers.mixture import PERIOD
-from data_providers.protocol import DataProvider, Rejected, TokenBatch, Tokens
+from data_providers.protocol import MAX_REQUEST_SAMPLES, DataProvider, Rejected, TokenBatch, Tokens
 from data_providers.ranged import RangedDataProvider
 from state.intervals import DataIds
 
 PROFILE_BYTES = 8 * 1024**2
 """Approximate number of bytes of samples that are read."""
+MAX_FOLLOWED_BYTES = 4 * 1024**2
+"""Approximate number of bytes that are read beyond a place to find where its last document ends."""
 MAX_PLACES = 16
 MAX_PLACE_SAMPLES = 256
+"""Of samples whose length varies."""
+FOLLOWED_AT_ONCE_BYTES = 64 * 1024
+"""Approximate number of bytes of a request beyond a place."""
 MOST_FREQUENT = 16
 """Number of the most frequent tokens that are kept."""
 _TOKEN_BYTES = 2
@@ -54,7 +61,8 @@ class DataProfile:
         samples, tokens: that were looked at; bytes of records.
         learnt_tokens: those with a label; None where labels are the tokens themselves.
         knows_ends: whether it is known where documents end.
-        documents: that lie wholly within what was looked at.
+        documents: that were read from beginning to end.
+        endless: those that begin in what was looked at and do not end in the next `MAX_FOLLOWED_BYTES`, or in a file.
         median, longest: lengths of these documents; 0 without any.
         lengths: buckets whose bounds double, from the shortest document to the longest.
         distinct_tokens: different tokens seen; 0 for records.
@@ -67,6 +75,7 @@ class DataProfile:
     learnt_tokens: int | None
     knows_ends: bool
     documents: int
+    endless: int
     median: int
     longest: int
     lengths: tuple[LengthBucket, ...]
@@ -81,6 +90,7 @@ class _Seen:
     learnt: int = 0
     has_labels: bool = False
     is_text: bool = False
+    endless: int = 0
     lengths: list[npt.NDArray[np.int64]] = field(default_factory=list)
     flat: list[Tokens] = field(default_factory=list)
 
@@ -104,6 +114,8 @@ async def profile_of(provider: DataProvider, end_token: int | None = None) -> Da
             place = DataIds(place.start, place.start)
             batch = await provider.get_samples(place)
         _count(seen, batch, _stretches(provider, place), end_token)
+        if end_token is not None and _is_in_file_order(provider):
+            await _follow(seen, provider, place, batch, end_token)
         if seen.tokens * _TOKEN_BYTES >= PROFILE_BYTES:
             break
     return _profile(seen)
@@ -113,14 +125,45 @@ def _places(provider: DataProvider) -> Iterator[DataIds]:
     """Yield the data indices to read: evenly spaced stretches of one pass."""
     end = PERIOD if provider.sequence_count is None else provider.sequence_count
     length = _length_of(provider)
-    size_bytes = _GUESSED_SAMPLE_BYTES if length is None else length * _TOKEN_BYTES
-    affordable = max(1, PROFILE_BYTES // size_bytes)
-    least = -(-end // MAX_PLACE_SAMPLES)  # a small dataset is read whole, in few stretches
-    places = min(MAX_PLACES, affordable, least if end <= affordable else end)
-    count = max(1, min(MAX_PLACE_SAMPLES, affordable // places, end // places))
+    affordable = max(1, PROFILE_BYTES // (_GUESSED_SAMPLE_BYTES if length is None else length * _TOKEN_BYTES))
+    most = MAX_PLACE_SAMPLES if length is None else max(1, min(affordable // MAX_PLACES, MAX_REQUEST_SAMPLES))
+    places = min(MAX_PLACES, affordable, -(-end // most))  # a small dataset is read whole
+    count = max(1, min(most, end // places))
     for number in range(places):
         start = 0 if places == 1 else (end - count) * number // (places - 1)
         yield DataIds(start, start + count - 1)
+
+
+def _is_in_file_order(provider: DataProvider) -> TypeGuard[LocalDataProvider | RangedDataProvider]:
+    if not isinstance(provider, LocalDataProvider | RangedDataProvider):
+        return False
+    return provider.order.spec.shuffle_seed is None
+
+
+async def _follow(
+    seen: _Seen, provider: LocalDataProvider | RangedDataProvider, place: DataIds, batch: TokenBatch, end_token: int
+) -> None:
+    """Read on from a place to the end of the document that begins last in it."""
+    order = provider.order
+    last = order.locate(place)[-1]
+    length = order.spec.sequence_length
+    tail = batch.input_ids[-last.length * length :]
+    ends = np.flatnonzero(tail == end_token)
+    begun = len(tail) - 1 - int(ends[-1]) if len(ends) else 0
+    if not begun:
+        return
+    left = order.files[last.file].token_count // length - (last.sequence + last.length)
+    left = min(left, MAX_FOLLOWED_BYTES // (length * _TOKEN_BYTES))
+    at_once = min(max(1, FOLLOWED_AT_ONCE_BYTES // (length * _TOKEN_BYTES)), MAX_REQUEST_SAMPLES)
+    at = place.end + 1
+    while left > 0:
+        more = (await provider.get_samples(DataIds(at, at + min(left, at_once) - 1))).input_ids
+        ends = np.flatnonzero(more == end_token)
+        if len(ends):
+            seen.lengths.append(np.array([begun + int(ends[0]) + 1], np.int64))
+            return
+        begun, at, left = begun + len(more), at + at_once, left - at_once
+    seen.endless += 1
 
 
 def _length_of(provider: DataProvider) -> int | None:
@@ -170,6 +213,7 @@ def _profile(seen: _Seen) -> DataProfile:
         learnt_tokens=seen.learnt if seen.has_labels else None,
         knows_ends=bool(seen.lengths),
         documents=len(lengths),
+        endless=seen.endless,
         median=int(lengths[len(lengths) // 2]) if len(lengths) else 0,
         longest=int(lengths[-1]) if len(lengths) else 0,
         lengths=tuple(_buckets(lengths)),

@@ -36,6 +36,7 @@ from state.errors import EpochalError, InvalidInput
 WORKING = ".preparing"
 COMMIT_EVERY_S = 2.0
 MAX_FILES_NAMED = 10_000
+MAX_SUFFIXES_NAMED = 16
 """Maximum number of source files that the manifest names."""
 ALWAYS_ALLOWED = frozenset({"state.toml", "data.toml", "validation.toml", "tokenizer", "runs"})
 """What a person may have in the folder before."""
@@ -301,6 +302,7 @@ class _Job:
             "files": {file.name: file.size_bytes for file in files[:MAX_FILES_NAMED]},
             "not_read": self._sources.skipped_count,
             "not_read_named": skipped,
+            "not_read_suffixes": dict(self._sources.skipped_suffixes.most_common(MAX_SUFFIXES_NAMED)),
         }
 
     def entries(self) -> dict[str, dict[str, dict[str, Any]]]:

@@ -7,11 +7,12 @@ Face Hub. The files are in the order of the sources, and within a folder in that
 import asyncio
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar
 
 from data_providers.file_names import is_hidden
@@ -33,6 +34,7 @@ WINDOW_BYTES = 4 * 1024**2
 WINDOWS_AHEAD = 3
 """Number of ranges that are requested ahead."""
 MAX_SKIPPED_NAMED = 1000
+MAX_SKIPPED_SUFFIXES = 256
 ALLOWED_PLACES = (
     "a file or folder on this machine, http(s)://… of a file, s3://, gs:// or az://… of a file or folder, "
     "hf://datasets/NAME"
@@ -70,12 +72,14 @@ class Sources:
         files: what is read, in this order.
         skipped: names of files that are not read because of their suffix, at most `MAX_SKIPPED_NAMED`.
         skipped_count: the number of all of them.
+        skipped_suffixes: how many of them have which suffix, of at most `MAX_SKIPPED_SUFFIXES` suffixes.
     """
 
     def __init__(self, leave_out: Path | None = None) -> None:
         self.files: list[SourceText] = []
         self.skipped: list[str] = []
         self.skipped_count = 0
+        self.skipped_suffixes: Counter[str] = Counter()
         self._stack = ExitStack()
         self._loop: _LoopThread | None = None
         self._leave_out = None if leave_out is None else leave_out.resolve()
@@ -105,7 +109,8 @@ class Sources:
                     found._list_local(Path(place), further_text)
                 if len(found.files) == before:
                     shown = without_secrets(place) if "://" in place else place
-                    raise InvalidInput(f"{shown} holds no file that is read; allowed: {READ}", place=shown)
+                    way_out = text_suffix_hint(found.skipped_suffixes.most_common(1))
+                    raise InvalidInput(f"{shown} holds no file that is read; allowed: {READ}{way_out}", place=shown)
                 if len(found.files) > MAX_FILES:
                     raise InvalidInput(f"more than {MAX_FILES} files; give fewer, larger ones", place=place)
             names = [file.name for file in found.files]
@@ -195,8 +200,20 @@ class Sources:
         if name.rpartition("/")[2] == MANIFEST_NAME:
             return
         self.skipped_count += 1
+        suffix = PurePosixPath(name).suffix
+        if suffix and (suffix in self.skipped_suffixes or len(self.skipped_suffixes) < MAX_SKIPPED_SUFFIXES):
+            self.skipped_suffixes[suffix] += 1
         if len(self.skipped) < MAX_SKIPPED_NAMED:
             self.skipped.append(name)
+
+
+def text_suffix_hint(most: Sequence[tuple[str, int]]) -> str:
+    """Return how files that are not read would be; "" where none has a suffix.
+
+    Args:
+        most: the most frequent suffix of such files and its number, if there is any.
+    """
+    return "".join(f"; --text-suffix {suffix} reads {count:,} {suffix} files as text" for suffix, count in most)
 
 
 async def open_remote(place: str, further_text: tuple[str, ...] = ()) -> tuple[ByteSource, str | None]:

@@ -20,6 +20,8 @@ from runtime.retry import RetryPolicy
 from state.errors import InvalidInput, ModelUnavailable
 
 BYTES = "bytes"
+BYTES_SHA256 = hashlib.sha256(b"bytes").hexdigest()
+"""The identity of bytes as a tokenizer."""
 BYTES_VOCABULARY = 256
 BYTES_END = 255
 """The end token of bytes: no text in UTF-8 has this byte."""
@@ -246,7 +248,7 @@ def _bytes_identity(end_token: str | None) -> TokenizerIdentity:
             allowed = f"a byte from 0 to {BYTES_VOCABULARY - 1}; {BYTES_END} is the default, which no text has"
             raise InvalidInput(f"--end-token {end_token!r} with --tokenizer {BYTES}; allowed: {allowed}")
         end = int(end_token)
-    return TokenizerIdentity(BYTES, hashlib.sha256(b"bytes").hexdigest(), BYTES_VOCABULARY, "", end, 2)
+    return TokenizerIdentity(BYTES, BYTES_SHA256, BYTES_VOCABULARY, "", end, 2)
 
 
 def _local_files(path: Path) -> dict[str, bytes]:

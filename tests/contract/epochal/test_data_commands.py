@@ -45,7 +45,7 @@ def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Pat
 def test_inspect_draws_lengths_and_frequencies(tmp_path: Path) -> None:
     write_text(tmp_path)
     drawn = data("inspect", tmp_path, "--seq-len", 16, "--end-token", ord(" "))
-    drawn.expect(0, "4 to 7", "whole documents", "most frequent tokens", "' '", "█")
+    drawn.expect(0, "4 to 7", "documents", "most frequent tokens", "' '", "█")
     data("inspect", tmp_path, "--seq-len", 16).expect(0, "no ends of documents are known: --end-token")
     profile = inspected(tmp_path, "--seq-len", 16, "--end-token", ord(" "))["profile"]
     assert (profile["unit"], profile["tokens"]) == ("tokens", 80)
@@ -63,9 +63,7 @@ def test_inspect_tells_what_of_a_record_is_learnt(tmp_path: Path) -> None:
 
 def test_inspect_notes_tokens_that_the_embedded_model_lacks(tmp_path: Path) -> None:
     np.full(640, 42_749, "<u2").tofile(tmp_path / "gpt.bin")
-    data("inspect", tmp_path, "--seq-len", 16).expect(
-        0, "largest token seen", "42,749", "vocabulary of more than 42749"
-    )
+    data("inspect", tmp_path, "--seq-len", 16).expect(0, "largest token", "42,749", "vocabulary of more than 42749")
 
 
 def test_inspect_notes_a_token_size_that_is_wrong(tmp_path: Path) -> None:
@@ -178,6 +176,29 @@ def test_inspect_decodes_with_a_tokenizer(tmp_path: Path) -> None:
     report = inspected(tmp_path / "a.bin", "--seq-len", "3", "--tokenizer", path)
     assert report["sample_text"] == "summer day summer"
     assert inspected(tmp_path / "a.bin", "--seq-len", "3")["sample_text"] is None
+
+
+def test_inspect_decodes_nothing_with_another_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Shall I compare thee to a summer's day? " * 20)
+    run_main(
+        "prepare", str(tmp_path / "a.txt"), "--tokenizer", "bytes", "--seq-len", "16", "--out", str(tmp_path / "out")
+    ).expect(0)
+    shard = tmp_path / "out" / "train"
+    fitting = inspected(shard, "--seq-len", "16", "--tokenizer", "bytes")
+    assert (fitting["sample_text"], fitting["notes"], fitting["largest_token"]) == ("Shall I compare ", [], 255)
+    need_module("tokenizers")
+    import tokenizers
+    from tokenizers.models import WordLevel
+
+    path = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(WordLevel({"[UNK]": 0, "summer": 104}, unk_token="[UNK]")).save(str(path))
+    other = inspected(shard, "--seq-len", "16", "--tokenizer", path)
+    assert other["sample_text"] is None
+    assert "was made with the tokenizer bytes" in other["notes"][0]
+    assert "so nothing is decoded" in other["notes"][0]
+    data("inspect", shard, "--tokenizer", "byte").expect(
+        2, "there is no such file; allowed: a tokenizer.json, or bytes"
+    )
 
 
 def test_inspect_shows_the_shares_of_a_mix(tmp_path: Path) -> None:

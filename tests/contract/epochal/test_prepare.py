@@ -87,8 +87,21 @@ def test_the_manifest_names_what_there_is(made: Path) -> None:
         assert {name: 2 * entry["tokens"] for name, entry in entries.items()} == sizes
     counts = manifest_of(made / "train")["preparation"]["counts"]
     assert (counts["duplicates"], counts["not_read"], counts["file_count"]) == (50, 1, 4)
+    assert sum(counts["not_read_suffixes"].values()) == 1
     assert counts["train_documents"] + counts["validation_documents"] == len(expected_texts())
     assert max(2 * entry["tokens"] for entry in manifest_of(made / "train")["files"].values()) == 80_000
+
+
+def test_files_that_are_not_read_come_with_the_option_that_reads_them(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py", "c.md5"):
+        (tmp_path / name).write_text("print('hello')\n" * 20)
+    refused = run_main("prepare", str(tmp_path), "--tokenizer", "bytes", "--out", str(tmp_path / "out"))
+    refused.expect(2, "holds no file that is read", "; --text-suffix .py reads 2 .py files as text")
+    (tmp_path / "d.txt").write_text("hello\n" * 20)
+    ran = run_main(
+        *("prepare", str(tmp_path), "--tokenizer", "bytes", "--seq-len", "16", "--out", str(tmp_path / "out"))
+    )
+    ran.expect(0, "files with another suffix, not read: 3; --text-suffix .py reads 2 .py files as text")
 
 
 def test_a_run_refuses_data_of_another_tokenizer(made: Path, tmp_path: Path) -> None:
@@ -112,7 +125,7 @@ def test_training_and_held_out_data_are_not_read_as_one(made: Path) -> None:
 
 def test_inspect_knows_the_end_token_and_the_tokenizer(made: Path) -> None:
     ran = run_main("data", "inspect", str(made / "train"), "--seq-len", "2048")
-    ran.expect(0, "whole documents", "most frequent tokens", "the first sample, decoded:")
+    ran.expect(0, "documents, median", "most frequent tokens", "the first sample, decoded:")
     assert "--end-token" not in ran.out
 
 

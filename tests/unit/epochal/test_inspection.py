@@ -9,9 +9,11 @@ from rich.console import Console
 
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DatasetSpec, TokenBatch
+from epochal.inspection import profile
 from epochal.inspection.drawings import BAR_CELLS, bar, draw_parts
-from epochal.inspection.profile import MAX_PLACE_SAMPLES, MAX_PLACES, LengthBucket, TokenCount, profile_of
+from epochal.inspection.profile import LengthBucket, TokenCount, profile_of
 from epochal.inspection.sample_parts import ELIDED, MAX_PART_CHARACTERS, SamplePart, first_parts
+from state.intervals import DataIds
 
 END = 9
 
@@ -41,8 +43,42 @@ async def test_documents_do_not_go_on_in_a_block_that_is_elsewhere(tmp_path: Pat
     folder = written(tmp_path, *[[1] * 7] * 4096)
     shuffled = LocalDataProvider.open(folder, DatasetSpec(2, 8, bytes(32)))
     found = await profile_of(shuffled, END)
-    assert found.samples == MAX_PLACES * MAX_PLACE_SAMPLES
+    assert found.samples == 4096
     assert found.lengths == (LengthBucket(8, 15, found.documents),)
+
+
+async def test_long_documents_are_counted_as_often_as_short_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "PROFILE_BYTES", 16 * 2 * 400)  # 16 places of 400 tokens
+    folder = written(tmp_path, *[[1] * 9, [1] * 1999] * 1000)
+    found = await profile_of(LocalDataProvider.open(folder, DatasetSpec(2, 4)), END)
+    assert found.tokens == 16 * 400
+    assert 3 <= found.documents <= 20
+    counts = {(bucket.least, bucket.most): bucket.count for bucket in found.lengths if bucket.count}
+    assert set(counts) == {(8, 15), (1024, 2047)}
+    assert abs(counts[8, 15] - counts[1024, 2047]) <= max(counts.values()) // 2 + 1
+    assert found.endless == 0
+
+
+async def test_document_without_end_is_read_on_within_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "PROFILE_BYTES", 16 * 2 * 64)
+    monkeypatch.setattr(profile, "MAX_FOLLOWED_BYTES", 4096)
+    monkeypatch.setattr(profile, "FOLLOWED_AT_ONCE_BYTES", 1024)
+    folder = written(tmp_path, [1], [2] * 100_000)
+    provider = LocalDataProvider.open(folder, DatasetSpec(2, 4))
+    read = 0
+    get_samples = provider.get_samples
+
+    async def counted(place: DataIds) -> TokenBatch:
+        nonlocal read
+        read += place.count
+        return await get_samples(place)
+
+    monkeypatch.setattr(provider, "get_samples", counted)
+    found = await profile_of(provider, END)
+    assert (found.documents, found.endless) == (0, 1)
+    assert read == found.samples + 4096 // 8
 
 
 def test_parts_of_a_sample_follow_its_labels_within_the_first_document() -> None:
