@@ -53,7 +53,8 @@ class PrepareOptions:
         learn: what is learnt of a conversation: every message of the `assistant`, or its `last` one.
         oversized: what to do with a conversation that is longer than a row: `error`, `truncate`, `split` or `drop`.
         workers: number of processes that encode; None: one for each core.
-        data_address: `host:port` under which the run's clients reach its data server, for the `state.toml`.
+        data_address: `host:port` under which the run's clients reach its data server, for the `state.toml`; not of
+            conversations, whose rows no data server serves.
 
     Raises:
         InvalidInput: an option is out of its bounds; the user's fault.
@@ -99,6 +100,11 @@ class PrepareOptions:
         for name, default in (("template", None), ("learn", "assistant"), ("oversized", "error")):
             if not self.chat and getattr(self, name) != default:
                 raise InvalidInput(f"{spelled(name)} {getattr(self, name)}; allowed: with --chat")
+        if self.chat and self.data_address != DATA_ADDRESS:
+            raise InvalidInput(
+                f"--data-address {self.data_address!r}; allowed: without --chat, whose rows each client reads itself "
+                "from a folder: `model.LLM.data_location` in state.toml, or `epochal client --data`"
+            )
         for suffix in self.text_suffixes:
             if not suffix.startswith(".") or "/" in suffix or len(suffix) < 2:
                 raise InvalidInput(f"--text-suffix {suffix!r}; allowed: a dot and a name, such as .py")

@@ -189,6 +189,8 @@ def test_only_records_are_conversations(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("User: Hi")
     with pytest.raises(InvalidInput, match=r"a\.txt is no JSON lines; --chat reads \.jsonl"):
         prepare([tmp_path / "a.txt"], "bytes", tmp_path / "out", PrepareOptions(chat=True))
+    with pytest.raises(InvalidInput, match="allowed: without --chat, whose rows each client reads itself"):
+        PrepareOptions(chat=True, data_address="a:1")
     with pytest.raises(InvalidInput, match="--template chatml; allowed: with --chat"):
         PrepareOptions(template="chatml")
     with pytest.raises(InvalidInput, match=r"--template no: .*; allowed: plain, chatml, none, or a file"):
