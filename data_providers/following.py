@@ -110,6 +110,23 @@ class FollowingDataProvider:
         """Whether data with this fingerprint are among those that are here."""
         return fingerprint == self.fingerprint or fingerprint in {found.fingerprint for found in self._held}
 
+    def check_reaches(self, fingerprint: str | None) -> None:
+        """Raise `InvalidInput` if the run's data have grown to this fingerprint, and appended files are not here.
+
+        A client without them would be refused once it is ready, after it has fetched and replayed what the run did.
+
+        Args:
+            fingerprint: of the data that the run's next round needs.
+        """
+        grown = next((found for found in self._generations if found.fingerprint == fingerprint), None)
+        if grown is None or not self.is_behind or self.serves(fingerprint):
+            return
+        raise InvalidInput(
+            f"the run's data have grown: from data index {grown.first_data_index} on, which its next round may reach, "
+            f"they are {grown.sample_count} samples in {grown.file_count} files with fingerprint {grown.fingerprint}, "
+            f"and {self._held[-1].file_count} of the files are here: add the others and start the client again"
+        )
+
     async def follow(self, generations: Generations, run_fingerprint: str | None) -> bool:
         """Take over the run's data as they are now; return whether this provider's fingerprint is another one since.
 

@@ -294,7 +294,7 @@ class RunManager:
         return 0 if self._latest is None else self._latest.version
 
     async def _open_following(self, document: RunDocument, access: RunAccess) -> FollowingDataProvider:
-        """Open the run's data; wait for a source that does not answer yet."""
+        """Open the run's data; wait for a source that does not answer yet. Raise as `check_reaches`."""
         opened = await self._while_unavailable(partial(self._dependencies.open_provider, access))
 
         async def reopen() -> DataProvider:
@@ -308,6 +308,7 @@ class RunManager:
         provider = FollowingDataProvider(opened, reopen, look)
         try:
             await provider.follow(access.state.data_generations, document.data_fingerprint)
+            provider.check_reaches(document.data_fingerprint)
         except BaseException:
             await provider.aclose()
             raise

@@ -127,8 +127,9 @@ def _growth_of(provider: DataProvider, status: RunStatus, not_before: int) -> Da
     order = order_of(provider)
     if order is None:
         raise InvalidInput(
-            "only data in files can grow; the sources of a mix stay what they are, and its weights change by their "
-            "schedule"
+            "only data in files can grow. The sources of a mix, and every phase of its schedule, stay what they were "
+            "when the run began; allowed: a schedule that names all of them from the beginning, or another run that "
+            "begins with this one's model (`epochal export`, then `checkpoint = { Local = … }` in its state.toml)"
         )
     found = found_among(provider, newest)
     if found is None:

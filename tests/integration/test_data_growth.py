@@ -78,6 +78,11 @@ async def test_appended_files_count_from_a_pass_of_their_own(tmp_path: Path) -> 
         assert f"they are {BEFORE + APPENDED} samples in 2 files" in clients[2].log_path.read_text()
         assert run.events(clients[2], "data_are_behind")
 
+        # Nor does it begin to fetch and replay the run when it is started again.
+        late = await run.start_client("--data", str(folders[2]))
+        assert await late.wait(BOUND_S) == 2
+        assert "1 of the files are here: add the others and start" in late.log_path.read_text()
+
         # One that is killed and started again, with the new folder alone, goes on.
         clients[1].kill()
         assert await clients[1].wait(BOUND_S) == -signal.SIGKILL
@@ -88,7 +93,7 @@ async def test_appended_files_count_from_a_pass_of_their_own(tmp_path: Path) -> 
         await run.stop_coordinator()
         run.end_soon(**location)
         await run.start_coordinator()
-        report = await run.finish(without=(clients[1], clients[2]))
+        report = await run.finish(without=(clients[1], clients[2], late))
         assert again.process.returncode == 0
         assert report.unapplied == 0
 
