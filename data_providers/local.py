@@ -1,9 +1,10 @@
 """Samples from token files on this machine: one file, or a folder of them and of folders below it.
 
-Files are read with `preadv` straight into the answer and not mapped: if a mapped file is truncated the process ends
-(SIGBUS), while a read returns less and is reported. Bytes in the page cache are read at once; only a read that would
-wait for the disk goes to a thread, so that the event loop never waits. After each read the system is asked whether the
-file is still the one that it was (`KeptFile`); if not, it is read again, compared with its manifest.
+Files are read with `preadv` straight into the answer: if a mapped file is truncated, whoever reads it ends (SIGBUS),
+while a read returns less and is reported. Only for the system to send from are they mapped, too (`mapped_file.py`).
+Bytes in the page cache are read at once; only a read that would wait for the disk goes to a thread, so that the event
+loop never waits. After each read the system is asked whether the file is still the one that it was (`KeptFile`); if
+not, it is read again, compared with its manifest.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from data_providers.formats.token_file import TokenFile
 from data_providers.kept_file import FileVersion, KeptFile, read_whole
 from data_providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder, refuse_splits
 from data_providers.local_places import cannot_open, files_below
+from data_providers.mapped_file import MAX_VIEW_BYTES, MappedFile, mapped_if_told
 from data_providers.order import DataOrder
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.sources.manifest import MANIFEST_NAME, Manifest
@@ -39,6 +41,11 @@ from state.intervals import DataIds
 MAX_OPEN_FILES = 64
 MAX_INLINE_BYTES = 4 * 1024**2
 """A larger answer is copied in a thread even if it is in memory, so that the event loop is not held up."""
+
+MAX_MAPPED_BYTES = 128 * 1024**3
+"""Files are mapped up to this size in all, which bounds the system's page tables for them at 256 MiB."""
+MAX_VIEWS = 64
+"""Parts of an answer that are looked for in memory at a time."""
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 """Linux's flag for "read only without waiting"; None elsewhere, and then every read goes to a thread."""
@@ -52,6 +59,13 @@ class _OpenFile:
         size_bytes = os.fstat(self.fd).st_size
         if size_bytes != expected_bytes:
             raise CorruptData(f"{path} had {expected_bytes} bytes and now has {size_bytes}", path=str(path))
+        self.size_bytes = size_bytes
+        self.may_be_mapped = True
+        self.mapped: MappedFile | None = None
+
+    def version(self) -> FileVersion:
+        """Return the version that the file has now."""
+        return FileVersion.of(os.fstat(self.fd))
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
@@ -180,6 +194,19 @@ class LocalDataProvider:
             self._nowait = None  # the file system does not support the flag
             return False
 
+    def mapped(self, file_number: int) -> "_MappedNow | None":
+        """Return a file's bytes where the system keeps them; None if it is not open, or cannot be sent from there."""
+        file = self.opened(file_number, may_open=False)
+        if file is None or not file.may_be_mapped:
+            return None
+        if file.mapped is None:
+            with self._lock:
+                mapped_bytes = sum(other.size_bytes for other in self._open_files.values() if other.mapped is not None)
+            if mapped_bytes + file.size_bytes <= MAX_MAPPED_BYTES:
+                file.mapped = mapped_if_told(file.fd, file.size_bytes)
+            file.may_be_mapped = file.mapped is not None
+        return None if file.mapped is None else _MappedNow(self._files[file_number], file, file.version(), file.mapped)
+
     def _present(self, file_number: int, file: _OpenFile) -> _OpenFile:
         """Return the file that the path leads to now, if there is one: another one may have been put in its place."""
         found, held = self._files[file_number].path.stat(), os.fstat(file.fd)
@@ -234,6 +261,15 @@ class _Stretch(NamedTuple):
     into: memoryview
 
 
+class _MappedNow(NamedTuple):
+    """A file that is mapped, and the version that it had before its bytes were given away."""
+
+    kept: KeptFile
+    file: _OpenFile
+    version: FileVersion
+    bytes: MappedFile
+
+
 class LocalSampleBytes:
     """The bytes of one answer, in token files on this machine (`SampleBytes`)."""
 
@@ -242,6 +278,7 @@ class LocalSampleBytes:
         self._places = places
         self._ends = list(accumulate(place.length for place in places))
         self.size_bytes = self._ends[-1]
+        self._given: dict[int, _MappedNow] = {}
 
     def read_now(self, begin: int, into: memoryview) -> bool:
         """Fill `into` with the bytes from `begin` on, if they are in memory; return whether it was filled."""
@@ -250,6 +287,38 @@ class LocalSampleBytes:
     def read(self, begin: int, into: memoryview) -> None:
         """Fill `into` with the bytes from `begin` on. Blocks."""
         self._fill(begin, into, may_wait=True)
+
+    def at_hand(self, begin: int, most_bytes: int) -> list[memoryview]:
+        """Return bytes from `begin` on, at most so many, where the system keeps them (`SampleBytes.at_hand`)."""
+        views: list[memoryview] = []
+        found: dict[int, _MappedNow | None] = {}
+        number, stop = bisect_right(self._ends, begin), min(begin + most_bytes, self.size_bytes)
+        while begin < stop and len(views) < MAX_VIEWS:
+            file, offset, length = self._places[number]
+            end = self._ends[number]
+            if file not in found:
+                found[file] = self._provider.mapped(file)
+            mapped = found[file]
+            offset, count = offset + length - (end - begin), min(end, stop, begin + MAX_VIEW_BYTES) - begin
+            if mapped is None or not mapped.kept.holds(mapped.version, offset, count):
+                break
+            if self._given.setdefault(file, mapped).version != mapped.version:
+                break
+            view = mapped.bytes.at_hand(offset, count)
+            if view is None:
+                break
+            views.append(view)
+            begin += count
+            if begin == end:
+                number += 1
+        return views
+
+    def check(self) -> None:
+        """Raise `CorruptData` if a file has changed since bytes of it were given."""
+        for given in self._given.values():
+            if given.file.version() != given.version:
+                path = str(given.kept.path)
+                raise CorruptData(f"{path} was changed while it was sent", path=path)
 
     def _fill(self, begin: int, into: memoryview, *, may_wait: bool) -> bool:
         if begin == 0:  # so that a file that was cut is an error before the first byte of it is sent

@@ -1,5 +1,6 @@
 """The bytes of an answer, as a data server reads them piece by piece straight into the memory that it sends from."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from state.intervals import DataIds
@@ -20,6 +21,18 @@ class SampleBytes(Protocol):
         Raises:
             CorruptData: a file is not what it was.
         """
+        ...
+
+    def at_hand(self, begin: int, most_bytes: int) -> Sequence[memoryview]:
+        """Return the bytes from `begin` on, at most so many, that the system can send at once from where they lie.
+
+        Only the system may read them. Empty if there are none, whatever the reason: `read` finds it out. A file that
+        is cut meanwhile may read as zeros, so `check` must follow before the last bytes of an answer are sent.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise `CorruptData` if a file has changed since bytes of it were given."""
         ...
 
     def read(self, begin: int, into: memoryview) -> None:

@@ -160,10 +160,10 @@ class TcpDataProvider:
             missing.append(WantedPiece(part, view[:size_bytes]))
             view = view[size_bytes:]
         failed: dict[DataServerAddress, DataError] = {}
+        due_s = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                while missing:
-                    missing = await self._ask(missing, failed)
+            while missing:
+                missing = await self._ask(missing, failed, due_s)
         except TimeoutError as error:
             late = SourceUnavailable(f"{self._current.address} does not answer in {ANSWER_TIMEOUT_S} s")
             if self._current.connection is not None:
@@ -177,20 +177,24 @@ class TcpDataProvider:
         async with self._connecting:
             _drop_all(self._servers)
 
-    async def _ask(self, missing: list[WantedPiece], failed: dict[DataServerAddress, DataError]) -> list[WantedPiece]:
+    async def _ask(
+        self, missing: list[WantedPiece], failed: dict[DataServerAddress, DataError], due_s: float
+    ) -> list[WantedPiece]:
         """Ask one server that has not failed for the pieces, and return those that it did not deliver.
 
         Raises:
+            TimeoutError: it is `due_s`, by the event loop's clock.
             DataError: all servers have failed, or one says what every other would say.
         """
         try:
-            server, connection = await self._connected(failed)
+            server, connection = self._ready(failed) or await self._connected(failed, due_s)
         except _NoServer:
             raise _first_failure(failed) from None
-        call = connection.ask(missing, self._access.document_version())
         arrived_before_bytes = connection.arrived_bytes
+        call = connection.ask(missing, self._access.document_version())
         is_last = len(failed) + 1 >= len(self._servers)
         watching = None if is_last else _Silence(connection, server.address)
+        late = asyncio.get_running_loop().call_at(due_s, call.time_out)
         try:
             await call.done
             server.answered()
@@ -204,15 +208,22 @@ class TcpDataProvider:
                 server.failed(silent, asyncio.get_running_loop().time())
             raise
         finally:
+            late.cancel()
             if watching is not None:
                 watching.end()
         return list(call.missing.values())
 
-    async def _connected(self, failed: dict[DataServerAddress, DataError]) -> tuple[_Server, ClientConnection]:
-        """Return a connection to a server that is not among those that failed; raise `_NoServer` if none is left."""
+    def _ready(self, failed: dict[DataServerAddress, DataError]) -> tuple[_Server, ClientConnection] | None:
+        """Return the connection that was used last, if it can be used at once."""
         if not failed and not self._closed and self._current.connection is not None and self._current.is_connected:
             return self._current, self._current.connection
-        async with self._connecting:
+        return None
+
+    async def _connected(
+        self, failed: dict[DataServerAddress, DataError], due_s: float
+    ) -> tuple[_Server, ClientConnection]:
+        """Return a connection to a server that is not among those that failed; raise `_NoServer` if none is left."""
+        async with asyncio.timeout_at(due_s), self._connecting:
             if self._closed:
                 raise InternalError("get_samples after aclose")
             while True:

@@ -41,6 +41,8 @@ CONNECT_TIMEOUT_S = 15.0
 """Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
 RECEIVE_AT_ONCE_BYTES = 1024**2
 """Bytes of samples that the system collects before it wakes the client, where it can be told."""
+RECEIVED_IN_TURN = 2
+"""Headers and payloads that are received in a turn of the event loop, besides the one that it began with."""
 
 _TLS_ALERT = 0x15
 """First byte of what a server that speaks TLS says to a client that does not (RFC 8446, 5.1)."""
@@ -144,6 +146,11 @@ class Call:
         if not self.done.done():
             self.done.set_exception(error)
 
+    def time_out(self) -> None:
+        """End the call with a `TimeoutError`."""
+        if not self.done.done():
+            self.done.set_exception(TimeoutError())
+
     def _end_if_over(self) -> None:
         if len(self.errors) == len(self.missing) and not self.done.done():
             if self.errors:
@@ -176,7 +183,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     @property
     def arrived_bytes(self) -> int:
         """Bytes that the server has sent until now: received, or kept by the system until there are enough."""
-        if self._socket is None:
+        if self._socket is None or not (self._calls or self._filled):  # nothing is under way
             return self.received_bytes
         (kept,) = _COUNT.unpack(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_COUNT.size)))
         return self.received_bytes + int(kept)
@@ -235,25 +242,31 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._take(nbytes)
-        if self._frame is None and not self._filled and self._calls:
-            self._take_next_header()
+        for _ in range(RECEIVED_IN_TURN):
+            if not (self._calls and self._receive()):
+                break
         self._wake_at(len(self._target) - self._filled)
 
-    def _take_next_header(self) -> None:
-        """Receive the header of the next answer if it is there, without another turn of the event loop."""
+    def _receive(self) -> bool:
+        """Receive what is there of the next header or payload; return whether it is whole.
+
+        So a header and its payload need no two turns of the event loop, and what has arrived of a payload is copied
+        while the rest is on its way.
+        """
         if self._socket is None:
-            return
+            return False
         try:
-            nbytes = self._socket.recv_into(self._target)
+            nbytes = self._socket.recv_into(self._target[self._filled :] if self._filled else self._target)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as error:
             self._end(f": {error}")
-            return
-        if nbytes:
-            self._take(nbytes)
-        else:
+            return False
+        if not nbytes:
             self._end("")
+            return False
+        self._take(nbytes)
+        return not self._filled
 
     def _end(self, reason: str) -> None:
         """Drop a connection that the server has closed."""

@@ -184,7 +184,7 @@ class DataServer:
         try:
             await open_stream(accepted, stream, self._tls, self._limits)
             is_open = True
-            writer = connection.writer = PacedWriter(stream, self._limits)
+            writer = connection.writer = PacedWriter(stream, self._limits, accepted if self._tls is None else None)
             await self._converse(connection, stream, writer)
             if self._tls is not None:
                 stream.transport.close()  # what was written is sent, or given up in time
@@ -288,15 +288,13 @@ class DataServer:
     ) -> tuple[FrameHeader, bytes]:
         if not stream.has(HEADER_BYTES):  # else the next request is already there, and nobody need wait for it
             connection.busy = False
-            async with asyncio.timeout(self._limits.idle_timeout_s):
-                await stream.until(HEADER_BYTES)
+            await stream.until(HEADER_BYTES, self._limits.idle_timeout_s)
         header = parse_header(stream.peek(HEADER_BYTES))
         if header.kind is not expected:
             raise InvalidInput(f"a {header.kind.name} frame where {expected.name} is expected")
         if not stream.has(HEADER_BYTES + header.length):
             connection.busy = False
-            async with asyncio.timeout(self._limits.handshake_timeout_s):
-                await stream.until(HEADER_BYTES + header.length)
+            await stream.until(HEADER_BYTES + header.length, self._limits.handshake_timeout_s)
         connection.busy = True
         return header, stream.take(HEADER_BYTES + header.length)[HEADER_BYTES:]
 

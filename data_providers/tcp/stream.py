@@ -24,6 +24,8 @@ class ServerStream(asyncio.BufferedProtocol):
         self._is_full = False
         self._arrival: asyncio.Future[None] | None = None
         self._departure: asyncio.Future[None] | None = None
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -53,6 +55,8 @@ class ServerStream(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._is_over = self._is_lost = True
+        if self._timer is not None:
+            self._timer.cancel()
         _wake(self._arrival)
         _wake(self._departure)
 
@@ -77,18 +81,44 @@ class ServerStream(asyncio.BufferedProtocol):
         del self._received[:count]
         return taken
 
-    async def until(self, count: int) -> None:
-        """Return when so many bytes have arrived. Raise `ConnectionError` if the connection ends before."""
+    async def until(self, count: int, wait_s: float) -> None:
+        """Return when so many bytes have arrived.
+
+        Raises:
+            TimeoutError: they have not in this time.
+            ConnectionError: the connection ended before.
+        """
+        if self.has(count):
+            return
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + wait_s
+        if self._timer is None or self._timer.when() > self._due_s:
+            self._set_timer()
         while not self.has(count):
             if self._is_over:
                 raise ConnectionResetError("the client ended the connection")
             if not self.transport.is_reading():
                 self.transport.resume_reading()
-            self._arrival = asyncio.get_running_loop().create_future()
+            self._arrival = loop.create_future()
             try:
                 await self._arrival
             finally:
                 self._arrival = None
+
+    def _set_timer(self) -> None:
+        """Look at the time when it is due. One timer serves many waits, most of which end long before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(self._due_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._arrival is None:
+            return
+        if self._arrival.done() or asyncio.get_running_loop().time() < self._due_s:
+            self._set_timer()
+        else:
+            self._arrival.set_exception(TimeoutError("the client says nothing"))
 
     async def drain(self) -> None:
         """Return when the system has taken what was written. Raise `ConnectionError` if the connection ended."""

@@ -31,7 +31,7 @@ MAX_STEP_BYTES = 32
 _loop = asyncio.new_event_loop()
 
 
-class _Sent(asyncio.Transport):
+class Forgetful(asyncio.Transport):
     """A transport that keeps nothing of what is sent, and knows whether it was aborted."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ def _decode_payload(kind: FrameKind, payload: bytes) -> None:
 
 
 async def _receive(data: bytes) -> None:
-    connection, transport = ClientConnection(DataServerAddress("h", 1, "a-run")), _Sent()
+    connection, transport = ClientConnection(DataServerAddress("h", 1, "a-run")), Forgetful()
     connection.connection_made(transport)
     memory = bytearray([GUARD]) * (sum(PIECES) + GUARD_BYTES * (len(PIECES) + 1))
     pieces, at, wanted = [], GUARD_BYTES, set[int]()

@@ -159,7 +159,10 @@ async def test_folder_that_is_deleted_under_the_server_is_unavailable(large: Loc
 
 
 class DyingDisk(LocalDataProvider):
-    """Files of which nothing can be read beyond the first piece of an answer."""
+    """Files of which nothing is in memory, and nothing can be read beyond the first piece of an answer."""
+
+    def mapped(self, file_number: int) -> None:
+        return None
 
     def fill(self, file_number: int, stretches: Sequence[Any], *, may_wait: bool) -> bool:
         if any(offset >= SEND_PIECE_BYTES for offset, _ in stretches):

@@ -9,14 +9,13 @@ import pytest
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec, SourceUnavailable
 from data_providers.tcp.client_connection import DataServerAddress
-from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, get_frame, json_frame, parse_header
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.sending import SEND_PIECE_BYTES
 from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
 from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.bounds import BOUND_S
-from tests.support.data_server import HOST, open_client, serving
+from tests.support.data_server import ask_without_reading, open_client, serving
 
 SPEC = DatasetSpec(2, 2**20)
 """Samples of 2 MiB."""
@@ -41,17 +40,8 @@ class NamingGate:
 
 
 async def asking(address: DataServerAddress, name: str) -> socket.socket:
-    """Return a connection on which an answer was asked for and of which nothing more will be read."""
-    loop = asyncio.get_running_loop()
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.setblocking(False)
-    await loop.sock_connect(connection, (HOST, address.port))
-    await loop.sock_sendall(connection, json_frame(FrameKind.HELLO, 0, Hello("a-run", name)))
-    header = parse_header(await loop.sock_recv(connection, HEADER_BYTES))
-    await loop.sock_recv(connection, header.length)
-    await loop.sock_sendall(connection, b"".join(get_frame(number, PIECES) for number in range(1, 5)))
-    return connection
+    """Return a connection on which answers were asked for and of which nothing more will be read."""
+    return await ask_without_reading(address, name, *[PIECES] * 4)
 
 
 async def until_none(server: DataServer) -> None:

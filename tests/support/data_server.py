@@ -1,6 +1,7 @@
 """A TCP data server on a real socket, its clients, and a gate that lets half of everything through."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager
 from data_providers.protocol import DataProvider, DatasetSpec, Rejected
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.client_connection import DataServerAddress
+from data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, get_frame, json_frame, parse_header
 from data_providers.tcp.gate import ANYONE, Gate
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.server import DataServer
@@ -55,3 +57,17 @@ async def serving(
 
 async def open_client(address: DataServerAddress, ticket: str = "good") -> TcpDataProvider:
     return await TcpDataProvider.open(address, lambda: ticket)
+
+
+async def ask_without_reading(address: DataServerAddress, ticket: str, *wanted: DataIds) -> socket.socket:
+    """Return a connection on which answers were asked for, numbered from 1, and of which nothing is read by itself."""
+    loop = asyncio.get_running_loop()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    await loop.sock_connect(connection, (HOST, address.port))
+    await loop.sock_sendall(connection, json_frame(FrameKind.HELLO, 0, Hello("a-run", ticket)))
+    header = parse_header(await loop.sock_recv(connection, HEADER_BYTES))
+    await loop.sock_recv(connection, header.length)
+    await loop.sock_sendall(connection, b"".join(get_frame(number, ids) for number, ids in enumerate(wanted, 1)))
+    return connection

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_providers.protocol import MAX_SEQUENCE_BYTES
+from data_providers.protocol import MAX_SEQUENCE_BYTES, SourceUnavailable
+from data_providers.tcp.client_connection import ClientConnection, DataServerAddress, WantedPiece
 from data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_JSON_BYTES,
@@ -34,7 +35,7 @@ from state.errors import InvalidDocument
 from state.intervals import DataIds
 from state.messages import MAX_MESSAGE_CHARS
 from state.wire import parse_document
-from tests.fuzz.frames import PIECES, fuzz_one
+from tests.fuzz.frames import PIECES, Forgetful, fuzz_one
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data-protocol.md").read_text(encoding="utf-8")
 DOCUMENTS: dict[FrameKind, Any] = {
@@ -150,6 +151,22 @@ def frames() -> st.SearchStrategy[bytes]:
     )
     promised = st.builds(frame_header, st.sampled_from(FrameKind), st.integers(0, 3), st.integers(0, 2**32 - 1))
     return st.lists(st.one_of(whole, whole, promised, st.binary(max_size=14)), max_size=6).map(b"".join)
+
+
+@pytest.mark.parametrize(
+    "length", [1, PIECES[0] - 1, PIECES[0] + 1, 2 * PIECES[0], MAX_PAYLOAD_BYTES[FrameKind.SAMPLES]]
+)
+async def test_samples_of_another_length_than_asked_for_are_refused(length: int) -> None:
+    connection = ClientConnection(DataServerAddress("h", 1, "a-run"))
+    connection.connection_made(Forgetful())
+    memory = bytearray(PIECES[0])
+    call = connection.ask([WantedPiece(DataIds(0, 0), memoryview(memory))], 0)
+    connection.get_buffer(-1)[:] = frame_header(FrameKind.SAMPLES, 1, length)
+    connection.buffer_updated(HEADER_BYTES)
+    assert call.done.done(), "before a byte of them is received"
+    with pytest.raises(SourceUnavailable, match=f"{length} bytes of samples where {PIECES[0]} were asked for"):
+        await call.done
+    connection.welcome.exception()
 
 
 @given(st.integers(0, 255), frames())
