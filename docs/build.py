@@ -55,7 +55,7 @@ def broken_links(page: Path, text: str) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Check or write the pages; return the exit code."""
     problems: list[str] = []
-    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy/README.md"]
     for page in pages:
         text = page.read_text(encoding="utf-8")
         fresh = with_generated(text)

@@ -17,15 +17,13 @@ from epochal.cli.service_manager import SOCKET_VARIABLE
 from epochal.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.certificates import LOOPBACK, issued
-from tests.support.deployment import COORDINATOR_ENDS_WITHIN_S, compose, probe_paths, substituted
+from tests.support.deployment import COORDINATOR_ENDS_WITHIN_S, DEPLOY, compose, probe_paths, substituted, unit
 from tests.support.nginx import deployed_balancer
-from tests.support.object_blobs import s3_lines
 from tests.support.ports import free_port
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.processes import RealRun, in_training, prepared_run
-from tests.support.s3_server import AWS, empty_bucket, s3_server
+from tests.support.s3_server import AWS, BUCKET, empty_bucket, s3_server
 
-SEQUENCE_TOKENS = 16
 PASSWORD = "a pass/word@of:everything"
 ROLE = "epochal"
 STEPS = 15
@@ -105,17 +103,20 @@ async def deployed(folder: Path, server: PostgresServer, objects_port: int) -> A
     server.execute(f"GRANT ALL ON SCHEMA public TO {ROLE}", url := server.new_database())
     both = [ports["coordinator 1"], ports["coordinator 2"]]
     with deployed_balancer(folder / "nginx", both, certificate, objects_port, ports["balancer"]) as nginx:
-        lines = {
-            "model__LLM__data_location": {"Server": f"tls://localhost:{ports['data-server']}"},
-            "blobs__store": s3_lines(nginx.url.replace("localhost", "127.0.0.1")),
-            "config__init_min_clients": 2,
-            "config__total_steps": STEPS,
-        }
-        async with prepared_run(folder / "run", **lines) as run:
-            (run.folder / "data.toml").write_text(
-                f'dir = "{data}"\ntoken_size = "TwoBytes"\nseq_len = {SEQUENCE_TOKENS}\n', encoding="utf-8"
-            )
+        async with prepared_run(folder / "run") as run:
             run.store = url
+            text = (DEPLOY / "compose/state.toml").read_text(encoding="utf-8")
+            text = substituted(
+                text,
+                (r"data\.example\.org:39405", f"localhost:{ports['data-server']}"),
+                (r"https://objects\.example\.org", nginx.url.replace("localhost", "127.0.0.1")),
+                ('bucket_name = "epochal"', f'bucket_name = "{BUCKET}"'),
+                ("total_steps = 1000", f"total_steps = {STEPS}"),
+                ("waiting_for_members_extra_time = 5", "waiting_for_members_extra_time = 0.1"),
+            )
+            run.state_path.write_text(text, encoding="utf-8")
+            text = (DEPLOY / "compose/data.toml").read_text(encoding="utf-8")
+            (run.folder / "data.toml").write_text(substituted(text, ("/srv/data", str(data))), encoding="utf-8")
             yield Deployed(run, secrets, url.replace("postgres@", f"{ROLE}@"), ports)
 
 
@@ -167,3 +168,25 @@ async def check_routes(live: Deployed) -> None:
     assert statuses == {"/readyz": 200, "/v1/runs": 200, "/metrics": 404}
     other = await live.run.http.get("/v1/runs", headers={"Host": "page.example"})
     assert other.status_code == 421
+
+
+async def test_command_of_the_unit_serves_from_its_credentials(tmp_path: Path) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    text = (DEPLOY / "compose/state.toml").read_text(encoding="utf-8")
+    (credentials / "state.toml").write_text(substituted(text, (r"store = .*", "")), encoding="utf-8")
+    (credentials / "store").write_text(f"{tmp_path / 'state'}\n", encoding="utf-8")
+    for name, path in zip(("tls-cert", "tls-key"), issued(tmp_path, LOOPBACK), strict=True):
+        (credentials / name).write_bytes(path.read_bytes())
+    settings, port = unit("coordinator"), free_port()
+    words = settings["ExecStart"][0].replace("%d", str(credentials)).replace(" --log-format json", "").split()[1:]
+    words = substituted("\n".join(words), ("0.0.0.0", "127.0.0.1"), ("8443", str(port))).split("\n")
+    variables = dict(word.split("=", 1) for word in settings["Environment"][0].replace("%d", str(credentials)).split())
+    async with prepared_run(tmp_path / "run") as run:
+        child = await run.children.start("coordinator", *words, environment=variables)
+        await run.line_of(child, "listening on ")
+        await run.reach(f"https://127.0.0.1:{port}", str(credentials / "tls-cert"))
+        assert (await run.http.get("/readyz")).text == "ready\n"
+        assert (tmp_path / "state/journal").is_dir()
+        child.process.send_signal(signal.SIGTERM)
+        assert await child.wait(float(settings["TimeoutStopSec"][0])) == 0
