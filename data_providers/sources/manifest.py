@@ -130,19 +130,6 @@ def hashed_file(path: Path, block_bytes: int = DEFAULT_BLOCK_BYTES) -> dict[str,
     return {"size_bytes": size_bytes, "sha256": whole.hexdigest(), "hashes": base64.b64encode(hashes).decode()}
 
 
-def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAULT_BLOCK_BYTES) -> Path:
-    """Write the manifest of these files of a folder; `InvalidInput` if one cannot be read. Blocks."""
-    if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES:
-        raise InvalidInput(f"blocks of {block_bytes} bytes; allowed: {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}")
-    path = folder / MANIFEST_NAME
-    try:
-        files = {name: hashed_file(folder / name, block_bytes) for name in sorted(names)}
-        path.write_text(manifest_text(files, block_bytes), encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
-    return path
-
-
 def manifest_text(
     files: Mapping[str, Mapping[str, Any]],
     block_bytes: int = DEFAULT_BLOCK_BYTES,

@@ -21,7 +21,8 @@ from data_providers.protocol import DataProvider, DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.http.source import without_secrets
 from data_providers.sources.hub_dataset import HubDataset
-from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder, write_manifest
+from data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder
+from data_providers.sources.renewed_manifest import write_manifest
 from data_providers.weighted import WeightedDataProvider
 from epochal.cli.named_files import LOOK_TIMEOUT_S, TOKEN_DATA_SUFFIXES, data_names, fingerprint_problems, vocabulary_of
 from epochal.cli.options import JsonOption
@@ -226,13 +227,22 @@ def manifest(
         int, typer.Option(help="Number of bytes in a block, each of which has its hash.")
     ] = DEFAULT_BLOCK_BYTES,
 ) -> None:
-    """Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."""
+    """Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch.
+
+    What an earlier manifest says of the tokenizer of files that are still the same is kept.
+    """
     if not folder.is_dir():
         raise InvalidInput(f"{folder} is not a folder", path=str(folder))
     names = data_names(folder)
     if not names:
         raise InvalidInput(f"{folder} holds no data files", path=str(folder))
-    say(f"{write_manifest(folder, names, block_bytes)}: {len(names)} files")
+    written = write_manifest(folder, names, block_bytes)
+    say(f"{written.path}: {len(names)} files")
+    for lost in written.lost:
+        say(f"note: {lost}")
+    if written.unknown:
+        more = f", and {len(written.unknown) - 1} more files" if written.unknown[1:] else ""
+        say(f"note: {written.unknown[0]}{more}: the manifest does not say with which tokenizer, as it does of others")
 
 
 def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a manifest.")]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.sources.manifest import write_manifest
+from data_providers.sources.renewed_manifest import write_manifest
 from state.phases import RunState
 from tests.support.processes import RealRun, in_phase, in_training, real_run
 from tests.support.token_files import write_tokens

@@ -17,7 +17,8 @@ from data_providers.local import LocalDataProvider
 from data_providers.local_source import LocalSource
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
-from data_providers.sources.manifest import MIN_BLOCK_BYTES, ListedFile, write_manifest
+from data_providers.sources.manifest import MIN_BLOCK_BYTES, ListedFile
+from data_providers.sources.renewed_manifest import write_manifest
 from state.intervals import DataIds
 from tests.support.data_files import open_lines
 

@@ -20,8 +20,9 @@ from data_providers.ranged import RangedDataProvider
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.http.source import HttpSource
-from data_providers.sources.manifest import MIN_BLOCK_BYTES, write_manifest
+from data_providers.sources.manifest import MIN_BLOCK_BYTES
 from data_providers.sources.object_store import ObjectStoreSource
+from data_providers.sources.renewed_manifest import write_manifest
 from data_providers.weighted import Weighted, WeightedDataProvider
 from state.config.data_location import Urls
 from state.errors import InternalError

@@ -11,7 +11,7 @@ from data_providers.dummy import DummyDataProvider
 from data_providers.following import FollowingDataProvider, found_among
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable
-from data_providers.sources.manifest import write_manifest
+from data_providers.sources.renewed_manifest import write_manifest
 from runtime.retry import RetryPolicy
 from state.generations import DataGeneration, Generations, SizedDataset, with_appended
 from state.intervals import DataIds

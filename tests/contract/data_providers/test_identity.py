@@ -18,9 +18,9 @@ from data_providers.sources.manifest import (
     MIN_BLOCK_BYTES,
     VerifiedSource,
     verify_folder,
-    write_manifest,
 )
 from data_providers.sources.object_store import ObjectStoreSource
+from data_providers.sources.renewed_manifest import write_manifest
 from epochal.cli.named_files import data_names
 from state.config.data_location import Urls
 from state.datasets import dataset_difference, dataset_in_words

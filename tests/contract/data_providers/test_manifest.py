@@ -20,8 +20,8 @@ from data_providers.sources.manifest import (
     MIN_BLOCK_BYTES,
     parse_manifest,
     verify_folder,
-    write_manifest,
 )
+from data_providers.sources.renewed_manifest import write_manifest
 from state.config.data_location import Urls
 from state.errors import InvalidInput
 from state.intervals import DataIds

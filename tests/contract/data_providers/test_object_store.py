@@ -16,8 +16,9 @@ from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources import object_store
-from data_providers.sources.manifest import MIN_BLOCK_BYTES, write_manifest
+from data_providers.sources.manifest import MIN_BLOCK_BYTES
 from data_providers.sources.object_store import ObjectStoreSource
+from data_providers.sources.renewed_manifest import write_manifest
 from runtime import buckets
 from runtime.buckets import location_of
 from state.config.data_location import S3, Azure, Gcp

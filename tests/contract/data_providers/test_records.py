@@ -27,9 +27,10 @@ from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUn
 from data_providers.records import RecordsDataProvider
 from data_providers.sources import unpacked
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
-from data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES, write_manifest
+from data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.range_file import RangeFile
+from data_providers.sources.renewed_manifest import write_manifest
 from data_providers.sources.spool import DataSpool
 from state.config.data_location import Urls
 from state.errors import DataError, InvalidInput

@@ -1,6 +1,7 @@
 """`epochal data`: what people see of a location."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,48 @@ def test_manifest_is_written_and_verified(tmp_path: Path) -> None:
     write_text(tmp_path)
     data("manifest", tmp_path).expect(0)
     data("verify", tmp_path).expect(0, "1 files match the manifest")
+
+
+def test_manifest_written_anew_keeps_what_is_known_of_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text of some length\n" * 40)
+    options = ("--tokenizer", "bytes", "--seq-len", "16", "--shard-tokens", "320", "--workers", "1")
+    run_main("prepare", str(tmp_path / "a.txt"), *options, "--out", str(tmp_path / "d")).expect(0)
+    train = tmp_path / "d" / "train"
+    before = (train / "epochal-manifest.json").read_text()
+    data("manifest", train).expect(0)
+    assert (train / "epochal-manifest.json").read_text() == before
+    state = tmp_path / "d" / "state.toml"
+    state.write_text(re.sub(r'tokenizer = "[0-9a-f]+"', f'tokenizer = "{"a" * 64}"', state.read_text()))
+    ran = run_main("check", str(state), "--data-config", str(tmp_path / "d" / "data.toml"))
+    ran.expect(2, "was made with the tokenizer bytes")
+
+    np.zeros(160, "<u2").tofile(train / "shard-000000.bin")
+    (train / "shard-000001.bin").unlink()
+    np.zeros(160, "<u2").tofile(train / "shard-000009.bin")
+    ran = data("manifest", train)
+    ran.expect(
+        0,
+        "shard-000000.bin is not the file of the earlier manifest: its tokenizer is no longer known",
+        "shard-000001.bin is no longer there",
+        "shard-000000.bin, and 1 more files: the manifest does not say with which tokenizer",
+    )
+    written = json.loads((train / "epochal-manifest.json").read_text())
+    assert "encoding" in written["files"]["shard-000002.bin"]
+    assert "encoding" not in written["files"]["shard-000000.bin"]
+    assert "preparation" in written
+
+
+def test_manifest_of_other_files_alone_says_what_is_lost(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    data("manifest", tmp_path).expect(0)
+    path = tmp_path / "epochal-manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"preparation": {}}))
+    (tmp_path / "sonnet.bin").write_bytes(bytes(160))
+    data("manifest", tmp_path).expect(0, "no file of the earlier manifest is there: preparation no longer said")
+    assert "preparation" not in json.loads(path.read_text())
+    path.write_text("{")
+    data("manifest", tmp_path).expect(0, "is not a manifest", "nothing was carried over")
+    data("verify", tmp_path).expect(0)
 
 
 def test_manifest_lists_the_shards_below_a_merged_index(tmp_path: Path) -> None:
