@@ -66,9 +66,12 @@ async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:
         anew: replace the key that is kept.
 
     Raises:
+        InvalidInput: others serve the run, and the key is to be replaced.
         StoreFailed: the store holds a run without its key, or with something else in its place.
     """
     if anew:
+        if await store.is_served():  # by coordinators that hold the present one
+            raise _others_serve(store, "--new-coordinator-key")
         return SigningKey(await store.keys.replace_private_key())
     kept = await store.keys.private_key()
     if kept is None:
@@ -93,15 +96,14 @@ async def open_run(
         InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
             of blobs than are held; there is no run to restore; its first checkpoint cannot be made; or the store is a
             backup, and nobody said so.
-        StoreFailed: the journal is gone or damaged, or was written under other rules; the coordinator's key is not the
-            run's; or blobs are missing.
+        OtherRules: the journal was written under other rules.
+        StoreFailed: the journal is gone or damaged; the coordinator's key is not the run's; or blobs are missing.
     """
     store = options.store
+    journal = await RunJournal.load(store.journal, is_restored=is_restored)  # who cannot replay it takes no lease
     is_live = store.replication is not None and bool((await store.replication.meet(Heartbeats())).others)
     if is_live and (is_restored or options.replaces_key):
-        option = "--restored" if is_restored else "--new-coordinator-key"
-        raise InvalidInput(f"{option}: other coordinators serve the run in {store.name}; stop them all first")
-    journal = await RunJournal.load(store.journal, is_restored=is_restored)
+        raise _others_serve(store, "--restored" if is_restored else "--new-coordinator-key")
     if journal is None:
         if is_restored:
             raise InvalidInput("--restored: the store holds no run; restore the backup first")
@@ -119,6 +121,10 @@ async def open_run(
         except StoreConflict:  # another coordinator has begun the run in the meantime
             return await open_run(options, state_file, is_restored=is_restored)
     return journal, await _stimuli_of_start(options, journal, state_file, is_restored=is_restored, is_live=is_live)
+
+
+def _others_serve(store: Store, option: str) -> InvalidInput:
+    return InvalidInput(f"{option}: other coordinators serve the run in {store.name}; stop them all first")
 
 
 async def _stimuli_of_start(

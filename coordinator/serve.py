@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -19,10 +20,13 @@ from coordinator.blob_room import BlobRoom
 from coordinator.downloads import Downloads
 from coordinator.genesis import NO_GENESIS, Genesis
 from coordinator.handlers import Handlers
+from coordinator.machine.stimuli import RULES_VERSION
 from coordinator.opening import ServiceOptions, signing_key_of
 from coordinator.service import CoordinatorService
 from coordinator.store.open import Store, open_store
+from coordinator.store.replication import Program
 from coordinator.uploads import Uploads
+from coordinator.waiting import open_in_turn
 from runtime.clock import SystemClock
 from runtime.connections import ConnectionLimits, ServerConnections
 from runtime.descriptors import allow_connections, connection_limit
@@ -113,7 +117,9 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             genesis=options.genesis,
             worker=SharedThreads(),
         )
-        service = await CoordinatorService.open(service_options, state_file, is_restored=options.is_restored)
+        store.note_program(Program(options.version, RULES_VERSION))
+        opening = partial(CoordinatorService.open, service_options, state_file, is_restored=options.is_restored)
+        service = await open_in_turn(opening, store, endpoint)
         with endpoint.bind() as listener:
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)

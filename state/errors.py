@@ -13,6 +13,7 @@ EpochalError
 ├── CoordinatorUnreachable  no answer within the time limit; retry
 ├── Desync                  a client's step and the run document contradict each other
 ├── StoreFailed             a journal or blob could not be kept; the coordinator stops accepting
+│   ├── OtherRules          the run was kept under other rules than this program's
 │   ├── StoreBlocked        nothing was kept now, and the same may be kept later: the disk is full, or the like
 │   └── StoreLost           a coordinator that served a run could keep nothing more, and ended
 ├── StoreConflict           another coordinator of the run appended first; read its records, and handle again
@@ -137,6 +138,27 @@ class Desync(EpochalError):
 
 class StoreFailed(EpochalError):
     """A journal or blob could not be written or read. A coordinator that cannot write stops accepting messages."""
+
+
+class OtherRules(StoreFailed):
+    """A run was kept under other rules than this program's, which does not replay them. The message says what to do.
+
+    Args:
+        where: the part of the run that was read.
+        found: the version of the rules under which it was kept.
+        known: this program's.
+    """
+
+    def __init__(self, where: str, found: int, known: int) -> None:
+        self.is_older = found < known
+        advice = (
+            "let coordinators of the version that began the run finish it; or export its checkpoint with that version, "
+            "and begin another run from it"
+            if self.is_older
+            else "start a version of Epochal that is as new as the one that wrote it"
+        )
+        said = f"{where} was written under rules version {found}; this program replays version {known}"
+        super().__init__(f"{said}: {advice}")
 
 
 class StoreBlocked(StoreFailed):

@@ -17,7 +17,7 @@ from coordinator.machine.stimuli import RULES_VERSION, STIMULI, Stamped
 from coordinator.machine.views import document_of
 from coordinator.store.journal import JournalRecord, Segment, Snapshot
 from state.documents import RunDocument
-from state.errors import InvalidDocument, Refused, StoreFailed
+from state.errors import InvalidDocument, OtherRules, Refused, StoreFailed
 from state.wire import Sha256, canonical_json, document_digest, parse_document
 
 
@@ -76,10 +76,7 @@ def _body(kind: Any, data: bytes, sequence: int) -> Any:
     except InvalidDocument as error:
         raise StoreFailed(f"journal entry {sequence} cannot be read: {error}") from error
     if body.rules_version != RULES_VERSION:
-        raise StoreFailed(
-            f"journal entry {sequence} was written under rules version {body.rules_version}; "
-            f"this program replays version {RULES_VERSION}"
-        )
+        raise OtherRules(f"journal entry {sequence}", body.rules_version, RULES_VERSION)
     return body
 
 
@@ -136,5 +133,7 @@ def _stimuli(text: str, sequence: int) -> tuple[Stamped, ...]:
     try:
         stimuli: tuple[Stamped, ...] = STIMULI.validate_json(text)
     except ValidationError as error:
-        raise StoreFailed(f"the stimuli of journal entry {sequence} cannot be read") from error
+        raise StoreFailed(
+            f"the stimuli of journal entry {sequence} cannot be read: damaged, or of a newer version of Epochal"
+        ) from error
     return stimuli

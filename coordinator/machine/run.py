@@ -26,7 +26,7 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.datasets import DatasetDescription
 from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
-from state.errors import StoreFailed
+from state.errors import OtherRules, StoreFailed
 from state.evaluations import Evaluation
 from state.intervals import BatchId, data_index_count
 from state.phases import RunState
@@ -345,7 +345,5 @@ def parse_snapshot(body: bytes) -> Run:
     except ValidationError as error:
         raise StoreFailed(f"the journal's snapshot cannot be read: {error.errors(include_input=False)[:3]}") from error
     if run.rules_version != RULES_VERSION:
-        raise StoreFailed(
-            f"the journal was written under rules version {run.rules_version}; this program has {RULES_VERSION}"
-        )
+        raise OtherRules("the journal", run.rules_version, RULES_VERSION)
     return run

@@ -4,6 +4,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class KnownCoordinator:
+    """A coordinator that serves a run now.
+
+    Attributes:
+        url: where; None if that is not known yet.
+        program: its version of Epochal; None if it does not say.
+        rules: version of the rules under which it serves the run; None if it does not say.
+        is_ticking: whether it holds the lease.
+    """
+
+    url: str | None
+    program: str | None
+    rules: int | None
+    is_ticking: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KeptRun:
     """A run in a database that may hold several.
 
@@ -13,6 +30,7 @@ class KeptRun:
         journal_bytes: size of the journal.
         changed_s: when the last record was appended, in seconds since 1970 by the database's clock.
         blobs: the folder of its blobs as its coordinator names it; None if they are in an object store only.
+        coordinators: those that serve it now; none where only a standby was asked.
     """
 
     run_id: str
@@ -21,3 +39,4 @@ class KeptRun:
     journal_bytes: int
     changed_s: float
     blobs: str | None
+    coordinators: tuple[KnownCoordinator, ...] = ()

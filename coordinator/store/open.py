@@ -17,7 +17,7 @@ from coordinator.store.journal import Journal, JournalReader
 from coordinator.store.kept_runs import KeptRun
 from coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
 from coordinator.store.object_store.opening import NoteInFile, reader_with_object_stores, with_object_stores
-from coordinator.store.replication import Replication
+from coordinator.store.replication import Program, Replication
 from runtime.clock import Clock
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput
@@ -82,6 +82,12 @@ class Store(StoreReader, Protocol):
 
     def note_address(self, url: str) -> None:
         """Note where the run is served, until the store is closed. A medium that fails is logged."""
+
+    def note_program(self, program: Program) -> None:
+        """Let others that serve the run know by which program it is served here."""
+
+    async def is_served(self) -> bool:
+        """Return whether another coordinator serves the run now. Raise `StoreFailed` if nobody can tell."""
 
     async def note_served(self) -> None:
         """Note that a coordinator has started from it: it is no backup any more."""

@@ -17,6 +17,19 @@ LEASE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """The program that serves a run.
+
+    Attributes:
+        version: of Epochal.
+        rules: version of the rules under which it replays a journal. Those that serve one run agree in it.
+    """
+
+    version: str
+    rules: int
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeats:
     """The knowledge of one coordinator of the members that send requests to it, in seconds on the run's clock.
 

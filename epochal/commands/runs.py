@@ -18,7 +18,7 @@ def runs(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs in a database: each one's id, the version of its document, and the size and age of its journal."""
+    """List the runs in a database: each one's id, its document's version, its journal and its coordinators."""
     found = runs_in(database)
     if as_json:
         typer.echo(json.dumps([asdict(run) for run in found], indent=2))
@@ -29,5 +29,10 @@ def runs(
             f"{run.run_id}: version {run.version}, {run.records} records of {run.journal_bytes:,} bytes, "
             f"the last one at {changed}"
         )
+        for served in run.coordinators:
+            version = served.program or "of an unknown version"
+            rules = "" if served.rules is None else f", rules version {served.rules}"
+            ticks = ", ticks" if served.is_ticking else ""
+            typer.echo(f"  served at {served.url or 'an unknown address'} by Epochal {version}{rules}{ticks}")
     if not found:
         typer.echo("no runs")

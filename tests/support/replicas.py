@@ -77,7 +77,7 @@ class Replicas:
         self.ports = ports
         self.all: list[Replica] = []
         self.shown = ShownDocuments()
-        self._blobs = blobs
+        self.blobs = blobs
         self._stack = contextlib.AsyncExitStack()
         self._starts = 0
 
@@ -86,7 +86,7 @@ class Replicas:
         port, run = self.ports[number], self.run
         self._starts += 1
         store, relay = run.store, self._around.relays.get(number)
-        place = ("--store", store if relay is None else relay.before(store), "--blobs", str(self._blobs))
+        place = ("--store", store if relay is None else relay.before(store), "--blobs", str(self.blobs))
         children = run.children
         if number in self._around.clocks_s:
             clock = run.folder / f"clock-{number}"

@@ -70,6 +70,9 @@ MIGRATIONS = (
         ends_at timestamptz NOT NULL
     );
     """,
+    """
+    ALTER TABLE epochal_replicas ADD COLUMN program text, ADD COLUMN rules integer;
+    """,
 )
 """The SQL of each step; the first is number 1.
 

@@ -3,11 +3,12 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.kept_runs import KeptRun
+from coordinator.store.kept_runs import KeptRun, KnownCoordinator
 from coordinator.store.memory import MemoryBlobs
 from coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
 from coordinator.store.postgres.address import DatabaseAddress, parse_address
@@ -15,6 +16,7 @@ from coordinator.store.postgres.database import failure_of
 from coordinator.store.postgres.migrations import LAST_STEP, check_readable
 from coordinator.store.postgres.notes import BLOBS, BLOBS_OWNER, NoteInDatabase
 from coordinator.store.postgres.store import PostgresReader, PostgresStore
+from coordinator.store.replication import LEASE_S
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput
 
@@ -26,6 +28,13 @@ _RUNS = """
 SELECT run.run_id, run.version, run.sequence, run.journal_bytes, extract(epoch FROM run.changed_at)::float8, note.value
 FROM epochal_runs run LEFT JOIN epochal_notes note ON note.run_id = run.run_id AND note.name = %s
 ORDER BY run.run_id
+"""
+
+
+_SERVING = """
+SELECT run_id, url, program, rules, lease.holder IS NOT DISTINCT FROM replica AND lease.ends_at > clock_timestamp()
+FROM epochal_replicas LEFT JOIN epochal_leases lease USING (run_id)
+WHERE seen_at > clock_timestamp() - make_interval(secs => %(lease)s) ORDER BY run_id, url
 """
 
 
@@ -101,12 +110,33 @@ def _kept_runs(address: DatabaseAddress) -> list[KeptRun]:
                 row = None
             check_readable(0 if row is None else row[0], address.name)
             rows = connection.execute(_RUNS, (BLOBS,)).fetchall()
+            serving = _coordinators(connection)
     except psycopg.Error as error:
         raise failure_of(address.name, error) from error
     return [
-        KeptRun(run_id, version, records, size_bytes, changed_s, None if folder is None else bytes(folder).decode())
+        KeptRun(
+            run_id,
+            version,
+            records,
+            size_bytes,
+            changed_s,
+            None if folder is None else bytes(folder).decode(),
+            tuple(serving.get(run_id, ())),
+        )
         for run_id, version, records, size_bytes, changed_s, folder in rows
     ]
+
+
+def _coordinators(connection: psycopg.Connection[tuple[Any, ...]]) -> dict[str, list[KnownCoordinator]]:
+    """Return the coordinators that serve each run now."""
+    try:
+        rows = connection.execute(_SERVING, {"lease": LEASE_S}).fetchall()
+    except psycopg.errors.FeatureNotSupported:  # a standby has no unlogged tables
+        return {}
+    found: dict[str, list[KnownCoordinator]] = {}
+    for run_id, url, program, rules, is_ticking in rows:
+        found.setdefault(run_id, []).append(KnownCoordinator(url, program, rules, is_ticking))
+    return found
 
 
 def open_database_reader(url: str) -> PostgresReader:

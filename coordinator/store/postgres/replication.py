@@ -16,7 +16,7 @@ from psycopg.sql import SQL, Identifier
 
 from coordinator.store.postgres.database import GRACE_S, STATEMENT_S, Connection, Database, limited
 from coordinator.store.postgres.names import channel_of
-from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult
+from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Program
 from state.errors import StoreBlocked, StoreFailed
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,11 @@ FORGOTTEN_AFTER_S = 3600.0
 
 _MEET = """
 WITH present AS (
-  INSERT INTO epochal_replicas (run_id, replica, url, heartbeats, seen_at)
-  VALUES (%(run)s, %(replica)s, %(url)s, %(mine)s, clock_timestamp())
+  INSERT INTO epochal_replicas (run_id, replica, url, program, rules, heartbeats, seen_at)
+  VALUES (%(run)s, %(replica)s, %(url)s, %(program)s, %(rules)s, %(mine)s, clock_timestamp())
   ON CONFLICT (run_id, replica)
-  DO UPDATE SET url = excluded.url, heartbeats = excluded.heartbeats, seen_at = excluded.seen_at
+  DO UPDATE SET url = excluded.url, program = excluded.program, rules = excluded.rules,
+    heartbeats = excluded.heartbeats, seen_at = excluded.seen_at
 ), lease AS (
   INSERT INTO epochal_leases AS held (run_id, holder, ends_at)
   VALUES (%(run)s, %(replica)s, clock_timestamp() + make_interval(secs => %(lease)s))
@@ -77,6 +78,7 @@ class PostgresReplication:
 
     Attributes:
         url: where this coordinator is served, once that is known.
+        program: which one it is.
     """
 
     def __init__(self, meeting: Database, listening: Database, run_id: str) -> None:
@@ -85,6 +87,7 @@ class PostgresReplication:
         self._run_id = run_id
         self._replica = os.urandom(16).hex()
         self.url: str | None = None
+        self.program: Program | None = None
         self._has_met = False
 
     async def news(self) -> AsyncGenerator[int | None, None]:
@@ -107,7 +110,9 @@ class PostgresReplication:
                     await connection.execute("SELECT")
 
     async def meet(self, mine: Heartbeats) -> MeetingResult:
-        values = self._values() | {"url": self.url, "mine": _encoded(mine)}
+        program = None if self.program is None else self.program.version
+        rules = None if self.program is None else self.program.rules
+        values = self._values() | {"url": self.url, "program": program, "rules": rules, "mine": _encoded(mine)}
 
         async def meet(connection: Connection) -> list[tuple[bool, int | None, bytes | None]]:
             return await (await connection.execute(_MEET, values)).fetchall()

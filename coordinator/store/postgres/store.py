@@ -14,7 +14,8 @@ from coordinator.store.postgres.journal import PostgresJournal
 from coordinator.store.postgres.migrations import migrate
 from coordinator.store.postgres.names import lock_of
 from coordinator.store.postgres.notes import MOVED, ORIGIN, STATE_FILE, PostgresKeys, PostgresNotes
-from coordinator.store.postgres.replication import PostgresReplication, served_at
+from coordinator.store.postgres.replication import PostgresReplication, is_served, served_at
+from coordinator.store.replication import Program
 from runtime.clock import Clock
 from state.errors import InvalidInput, StoreBlocked, StoreFailed
 
@@ -145,6 +146,12 @@ class PostgresStore:
 
     def note_address(self, url: str) -> None:
         self.replication.url = url
+
+    def note_program(self, program: Program) -> None:
+        self.replication.program = program
+
+    async def is_served(self) -> bool:
+        return await is_served(self._reading, self._run_id)
 
     async def served_at(self) -> str | None:
         return await served_at(self._reading, self._run_id)

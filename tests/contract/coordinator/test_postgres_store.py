@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 import coordinator.store.postgres.journal
+import coordinator.store.postgres.migrations
+from coordinator.opening import signing_key_of
 from coordinator.store.journal import JournalRecord, Snapshot
 from coordinator.store.open import open_store_reader, runs_in
 from coordinator.store.postgres.address import parse_address
@@ -272,19 +274,59 @@ async def test_password_of_a_database_is_in_no_message() -> None:
 # Tables
 
 
+def applied(url: str, server: PostgresServer) -> list[int]:
+    """Return the numbers of the steps that were applied."""
+    return [number for (number,) in server.execute("SELECT number FROM epochal_migrations ORDER BY number", url)]
+
+
+async def test_key_of_a_run_that_others_serve_is_not_replaced(url: str) -> None:
+    serving, starting = await database_store(url, "run"), await database_store(url, "run")
+    key = await serving.keys.create_private_key()
+    await serving.replication.meet(Heartbeats())
+    with pytest.raises(InvalidInput, match="--new-coordinator-key: other coordinators serve the run"):
+        await signing_key_of(starting, anew=True)
+    assert await starting.keys.private_key() == key
+    await serving.replication.leave()
+    await signing_key_of(starting, anew=True)
+    assert await starting.keys.private_key() != key
+    for store in (serving, starting):
+        await store.aclose()
+
+
 async def test_coordinators_that_start_at_once_make_the_tables_once(url: str, database_server: PostgresServer) -> None:
     async with asyncio.TaskGroup() as tasks:
         opening = [tasks.create_task(database_store(url, "run")) for _ in range(4)]
     for task in opening:
         await task.result().aclose()
-    assert database_server.execute("SELECT number FROM epochal_migrations", url) == [(1,)]
+    assert applied(url, database_server) == list(range(1, len(MIGRATIONS) + 1))
+
+
+async def test_tables_of_an_older_program_are_brought_up_to_date_once(
+    url: str, database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(coordinator.store.postgres.migrations, "MIGRATIONS", MIGRATIONS[:1])
+        store = await database_store(url, "run")
+        await store.journal.open_segment(Snapshot(0, b"start"))
+        await store.aclose()
+    assert applied(url, database_server) == [1]
+    with pytest.raises(StoreFailed, match="tables of step 1, and this program reads those of step 2"):
+        open_store_reader(url)
+    async with asyncio.TaskGroup() as tasks:
+        opening = [tasks.create_task(database_store(url, "run")) for _ in range(4)]
+    for task in opening:
+        found = await task.result().journal.load()
+        assert found is not None
+        assert found.snapshot.body == b"start"
+        await task.result().aclose()
+    assert applied(url, database_server) == [1, 2]
 
 
 async def test_tables_that_are_newer_than_the_program_are_refused(url: str, database_server: PostgresServer) -> None:
     async with opened(url):
         pass
     database_server.execute(f"INSERT INTO epochal_migrations (number) VALUES ({len(MIGRATIONS) + 1})", url)
-    with pytest.raises(InvalidInput, match=r"tables of step 2, made by a newer version .* up to 1"):
+    with pytest.raises(InvalidInput, match=r"tables of step 3, made by a newer version .* up to 2"):
         await database_store(url, "run")
     with pytest.raises(InvalidInput, match="newer version"):
         open_store_reader(url)
