@@ -1,7 +1,12 @@
-"""The coordinator's REST service as a FastAPI application. Its routes only translate between HTTP and the handlers."""
+"""The coordinator's REST service as a FastAPI application. Its routes only translate between HTTP and the handlers.
+
+What every request passes through, and the hot routes, stand before the framework: each of its layers takes time for every
+request, and memory for one that waits.
+"""
 
 from fastapi import FastAPI
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.api.blobs import blob_routes
 from coordinator.api.checks import check_routes
@@ -22,6 +27,23 @@ from runtime.metrics import MeasuredRequests, metrics_route, new_registry
 from runtime.openapi import description_routes, only_get
 
 
+class CoordinatorApp(FastAPI):
+    """The framework's application, and what a request passes through before it.
+
+    Attributes:
+        front: takes each request, and passes it on to `behind` if need be.
+    """
+
+    front: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.front or self.behind)(scope, receive, send)
+
+    async def behind(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the framework answer."""
+        await super().__call__(scope, receive, send)
+
+
 def create_app(
     handlers: Handlers,
     version: str,
@@ -37,7 +59,7 @@ def create_app(
         hosts: the names under which the application answers.
     """
     metrics = metrics or CoordinatorMetrics(new_registry())
-    app = FastAPI(
+    app = CoordinatorApp(
         title="Epochal coordinator",
         version=version,
         description=SUMMARY,
@@ -49,10 +71,8 @@ def create_app(
     metrics.watch(handlers.service, polls, handlers.arrivals)
     document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers)
-    app.add_middleware(HotRoutes, document=document, routes=[*reading.routes, *membership.routes])
-    app.add_middleware(FreshView, handlers=handlers)
-    app.add_middleware(CheckedHosts, allowed=hosts)
-    app.add_middleware(MeasuredRequests, metrics=metrics.http)
+    hot = HotRoutes(app.behind, document=document, routes=[*reading.routes, *membership.routes])
+    app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)
     for router in (
         reading,
         membership,

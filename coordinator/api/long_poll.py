@@ -17,7 +17,6 @@ from coordinator.publication import Published
 from runtime.http_bodies import has_gone
 from runtime.http_parameters import Query
 from runtime.problem_json import problem_response
-from state.errors import EpochalError
 
 BEFORE_THE_FIRST = -1
 """The version that a reader names who has seen no document."""
@@ -35,8 +34,8 @@ class RunDocumentEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             published, seen = await self._published(scope, receive)
-        except EpochalError as error:
-            await problem_response(error)(scope, _no_body, send)
+        except Exception as error:
+            await problem_response(error)(scope, _no_body, send)  # which logs what is no refusal
             return
         if published is None or published.etag == seen:
             etag = self._handlers.service.published.etag if published is None else published.etag
