@@ -61,6 +61,7 @@ class Deliveries:
             await service.submit(committed)
         with service.maintenance.taking_in(sha256):
             await self._keep(expected, committed, delivery.data)
+            self._uploads.recent.add(sha256, delivery.data)
             await service.submit(ResultDelivered(client_id, bound, Sha256(verdict.replica_digest)))
 
     async def _keep(self, expected: ExpectedBlob, committed: ResultCommitted, data: bytes) -> None:

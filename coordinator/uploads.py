@@ -23,6 +23,7 @@ from coordinator.genesis import GenesisRules, LayoutOf, unknown_layout
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultFoundNoRoom
 from coordinator.machine.views import ExpectedBlob, checkpoint_blobs
+from coordinator.recent_results import RecentResults
 from coordinator.result_checks import ResultChecks, check_size, delete_unless_needed
 from coordinator.resumable_uploads import BlobBody, ResumableUploads
 from coordinator.service import CoordinatorService
@@ -67,6 +68,7 @@ class Uploads:
         self._resumable = ResumableUploads(self._take, service.note_failure)
         service.maintenance.paused = self._resumable
         self.results = ResultChecks(service, worker, self.layout)
+        self.recent = RecentResults(service.blobs)
         self._taking_checkpoint = asyncio.Lock()
         service.readers.on_change(self._end_unexpected)
 

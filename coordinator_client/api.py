@@ -16,7 +16,8 @@ from state.config.model import ModelSpec
 from state.config.state_file import StateFile
 from state.deliveries import Delivery
 from state.documents import Outcome, Roster, RunDocument, WorkList
-from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
+from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
+from state.result_bundles import ResultsBundle
 from state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -93,7 +94,9 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
 
     async def outcome(self, step: int) -> Outcome: ...
 
-    async def results(self, query: ResultsQuery) -> ResultsPage: ...
+    async def results(self, query: ResultsQuery) -> ResultsBundle:
+        """Return a page of results, with the bytes of small ones that others made if the coordinator sends them."""
+        ...
 
     async def report(self, report: Report) -> Standing:
         """Report on this member's replica or its part of a round; return which of its messages have arrived."""
@@ -161,7 +164,7 @@ class ForwardedRequests(ABC):
     async def outcome(self, step: int) -> Outcome:
         return await self._carry(self._requests.outcome, step)
 
-    async def results(self, query: ResultsQuery) -> ResultsPage:
+    async def results(self, query: ResultsQuery) -> ResultsBundle:
         return await self._carry(self._requests.results, query)
 
     async def report(self, report: Report) -> Standing:

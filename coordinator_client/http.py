@@ -22,6 +22,7 @@ from runtime.http_client import (
 )
 from runtime.lean_transport import SHORT
 from runtime.retry import RetryPolicy
+from state import result_bundles
 from state.blob_messages import (
     CheckerToken,
     CheckVerdict,
@@ -54,6 +55,7 @@ from state.messages import (
     Session,
     Standing,
 )
+from state.result_bundles import ResultsBundle
 from state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -195,11 +197,13 @@ class CoordinatorClient:
     async def outcome(self, step: int) -> Outcome:
         return parse_document(Outcome, (await self._request("GET", f"{self._run}/rounds/{step}/outcome")).content)
 
-    async def results(self, query: ResultsQuery) -> ResultsPage:
+    async def results(self, query: ResultsQuery) -> ResultsBundle:
         path = f"{self._run}/rounds/{query.step}/results"
-        params = {"attempt": query.attempt, "after": query.after, "wait_s": query.wait_s}
+        params = {"attempt": query.attempt, "after": query.after, "wait_s": query.wait_s, "bytes": "true"}
         answer = await self._request("GET", path, params=params, wait_s=query.wait_s)
-        return parse_document(ResultsPage, answer.content)
+        if answer.headers.get("Content-Type") == result_bundles.MEDIA_TYPE:
+            return result_bundles.parse_bundle(answer.content)
+        return ResultsBundle(parse_document(ResultsPage, answer.content))  # of an older coordinator
 
     async def report(self, report: Report) -> Standing:
         return parse_document(Standing, await self._post(f"/{REPORT_PATHS[type(report)]}", report))

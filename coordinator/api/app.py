@@ -1,7 +1,7 @@
 """The coordinator's REST service as a FastAPI application. Its routes only translate between HTTP and the handlers.
 
-What every request passes through, and the hot routes, stand before the framework: each of its layers takes time for every
-request, and memory for one that waits.
+What every request passes through, and the hot routes, stand before the framework: each of its layers takes time, and
+memory for a request that waits.
 """
 
 from fastapi import FastAPI

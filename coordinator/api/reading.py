@@ -21,6 +21,7 @@ from runtime.http_parameters import Query, parse_whole
 from state.checkpoint_parts import CheckpointManifest
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
 from state.messages import ResultsPage
+from state.result_bundles import MEDIA_TYPE, encoded_bundle
 from state.wire import canonical_json
 
 
@@ -49,7 +50,11 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
                 page = await handlers.results(number, attempt, after, wait_s, reader)
         if not page.results:
             handlers.check_store(reader.client_id)
-        return json_response(handlers.service.readers.pages.encoded(page))
+        body = handlers.service.readers.pages.encoded(page)
+        if not query.flag("bytes") or reader.client_id is None:
+            return json_response(body)
+        blobs = await handlers.uploads.recent.of_page(handlers.service.run, page, reader.client_id)
+        return Response(encoded_bundle(body, blobs), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
     @router.get(
         f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", responses=openapi_answer(CheckpointRef)

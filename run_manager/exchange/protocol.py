@@ -25,6 +25,10 @@ class Exchange(Protocol):
         """Keep bytes that were made available by other means: they came with their announcement."""
         ...
 
+    def arrived(self, sha256: Sha256, data: bytes) -> None:
+        """Keep bytes that came unasked, if they have the digest: then they need not be fetched."""
+        ...
+
     async def fetch(self, sha256: Sha256, size_bytes: int) -> SpoolFile:
         """Return the bytes of this digest; what was published here is not asked for.
 

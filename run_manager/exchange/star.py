@@ -16,7 +16,7 @@ from runtime.spool import Spool, SpoolFile
 from runtime.spool_part import ReceivedFile
 from state.errors import InvalidDocument, Refused
 from state.refusals import Refusal
-from state.wire import Sha256
+from state.wire import Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,14 @@ class StarExchange:
 
     def published(self, sha256: Sha256, file: SpoolFile) -> None:
         self._kept[sha256] = _Kept(file, self._round, is_whole=True)
+
+    def arrived(self, sha256: Sha256, data: bytes) -> None:
+        if sha256 in self._kept or sha256_hex(data) != sha256:
+            return
+        file = self._spool.file()
+        file.append(data)
+        self.published(sha256, file)
+        self._observer(BlobFetched(file.size_bytes, 0.0))
 
     async def publish(self, sha256: Sha256, file: SpoolFile) -> None:
         self.published(sha256, file)

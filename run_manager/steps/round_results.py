@@ -15,8 +15,9 @@ from run_manager.events import Attested
 from run_manager.round_view import RoundView
 from state.documents import RoundHead
 from state.errors import Refused
-from state.messages import Attestation, CommittedResult, ResultsPage
+from state.messages import Attestation, CommittedResult
 from state.refusals import Retry
+from state.result_bundles import ResultsBundle
 from state.wire import ClientId
 
 log = logging.getLogger(__name__)
@@ -89,9 +90,12 @@ class RoundResults:
         after = 0
         async with asyncio.TaskGroup() as group:
             while True:
-                page = await self._page(after)
-                if page is None:
+                bundle = await self._bundle(after)
+                if bundle is None:
                     return False
+                page = bundle.page
+                for sha256, data in bundle.blobs.items():
+                    self._context.exchange.arrived(sha256, data)
                 for result in page.results:
                     self._known[result.client_id] = result
                     await slots.acquire()
@@ -100,7 +104,7 @@ class RoundResults:
                 if page.complete:
                     return True
 
-    async def _page(self, after: int) -> ResultsPage | None:
+    async def _bundle(self, after: int) -> ResultsBundle | None:
         query = ResultsQuery(self._head.step, self._head.attempt, after, self._context.session.wait_s)
         try:
             return await self._context.session.results(query)

@@ -126,7 +126,8 @@ class ByHand(HandClient):
         head = round_of(document)
         found: tuple[ClientId, ...] = ()
         while True:
-            page = await self.api.results(ResultsQuery(head.step, head.attempt, len(found), LONG_POLL_S))
+            query = ResultsQuery(head.step, head.attempt, len(found), LONG_POLL_S)
+            page = (await self.api.results(query)).page
             found += tuple(result.client_id for result in page.results)
             if page.complete or (count is not None and len(found) >= count):
                 return found

@@ -25,8 +25,9 @@ from state.config.state_file import StateFile
 from state.deliveries import Delivery, parse_delivery
 from state.documents import Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, EpochalError, Refused
-from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, ResultsPage, Session, Standing
+from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
 from state.refusals import Refusal
+from state.result_bundles import ResultsBundle
 from state.wire import Sha256, canonical_json, parse_document
 from tests.support.stored_blobs import blob_bytes
 
@@ -107,12 +108,12 @@ class InProcessCoordinator:
         with self._asking() as handlers:
             return handlers.outcome(step)
 
-    async def results(self, query: ResultsQuery) -> ResultsPage:
+    async def results(self, query: ResultsQuery) -> ResultsBundle:
         with self._asking() as handlers:
             reader = handlers.reader(self._token or None, "in-process")
             with handlers.service.waiting(reader.client_id, self._has_gone):
                 page = await handlers.results(query.step, query.attempt, query.after, query.wait_s, reader)
-        return page
+        return ResultsBundle(page)
 
     async def report(self, report: Report) -> Standing:
         with self._asking() as handlers:

@@ -19,9 +19,10 @@ from runtime.spool import READ_BYTES
 from state.blob_messages import UploadGrant, UploadProgress
 from state.documents import Roster, RosterEntry
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
-from state.messages import ReadyReport, Standing
+from state.messages import CommittedResult, ReadyReport, ResultsPage, Standing
 from state.phases import RunState
-from state.wire import Sha256, canonical_json, document_digest
+from state.result_bundles import MEDIA_TYPE, ResultsBundle, encoded_bundle
+from state.wire import ClientId, Sha256, canonical_json, document_digest, sha256_hex
 from tests.support.documents import run_document
 from tests.support.simulated_client import key_of
 from tests.support.spooled import spooled
@@ -124,11 +125,23 @@ async def test_immutable_document_is_verified_against_its_digest() -> None:
 async def test_results_are_asked_for_by_round() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/v1/runs/test-run/rounds/4/results"
-        assert dict(request.url.params) == {"attempt": "1", "after": "2", "wait_s": "3.0"}
+        assert dict(request.url.params) == {"attempt": "1", "after": "2", "wait_s": "3.0", "bytes": "true"}
         return httpx.Response(200, json={"step": 4, "attempt": 1, "next": 2, "complete": True, "results": []})
 
-    page = await client(answer).results(ResultsQuery(4, 1, 2, 3.0))
-    assert page.complete
+    bundle = await client(answer).results(ResultsQuery(4, 1, 2, 3.0))
+    assert (bundle.page.complete, bundle.blobs) == (True, {}), "an older coordinator sends the page alone"
+
+
+async def test_results_come_with_the_bytes_that_the_coordinator_sends() -> None:
+    page = ResultsPage(
+        4, 1, 1, complete=True, results=(CommittedResult(ClientId("0a" * 16), sha256_hex(b"result"), 6),)
+    )
+    body = encoded_bundle(canonical_json(page), [(sha256_hex(b"result"), b"result")])
+    headers = {"Content-Type": MEDIA_TYPE}
+    answering = client(lambda _: httpx.Response(200, content=body, headers=headers))
+    assert await answering.results(ResultsQuery(4, 1, 0, 3.0)) == ResultsBundle(
+        page, {sha256_hex(b"result"): b"result"}
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""Small results that came with their commitments lately, in memory: witnesses ask for them moments later.
+
+They were kept, and counted, before anybody is told of them; here they only need not be read again.
+"""
+
+from collections import OrderedDict
+
+from coordinator.machine.run import Run
+from coordinator.store.blobs import BlobStore
+from state.deliveries import MAX_DELIVERED_BYTES
+from state.errors import Refused, StoreFailed
+from state.messages import ResultsPage
+from state.result_bundles import MAX_BUNDLED_BYTES
+from state.wire import ClientId, Sha256
+
+MAX_RECENT_BYTES = 4 * 1024 * 1024
+
+
+class RecentResults:
+    """The bytes of the last small results."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._kept: OrderedDict[Sha256, bytes] = OrderedDict()
+        self._kept_bytes = 0
+
+    def add(self, sha256: Sha256, data: bytes) -> None:
+        """Take note of a result that is kept."""
+        if sha256 in self._kept:
+            return
+        self._kept[sha256] = data
+        self._kept_bytes += len(data)
+        while self._kept_bytes > MAX_RECENT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= len(oldest)
+
+    async def of_page(self, run: Run, page: ResultsPage, reader: ClientId) -> list[tuple[Sha256, bytes]]:
+        """Return bytes of a page's results that others made: of small ones, as many as come with a page.
+
+        None where clients read results from an object store.
+        """
+        found: list[tuple[Sha256, bytes]] = []
+        room = 0 if run.state_file.blobs.store is not None else MAX_BUNDLED_BYTES
+        for result in page.results:
+            sha256 = Sha256(result.result_sha256)
+            if result.client_id == reader or not 0 < result.size_bytes <= min(room, MAX_DELIVERED_BYTES):
+                continue
+            data = self._kept.get(sha256) or await self._read(sha256, result.size_bytes)
+            if data is not None:
+                found.append((sha256, data))
+                room -= len(data)
+        return found
+
+    async def _read(self, sha256: Sha256, size_bytes: int) -> bytes | None:
+        """Return the bytes of a result that is held; None if it is lost, which a request for it alone tells."""
+        try:
+            if await self._blobs.size(sha256) != size_bytes:
+                return None
+            return b"".join([piece async for piece in self._blobs.stream(sha256, 0, size_bytes)])
+        except (Refused, StoreFailed):
+            return None
