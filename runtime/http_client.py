@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from runtime.lean_transport import LeanTransport, has_proxies
+from runtime.lean_transport import LeanTransport, has_proxies, is_short
 from runtime.retry import retry_after_s
 from state.config.data_location import MAX_PORT
 from state.errors import InvalidInput, Refused
@@ -65,8 +65,35 @@ def open_lean_client(url: str, server: str, trust: Trust, limits: httpx.Limits, 
     check_url(url, server)
     context = _context_of(trust)
     general = httpx.AsyncHTTPTransport(verify=context, limits=limits)
-    transport = LeanTransport(general, limits, context)
-    return httpx.AsyncClient(base_url=url.rstrip("/"), transport=transport, **options)
+    return LeanClient(LeanTransport(general, limits, context), base_url=url.rstrip("/"), **options)
+
+
+class LeanClient(httpx.AsyncClient):
+    """A client that leaves out, for requests with short answers, what httpx does for others: cookies, hooks, streams.
+
+    Args:
+        lean: its transport.
+        options: others of `httpx.AsyncClient`.
+    """
+
+    def __init__(self, lean: LeanTransport, **options: Any) -> None:
+        super().__init__(transport=lean, **options)
+        self._lean = lean
+
+    async def short_answer(self, request: httpx.Request) -> httpx.Response | None:
+        """Return the answer with its body; None if it is not short, or leads elsewhere, and httpx is to ask.
+
+        Raises:
+            httpx.HTTPError: there is no answer.
+        """
+        if not is_short(request):
+            return None
+        answer = await self._lean.handle_async_request(request)
+        if answer.has_redirect_location:
+            return None
+        answer.request = request
+        await answer.aread()
+        return answer
 
 
 def _context_of(trust: Trust) -> ssl.SSLContext:
@@ -152,6 +179,9 @@ def raw_body(answer: httpx.Response) -> httpx.AsyncByteStream:
 
 async def whole_answer(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
     """Return the answer with its body. Raise `httpx.HTTPError` if there is none."""
+    found = await client.short_answer(request) if isinstance(client, LeanClient) else None
+    if found is not None:
+        return found
     async with streamed(client, request) as answer:
         return await read_whole(answer)
 

@@ -35,6 +35,11 @@ def has_proxies() -> bool:
     return bool({"http", "https", "all"} & set(urllib.request.getproxies()))
 
 
+def is_short(request: httpx.Request) -> bool:
+    """Return whether the sender says that the answer is short, and the body is in memory."""
+    return bool(request.extensions.get(_SHORT)) and isinstance(request.stream, httpx.ByteStream)
+
+
 class LeanTransport(httpx.AsyncBaseTransport):
     """Sends short requests itself, and others by a general transport.
 
@@ -53,7 +58,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the answer to a request."""
-        if not (request.extensions.get(_SHORT) and isinstance(request.stream, httpx.ByteStream)):
+        if not is_short(request):
             return await self._general.handle_async_request(request)
         timeouts: dict[str, float | None] = request.extensions.get("timeout", {})
         await self._place(request, timeouts.get("pool"))
@@ -119,7 +124,8 @@ def _encoded(request: httpx.Request) -> bytes:
     """Return the bytes of a request whose body is in memory."""
     head = [b"%s %s HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
     head += [b"%s: %s" % field for field in request.headers.raw]
-    return b"\r\n".join((*head, b"", request.content))
+    assert isinstance(request.stream, httpx.ByteStream), "only such requests are sent here"
+    return b"\r\n".join((*head, b"", b"".join(request.stream)))  # a request that follows a redirect has no `content`
 
 
 class _Answer:

@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+import runtime.http_client
 from coordinator.arrivals import ARRIVAL_WAIT_S
 from coordinator.maintenance import MAX_ROOM_WAIT_S
 from coordinator.store.object_store.objects import SIGNED_WITHIN_S
@@ -148,14 +149,12 @@ async def test_results_come_with_the_bytes_that_the_coordinator_sends() -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
     """Return the list of answers to `/v1/runs`, given in turn; the last one is repeated."""
     answers: list[httpx.Response] = []
-    real = httpx.AsyncClient
 
     def answer(request: httpx.Request) -> httpx.Response:
         assert (request.url.host, request.url.path[-8:]) == ("coordinator", "/v1/runs")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    mocked = httpx.MockTransport(answer)
-    monkeypatch.setattr(httpx, "AsyncClient", lambda **options: real(**(options | {"transport": mocked})))
+    monkeypatch.setattr(runtime.http_client, "LeanTransport", lambda *_: httpx.MockTransport(answer))
     return answers
 
 

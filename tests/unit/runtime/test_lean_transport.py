@@ -1,7 +1,8 @@
 """The lean transport over real sockets: answers arrive whole, connections are used again, errors are those of httpx."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -9,8 +10,10 @@ import httpx
 import pytest
 
 from runtime import lean_transport
-from runtime.http_client import open_lean_client
+from runtime.http_client import open_lean_client, whole_answer
 from runtime.lean_transport import SHORT
+
+Ask = Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]
 
 BOUND_S = 5.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngood"
@@ -64,6 +67,11 @@ async def get(client: httpx.AsyncClient) -> httpx.Response:
     return await client.send(request)
 
 
+async def get_whole(client: httpx.AsyncClient) -> httpx.Response:
+    request = client.build_request("GET", "/x?a=b", extensions=SHORT, timeout=httpx.Timeout(BOUND_S))
+    return await whole_answer(client, request)
+
+
 async def post(client: httpx.AsyncClient, body: bytes) -> httpx.Response:
     return await client.send(client.build_request("POST", "/x", content=body, extensions=SHORT))
 
@@ -95,9 +103,10 @@ async def test_requests_share_a_connection_and_arrive_whole() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nlast", 200, b"last"),
     ],
 )
-async def test_answers_of_every_form_arrive_whole(answer: bytes, status: int, body: bytes) -> None:
+@pytest.mark.parametrize("ask", [get, get_whole])
+async def test_answers_of_every_form_arrive_whole(ask: Ask, answer: bytes, status: int, body: bytes) -> None:
     async with talking(answer, OK) as (client, server):
-        found = await get(client)
+        found = await ask(client)
         assert (found.status_code, found.content) == (status, body)
         assert (await get(client)).content == b"good"
         assert server.connection_count == (2 if b"close" in answer or body == b"until the end" else 1)
@@ -124,8 +133,9 @@ async def test_connection_that_the_server_closed_meanwhile_is_not_used() -> None
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + b"x" * 99, httpx.RemoteProtocolError, "50 bytes"),
     ],
 )
+@pytest.mark.parametrize("ask", [get, get_whole])
 async def test_exchange_that_fails_raises_what_httpx_would(
-    answer: bytes | None, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, answer: bytes | None, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean_transport, "MAX_ANSWER_BYTES", 50)
     async with talking(answer, OK) as (client, server):
@@ -133,7 +143,7 @@ async def test_exchange_that_fails_raises_what_httpx_would(
         request = client.build_request("GET", "/", extensions=SHORT, timeout=timeout)
         with pytest.raises(error, match=says):
             await client.send(request)
-        assert (await get(client)).content == b"good"
+        assert (await ask(client)).content == b"good"
         assert server.connection_count == 2
 
 
@@ -183,3 +193,19 @@ def _streamed(client: httpx.AsyncClient) -> httpx.Request:
 
     headers = {"Content-Length": "4"}
     return client.build_request("PUT", "/", content=pieces(), headers=headers, extensions=SHORT)
+
+
+async def test_short_answer_that_leads_elsewhere_is_followed_by_httpx() -> None:
+    moved = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /y\r\nContent-Length: 0\r\n\r\n"
+    async with talking(moved, moved, OK) as (client, server):
+        client.follow_redirects = True
+        assert (await get_whole(client)).content == b"good"
+        assert server.requests[-1].startswith(b"GET /y HTTP/1.1\r\n")
+
+
+async def test_short_answer_that_is_compressed_is_decoded() -> None:
+    body = gzip.compress(b"a long document")
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with talking(head + body) as (client, _):
+        found = await get_whole(client)
+    assert (found.content, str(found.request.url.path)) == (b"a long document", "/x")
