@@ -9,9 +9,11 @@ import pytest
 import coordinator.store.postgres.journal
 import coordinator.store.postgres.migrations
 from coordinator.opening import signing_key_of
+from coordinator.replicas import FRESH_WITHIN_S
 from coordinator.store.journal import JournalRecord, Snapshot
 from coordinator.store.open import open_store_reader, runs_in
 from coordinator.store.postgres.address import parse_address
+from coordinator.store.postgres.database import GRACE_S, STATEMENT_S
 from coordinator.store.postgres.migrations import MIGRATIONS
 from coordinator.store.postgres.store import PostgresStore
 from coordinator.store.replication import Heartbeats
@@ -129,6 +131,10 @@ async def test_tail_does_not_follow_a_record_other_than_the_known_one(
         await one.journal.append(SECOND)
         database_server.execute("UPDATE epochal_records SET body = 'other' WHERE sequence = 1", url)
         assert await other.journal.tail(1) is None
+
+
+def test_request_waits_for_news_for_longer_than_a_statement_may_take() -> None:
+    assert FRESH_WITHIN_S > STATEMENT_S + GRACE_S
 
 
 async def test_two_coordinators_that_begin_a_run_at_once_begin_it_once(url: str) -> None:
