@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batching.packing.packed_batches import Packing
-from data_providers.encoding import encoding_problems
+from data_providers.encoding import TokenEncoding, encoding_problems, mixed_tokenizers
 from data_providers.fetcher import check_vocabulary
 from data_providers.following import order_of
 from data_providers.local import LocalDataProvider
@@ -140,11 +140,17 @@ async def look_at_appended(provider: DataProvider, needs: DataNeeds, file_count:
 
 
 def _encoding_problems(provider: DataProvider, needs: DataNeeds) -> list[str]:
-    if not isinstance(provider, LocalDataProvider | RangedDataProvider | PreprocessedDataProvider):
-        return []
-    is_rows = isinstance(provider, PreprocessedDataProvider)
-    size = None if is_rows else provider.order.spec.token_size_bytes
-    return encoding_problems(provider.encodings, size, needs.vocabulary, needs.tokenizer)
+    size = None
+    if isinstance(provider, LocalDataProvider | RangedDataProvider):
+        size = provider.order.spec.token_size_bytes
+    return encoding_problems(_encodings(provider), size, needs.vocabulary, needs.tokenizer)
+
+
+def _encodings(provider: DataProvider) -> Mapping[str, TokenEncoding]:
+    """Return how the tokens of a provider's files were made, as far as it is known, by the files' names."""
+    if isinstance(provider, LocalDataProvider | RangedDataProvider | PreprocessedDataProvider):
+        return provider.encodings
+    return {}
 
 
 async def _look_at_mix(mix: WeightedDataProvider, needs: DataNeeds, budget_bytes: int) -> DataFindings:
@@ -159,7 +165,13 @@ async def _look_at_mix(mix: WeightedDataProvider, needs: DataNeeds, budget_bytes
             are_records[source.name] = (await source.provider.get_samples(DataIds(0, 0))).is_text
 
     await run_bounded(look, range(len(mix.sources)), MAX_CONCURRENT_READS)
-    findings = DataFindings(problems=list(_mixed_kinds(mix, are_records)))
+    firsts = {
+        f"source {source.name}: {name}": encoding
+        for source in mix.sources
+        for name, encoding in sorted(_encodings(source.provider).items())[:1]
+    }
+    mixed = mixed_tokenizers(firsts)
+    findings = DataFindings(problems=[*_mixed_kinds(mix, are_records), *([f"the mix: {mixed}"] if mixed else [])])
     for number, source in enumerate(mix.sources):
         findings.add(found[number], f"source {source.name} of the mix")
     return findings

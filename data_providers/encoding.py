@@ -78,15 +78,27 @@ def encoding_problems(
                 f"{tokenizer} (model.LLM.tokenizer)"
             ),
         ),
-        _first(
-            (name for name, one in found if one.sha256 != found[0][1].sha256),
-            lambda name: (
-                f"was made with the tokenizer {encodings[name].tokenizer} ({encodings[name].sha256}), and "
-                f"{found[0][0]} with {found[0][1].tokenizer} ({found[0][1].sha256})"
-            ),
-        ),
+        mixed_tokenizers(dict(found)),
     ]
     return [problem for problem in problems if problem]
+
+
+def mixed_tokenizers(encodings: Mapping[str, TokenEncoding]) -> str:
+    """Return in words that files of one dataset were made with different tokenizers; "" if they were not.
+
+    Args:
+        encodings: as in `encoding_problems`; the others are compared with the first one.
+    """
+    if not encodings:
+        return ""
+    first, ours = next(iter(encodings.items()))
+    return _first(
+        (name for name, one in encodings.items() if one.sha256 != ours.sha256),
+        lambda name: (
+            f"was made with the tokenizer {encodings[name].tokenizer} ({encodings[name].sha256}), and "
+            f"{first} with {ours.tokenizer} ({ours.sha256})"
+        ),
+    )
 
 
 def _first(names: Iterable[str], say: Any) -> str:

@@ -14,6 +14,7 @@ from data_providers.protocol import CorruptData, DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.http.manifests import open_checked
 from data_providers.sources.manifest import MANIFEST_NAME, hashed_file, manifest_text
+from data_providers.weighted import Weighted, WeightedDataProvider
 from tests.support.data_http import FileServer, http_server
 
 OURS, OTHERS = "a" * 64, "b" * 64
@@ -63,6 +64,24 @@ async def test_another_tokenizer_than_the_runs_is_named_with_both(tmp_path: Path
         f"one.bin, and 1 more files: was made with the tokenizer ours ({OURS}); the run's is {OTHERS} "
         "(model.LLM.tokenizer)"
     )
+
+
+async def test_files_of_two_tokenizers_are_refused_by_a_run_that_names_none(tmp_path: Path) -> None:
+    (problem,) = await problems_of(write_dataset(tmp_path / "data", sha256=OTHERS, tokenizer="theirs"), tokenizer=None)
+    assert problem == f"two.bin: was made with the tokenizer theirs ({OTHERS}), and one.bin with ours ({OURS})"
+
+
+@pytest.mark.parametrize("theirs", [OURS, OTHERS])
+async def test_sources_of_two_tokenizers_are_refused_by_a_run_that_names_none(tmp_path: Path, theirs: str) -> None:
+    write_dataset(tmp_path / "a")
+    (write_dataset(tmp_path / "b", sha256=theirs, tokenizer="theirs") / "one.bin").unlink()
+    entries = {"two.bin": json.loads((tmp_path / "b" / MANIFEST_NAME).read_text())["files"]["two.bin"]}
+    (tmp_path / "b" / MANIFEST_NAME).write_text(manifest_text(entries))
+    mix = WeightedDataProvider([Weighted(name, LocalDataProvider.open(tmp_path / name, SPEC)) for name in "ab"])
+    problems = (await look_at_data(mix, DataNeeds(16, 256, None, 5.0, None))).problems
+    await mix.aclose()
+    said = f"the mix: source b: two.bin: was made with the tokenizer theirs ({OTHERS}), and source a: one.bin with ours"
+    assert [problem.rpartition(" (")[0] for problem in problems] == ([said] if theirs == OTHERS else [])
 
 
 async def test_the_same_is_known_over_http(tmp_path: Path) -> None:
