@@ -73,6 +73,11 @@ class KeptFile:
                 return False
             return self._compared is None or self._compared.issuperset(self._blocks(offset, length))
 
+    def is_all_known(self, found: FileVersion) -> bool:
+        """Return whether `holds` is true of every part of the file in this version."""
+        with self._lock:
+            return self._compared is None and found == self._version
+
     def read(self, fd: int, offset: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes from `offset` on, compared with the manifest. Blocks.
 

@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, compress, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Self
@@ -291,27 +291,35 @@ class LocalSampleBytes:
     def at_hand(self, begin: int, most_bytes: int) -> list[memoryview]:
         """Return bytes from `begin` on, at most so many, where the system keeps them (`SampleBytes.at_hand`)."""
         views: list[memoryview] = []
-        found: dict[int, _MappedNow | None] = {}
         number, stop = bisect_right(self._ends, begin), min(begin + most_bytes, self.size_bytes)
         while begin < stop and len(views) < MAX_VIEWS:
-            file, offset, length = self._places[number]
-            end = self._ends[number]
-            if file not in found:
-                found[file] = self._provider.mapped(file)
-            mapped = found[file]
-            offset, count = offset + length - (end - begin), min(end, stop, begin + MAX_VIEW_BYTES) - begin
-            if mapped is None or not mapped.kept.holds(mapped.version, offset, count):
+            file_number = self._places[number].file
+            stretches: list[tuple[int, int]] = []
+            while begin < stop and len(views) + len(stretches) < MAX_VIEWS:
+                file, offset, length = self._places[number]
+                if file != file_number:
+                    break
+                end = self._ends[number]
+                count = min(end, stop, begin + MAX_VIEW_BYTES) - begin
+                stretches.append((offset + length - (end - begin), count))
+                begin += count
+                if begin == end:
+                    number += 1
+            found = self._of_file(file_number, stretches)
+            views += found
+            if len(found) < len(stretches):
                 break
-            if self._given.setdefault(file, mapped).version != mapped.version:
-                break
-            view = mapped.bytes.at_hand(offset, count)
-            if view is None:
-                break
-            views.append(view)
-            begin += count
-            if begin == end:
-                number += 1
         return views
+
+    def _of_file(self, file_number: int, stretches: list[tuple[int, int]]) -> list[memoryview]:
+        """Return the first ones of some stretches of a file: those that are in memory, and what they were."""
+        mapped = self._provider.mapped(file_number)
+        if mapped is None or self._given.setdefault(file_number, mapped).version != mapped.version:
+            return []
+        if not mapped.kept.is_all_known(mapped.version):
+            held = (mapped.kept.holds(mapped.version, offset, count) for offset, count in stretches)
+            stretches = list(compress(stretches, takewhile(bool, held)))
+        return mapped.bytes.at_hand(stretches)
 
     def check(self) -> None:
         """Raise `CorruptData` if a file has changed since bytes of it were given."""

@@ -9,8 +9,7 @@ import ctypes
 import mmap
 import os
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ _NOT_IN_MEMORY = b"\0"
 def _system_mincore() -> Callable[..., int] | None:
     if not MAPS:
         return None
-    found: Any = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
+    found: Any = getattr(ctypes.PyDLL(None), "mincore", None)
     if found is not None:
         found.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
     return found  # type: ignore[no-any-return]
@@ -38,6 +37,8 @@ _mincore = _system_mincore()
 class MappedFile:
     """A mapping of the first `size_bytes` of the file that is open as `fd`, which may be closed afterwards.
 
+    One thread uses it at a time.
+
     Raises:
         OSError, ValueError: it cannot be mapped.
     """
@@ -48,24 +49,32 @@ class MappedFile:
         self._address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self._pages = bytearray(_MAX_PAGES)
         self._pages_address = ctypes.addressof((ctypes.c_char * _MAX_PAGES).from_buffer(self._pages))
-        self._lock = threading.Lock()
         self.size_bytes = size_bytes
 
-    def at_hand(self, offset: int, count: int) -> memoryview | None:
-        """Return these bytes, at most `MAX_VIEW_BYTES`, for the system alone to read.
+    def at_hand(self, stretches: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the bytes of stretches of the file, for the system alone to read, as far as they are in memory.
 
-        None unless all of them are in memory, so that sending them waits for no disk.
+        Args:
+            stretches: the offset and the length of each in bytes, at most `MAX_VIEW_BYTES`.
+
+        Returns:
+            The first ones, up to one that sending would wait for a disk for, or that is not one of this file.
         """
-        if _mincore is None or not 0 < count <= MAX_VIEW_BYTES or offset + count > self.size_bytes:
-            return None
-        first = offset - offset % mmap.PAGESIZE
-        length = offset + count - first
-        with self._lock:
-            if _mincore(self._address + first, length, self._pages_address):
-                return None
-            if self._pages.find(_NOT_IN_MEMORY, 0, -(-length // mmap.PAGESIZE)) >= 0:
-                return None
-        return self._view[offset : offset + count]
+        views: list[memoryview] = []
+        if _mincore is None:
+            return views
+        view, address, pages, pages_address = self._view, self._address, self._pages, self._pages_address
+        for offset, count in stretches:
+            if not 0 < count <= MAX_VIEW_BYTES or offset + count > self.size_bytes:
+                break
+            before = offset % mmap.PAGESIZE
+            length = before + count
+            if _mincore(address + offset - before, length, pages_address):
+                break
+            if pages.find(_NOT_IN_MEMORY, 0, -(-length // mmap.PAGESIZE)) >= 0:
+                break
+            views.append(view[offset : offset + count])
+        return views
 
 
 def is_told_what_is_in_memory(fd: int) -> bool:
