@@ -2,24 +2,30 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from coordinator.api.fresh_view import STALE_HEADER
 from coordinator.store.open import open_store_reader
 from state.phases import RunState
-from tests.support.database_relay import database_relay
+from tests.support.database_relay import DatabaseRelay, database_relay
 from tests.support.postgres_server import PostgresServer, postgres_server
-from tests.support.processes import RealRun, in_training
-from tests.support.replicas import Surroundings, replicated_run
+from tests.support.processes import RealRun, in_phase, in_training
+from tests.support.replicas import Replica, Replicas, Surroundings, replicated_run
 
 CLIENT_TIMEOUT_S = 6.0
 STOPPED_S = 8.0
 """Longer than the lease, and than a member may be silent."""
 RETRY_HEADER = "retry-after"
+APPEND_WAITS = """
+SELECT EXISTS (SELECT FROM pg_stat_activity
+  WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO epochal_records%')
+"""
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +125,60 @@ async def test_replica_without_the_database_tells_what_it_knows_as_stale(
         assert (await without.http.post(f"{place}/resume", headers=admin)).status_code == 204
 
 
-@pytest.mark.parametrize("point", ["before the transaction", "after the transaction"])
+@dataclass
+class Scene:
+    """A replica that is asked for something; its database is reached by way of a relay."""
+
+    asked: Replica
+    replicas: Replicas
+    relay: DatabaseRelay
+    server: PostgresServer
+
+
+async def before_its_transaction(scene: Scene) -> None:
+    scene.relay.held = 1
+    await scene.relay.arrived.wait()
+    await scene.asked.kill()
+
+
+async def while_its_transaction_waits(scene: Scene) -> None:
+    with psycopg.connect(scene.replicas.run.store) as connection:
+        connection.execute("SELECT FROM epochal_runs FOR UPDATE")
+        await asyncio.to_thread(scene.server.until, APPEND_WAITS)
+        await scene.asked.kill()
+
+
+async def after_its_transaction(scene: Scene) -> None:
+    scene.relay.unanswered = 1
+    await scene.relay.arrived.wait()
+    await scene.asked.kill()
+
+
+async def when_its_answer_arrives(scene: Scene) -> None:
+    scene.relay.watched = 1
+    await scene.relay.arrived.wait()
+    await scene.asked.kill()
+
+
+async def when_others_show_it(scene: Scene) -> None:
+    await scene.replicas.run.until(in_phase(RunState.PAUSED))
+    await scene.asked.kill()
+
+
+@pytest.mark.parametrize(
+    "killed_at",
+    [
+        before_its_transaction,
+        while_its_transaction_waits,
+        after_its_transaction,
+        when_its_answer_arrives,
+        when_others_show_it,
+    ],
+)
 async def test_message_whose_replica_is_killed_counts_once_or_not(
-    tmp_path: Path, server: PostgresServer, point: str
+    tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
 ) -> None:
-    is_kept = point.startswith("after")
+    is_kept = killed_at is not before_its_transaction
     async with (
         database_relay(server) as relay,
         replicated_run(tmp_path, server, 2, Surroundings({0: relay})) as replicas,
@@ -131,16 +186,17 @@ async def test_message_whose_replica_is_killed_counts_once_or_not(
         killed, other = replicas.all
         place = f"/v1/runs/{replicas.run.watch.api.run_id}"
         admin = {"Authorization": f"Bearer {replicas.admin_token()}"}
-        relay.held, relay.unanswered = int(not is_kept), int(is_kept)
 
         async def ask() -> None:
             with contextlib.suppress(httpx.TransportError):
                 await killed.http.post(f"{place}/pause", headers=admin)
 
         async with asyncio.TaskGroup() as tasks:
+            at_its_point = tasks.create_task(killed_at(Scene(killed, replicas, relay, server)))
             tasks.create_task(ask())
-            await relay.arrived.wait()
-            await killed.kill()
+            await at_its_point
+        if is_kept:
+            await replicas.run.until(in_phase(RunState.PAUSED))
         status = (await other.http.get(f"{place}/status")).json()
         assert status["run_state"] == (RunState.PAUSED if is_kept else RunState.WAITING_FOR_MEMBERS).value
         assert (await other.http.post(f"{place}/pause", headers=admin)).status_code == 204

@@ -22,10 +22,11 @@ class DatabaseRelay:
         lost_answers: number of next statements that append whose connection breaks once the database has answered.
         held: number of next statements that append which never arrive, although their connection stays.
         unanswered: number of next statements that append whose answer never comes, although their connection stays.
+        watched: number of next statements that append whose answer is told of (`arrived`) as it is passed on.
         delayed: number of next statements that append whose connection breaks at once, and which arrive nevertheless
             when `arrive` is set.
         arrive: lets delayed statements arrive.
-        arrived: set once a statement is held, or the database has answered one whose answer is lost.
+        arrived: set once a statement is held, or the database has answered one whose answer is lost or watched.
         is_cut: whether connections break, and new ones are not served.
         flows: while it is not set, nothing is passed on, and all connections stay.
         delay_s: time by which each piece arrives later.
@@ -35,6 +36,7 @@ class DatabaseRelay:
     lost_answers: int = 0
     held: int = 0
     unanswered: int = 0
+    watched: int = 0
     delayed: int = 0
     arrive: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,7 +110,7 @@ class DatabaseRelay:
                     self.held -= 1
                     self.arrived.set()
                     await asyncio.Event().wait()
-                if APPENDS in piece and (self.lost_answers or self.unanswered):
+                if APPENDS in piece and (self.lost_answers or self.unanswered or self.watched):
                     self.lost_answers = max(0, self.lost_answers - 1)
                     is_losing.set()
                 server.write(piece)
@@ -121,6 +123,11 @@ class DatabaseRelay:
                 await self.flow()
                 if is_losing.is_set():
                     self.arrived.set()
+                    if self.watched:
+                        self.watched -= 1
+                        is_losing.clear()
+                        writer.write(piece)
+                        continue
                     if self.unanswered:
                         self.unanswered -= 1
                         await asyncio.Event().wait()
