@@ -5,6 +5,7 @@ The way that is left, a failover, is in `test_database_failover.py`.
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from coordinator.api.fresh_view import STALE_HEADER
 from coordinator.store.replication import LEASE_S
 from tests.support.database_relay import database_relay
 from tests.support.postgres_server import PostgresServer, postgres_server
-from tests.support.processes import in_training
+from tests.support.processes import PATIENT, in_training
 from tests.support.replicas import Surroundings, replicated_run
 
 MINUTE_S = 60.0
-CLIENT_TIMEOUT_S = 6.0
+LONG_PHASES = {"config__max_round_train_time": 60, "config__round_witness_time": 60}
 UNHEARD_S = 5.0
 """Maximum time after which a coordinator says that nothing comes from its database: a lease, and a busy machine."""
 BOTH_TICK = """
@@ -157,16 +158,23 @@ async def test_replicas_that_all_tick_serve_one_run(tmp_path: Path, server: Post
 
 
 async def test_clocks_that_differ_by_minutes_end_nothing_too_early(tmp_path: Path, server: PostgresServer) -> None:
-    around = Surroundings(clocks_s={0: -MINUTE_S, 1: MINUTE_S})
-    limits = {"config__client_timeout_s": CLIENT_TIMEOUT_S, "config__total_steps": 30}
-    async with replicated_run(tmp_path, server, 2, around, **limits) as replicas:
+    clocks_s = {0: -MINUTE_S, 1: -MINUTE_S}
+    limits = PATIENT | LONG_PHASES | {"config__init_min_clients": 2, "config__total_steps": 6}
+    async with replicated_run(tmp_path, server, 2, Surroundings(clocks_s=clocks_s), **limits) as replicas:
         run = replicas.run
+        stopped = await run.start_client()
         await run.start_client()
-        await run.until(in_training(3))
-        await (await replicas.ticking()).kill()
-        assert (await run.finish()).rounds == 30
+        await run.until(in_training(2))
+        stopped.process.send_signal(signal.SIGSTOP)  # the round waits for it
+        await replicas.all[1].kill()
+        clocks_s[1] = MINUTE_S
+        await replicas.start(1)
+        await replicas.all[0].kill()
+        await run.until_logged(replicas.all[1].child, "ticking_begun", while_answering=False)
+        stopped.process.send_signal(signal.SIGCONT)
+        assert (await run.finish()).rounds == 6
         first_s = [run.events(replica.child)[0]["time_s"] for replica in replicas.all]
         assert first_s[1] - first_s[0] > MINUTE_S, "the clocks differ"
         for replica in replicas.all:
-            changes = [line["change"] for line in run.events(replica.child, "membership_changed")]
-            assert "fell silent" not in changes
+            assert "fell silent" not in [line["change"] for line in run.events(replica.child, "membership_changed")]
+            assert "time is over" not in [line["reason"] for line in run.events(replica.child, "phase_changed")]
