@@ -175,10 +175,10 @@ def deployed_config(
             texts.pop("upstreams.conf"),
             (r"resolver .*;", ""),
             (
-                r"server coordinator:8000 resolve ([a-z_=0-9]+);",
+                r"server coordinator:8000 resolve ([a-z_=0-9 ]+);",
                 lambda found: " ".join(f"server 127.0.0.1:{each} {found[1]};" for each in ports),
             ),
-            (r"server objects:9000 resolve ([a-z_=0-9]+);", rf"server 127.0.0.1:{objects_port} \1;"),
+            ("server objects:9000 resolve;", f"server 127.0.0.1:{objects_port};"),
         )
     )
     assert not texts, f"{[*texts]} of deploy/nginx are not used"
