@@ -13,9 +13,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from epochal.cli.run import say
 from epochal.preparation import preparing
 from epochal.preparation.options import PrepareOptions
-from epochal.preparation.preparing import PrepareProgress, discard_unfinished
+from epochal.preparation.preparing import PrepareProgress
 from epochal.preparation.publishing import OURS, TRAIN, VALIDATION, Preparation
 from epochal.preparation.sources import text_suffix_hint
+from epochal.preparation.working import discard_unfinished
 from state.errors import EpochalError
 
 DEFAULTS = PrepareOptions()

@@ -5,7 +5,6 @@ everything is done, everything lies in the folder's `.preparing`, and no reader 
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -21,7 +20,7 @@ from epochal.preparation.complete import complete_before
 from epochal.preparation.counts import MAX_NAMED, PrepareCounts
 from epochal.preparation.cutting import Cutter
 from epochal.preparation.done import DoneSoFar
-from epochal.preparation.options import PrepareOptions, differences
+from epochal.preparation.options import PrepareOptions
 from epochal.preparation.pool import EncodingPool
 from epochal.preparation.portions import EncodedPortion, Portion, Position
 from epochal.preparation.publishing import TRAIN, VALIDATION, Finished, Preparation, publish, published
@@ -30,16 +29,13 @@ from epochal.preparation.shards import ShardWriter
 from epochal.preparation.sources import Sources
 from epochal.preparation.text_tokenizer import NamedTokenizer, find_tokenizer
 from epochal.preparation.texts import DIGEST_BYTES
-from runtime.os_errors import reason_of
+from epochal.preparation.working import WORKING, changes, other_options, working_folder
 from state.errors import EpochalError, InvalidInput
 
-WORKING = ".preparing"
 COMMIT_EVERY_S = 2.0
 MAX_FILES_NAMED = 10_000
-MAX_SUFFIXES_NAMED = 16
 """Maximum number of source files that the manifest names."""
-ALWAYS_ALLOWED = frozenset({"state.toml", "data.toml", "validation.toml", "tokenizer", "runs"})
-"""What a person may have in the folder before."""
+MAX_SUFFIXES_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ def prepare(
         chat = ChatOptions(*template_of(options.template, found), options.learn)
         ChatEncoder(chat, found)  # raises if the template is none, before a process is started
         content["template"] = {"name": chat.template_name, "sha256": hashlib.sha256(chat.template.encode()).hexdigest()}
-    with _working_folder(folder, content) as working:
+    with working_folder(folder, content) as working:
         if working is None:
             return complete_before(folder, places, options)
         made = _made(places, content, found, options, chat, working, show or _show_nothing)
@@ -122,8 +118,8 @@ def _made(
     """Encode everything, or what is left of it; return what is to be published."""
     with _closing(DoneSoFar.open(working)) as ledger:
         if earlier := ledger.fact("made"):  # only its publishing was interrupted
-            if changed := differences(earlier["content"], content):
-                raise InvalidInput(_other_options(changed))
+            if changed := changes(earlier["content"], content):
+                raise InvalidInput(other_options(changed))
             return Finished.of(earlier)
         with Sources.open(places, options.text_suffixes, working.parent) as sources:
             if chat is not None:
@@ -143,45 +139,7 @@ def _made(
         return made
 
 
-def _other_options(changed: Sequence[str]) -> str:
-    return (
-        f"an unfinished preparation in this folder has other options: {'; '.join(changed)}. "
-        "--restart discards it and begins anew"
-    )
-
-
 def _show_nothing(_: PrepareProgress) -> None: ...
-
-
-def discard_unfinished(out: Path) -> None:
-    """Remove what an unfinished preparation left in its folder.
-
-    Raises:
-        InvalidInput: it is under way in another process, or cannot be removed.
-    """
-    working = out / WORKING
-    try:
-        if working.exists():
-            with _locked(out, working):
-                shutil.rmtree(working)
-    except OSError as error:
-        named = error.filename or working
-        raise InvalidInput(f"{named} cannot be removed: {reason_of(error)}", path=str(named)) from error
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, working: Path) -> Iterator[None]:
-    """Hold the lock of a working folder. Raise `InvalidInput` if another process holds it."""
-    try:
-        lock = (working / "lock").open("ab")
-    except OSError as error:
-        raise InvalidInput(f"{working} cannot be used: {reason_of(error)}", path=str(working)) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InvalidInput(f"{folder} is being prepared by another process", path=str(folder)) from error
-        yield
 
 
 @contextlib.contextmanager
@@ -190,38 +148,6 @@ def _closing(ledger: DoneSoFar) -> Iterator[DoneSoFar]:
         yield ledger
     finally:
         ledger.close()
-
-
-@contextlib.contextmanager
-def _working_folder(folder: Path, content: dict[str, Any]) -> Iterator[Path | None]:
-    """Yield the folder of the unfinished preparation, locked; None if the same one is complete.
-
-    Raises:
-        InvalidInput: the folder holds something else, or another process prepares it.
-    """
-    working = folder / WORKING
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / TRAIN).exists():  # it is put into place last
-            if changed := differences(published(folder).content, content):
-                raise InvalidInput(
-                    f"{folder} holds a preparation with other options: {'; '.join(changed)}. Name another folder",
-                    path=str(folder),
-                )
-            shutil.rmtree(working, ignore_errors=True)
-            yield None
-            return
-        if not working.exists():
-            foreign = sorted({path.name for path in folder.iterdir()} - ALWAYS_ALLOWED)
-            if foreign:
-                raise InvalidInput(f"{folder} is not empty: it holds {foreign[0]}; name a new folder", path=str(folder))
-        working.mkdir(exist_ok=True)
-    except OSError as error:
-        named = error.filename or folder
-        allowed = "allowed: a folder that is new, empty, or of the same preparation"
-        raise InvalidInput(f"{named} cannot be used: {reason_of(error)}; {allowed}", path=str(named)) from error
-    with _locked(folder, working):
-        yield working
 
 
 class _Job:
@@ -256,8 +182,8 @@ class _Job:
         files = [[file.name, file.size_bytes, file.version] for file in self._sources.files]
         before = self._ledger.fact("content")
         if before is not None and self._resumed:  # before the first document everything may still change
-            if changed := differences(before | _now_lenient(before, content), content):
-                raise InvalidInput(_other_options(changed))
+            if changed := changes(before, content):
+                raise InvalidInput(other_options(changed))
             begun = self._position.file + bool(self._position.offset)
             if change := _first_change(self._ledger.fact("files")[:begun], files):
                 raise InvalidInput(f"{change}. --restart discards it and begins anew")
@@ -378,16 +304,6 @@ class _Job:
 def _core_count() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
-
-
-def _now_lenient(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that may change on the way: until now nothing was bad, so no byte depends on them."""
-    found = {}
-    if now["skip_bad"]:
-        found["skip_bad"] = True
-    if before["invalid_text"] == "error":
-        found["invalid_text"] = now["invalid_text"]
-    return found
 
 
 def _first_change(begun: list[list[Any]], now: list[list[Any]]) -> str:

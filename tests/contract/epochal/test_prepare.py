@@ -20,8 +20,9 @@ import pytest
 from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.pool import EncodingPool, WorkerLost
-from epochal.preparation.preparing import WORKING, PrepareProgress, prepare
+from epochal.preparation.preparing import PrepareProgress, prepare
 from epochal.preparation.texts import digest_of
+from epochal.preparation.working import WORKING
 from state.errors import EpochalError, InvalidInput
 from tests.support.bounds import BOUND_S
 from tests.support.cli import run_main

@@ -1,6 +1,7 @@
 """`epochal prepare` again, in the folder of a complete preparation: nothing is done, and no change is passed over."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,21 @@ async def test_a_server_that_is_away_hides_no_preparation(tmp_path: Path) -> Non
             await asyncio.to_thread(prepare, places, "bytes", tmp_path / "data", SMALL)
     made = await asyncio.to_thread(prepare, places, "bytes", tmp_path / "data", SMALL)
     assert made.was_complete
+
+
+def test_a_preparation_is_made_anew_as_often_as_somebody_wants(texts: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for name in ("state.toml", "data.toml", "validation.toml"):
+        (data / name).write_text((data / name).read_text() + "# mine\n")
+    for _ in range(2):
+        for split in ("train", "validation"):
+            shutil.rmtree(data / split)
+        run_main(*again(texts)).expect(0, "state.prepared.toml is the new one", "validation.prepared.toml")
+    assert (data / "state.toml").read_text().endswith("# mine\n")
+
+
+def test_allowing_more_in_a_complete_folder_changes_nothing(texts: Path, tmp_path: Path) -> None:
+    before = everything_in(tmp_path / "data")
+    run_main(*again(texts, "--skip-bad", "--invalid-text", "skip")).expect(0, "nothing was done")
+    run_main(*again(texts, "--dedup")).expect(2, "--dedup was False and is True")
+    assert everything_in(tmp_path / "data") == before
