@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs bench bench-peers bench-peer-training chaos mutants fuzz clean
+.PHONY: help setup demo test check lint types layers docs bench bench-scale bench-peers bench-peer-training chaos mutants fuzz clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -43,6 +43,9 @@ docs: $(STAMP)  ## the documentation, warnings as errors
 
 bench: $(STAMP)  ## the figures, each beside its baseline in one run
 	$(BIN)/python -m benchmarks --write benchmarks
+
+bench-scale: $(STAMP)  ## up to ten thousand members, replicas on PostgreSQL, failovers: twelve minutes on a quiet machine
+	$(BIN)/python -m benchmarks scale --write benchmarks-scale
 
 CHAOS := --seconds 180
 
