@@ -16,6 +16,7 @@ import httpx
 
 from runtime.lean_transport import LeanTransport, has_proxies, is_short
 from runtime.retry import retry_after_s
+from runtime.shown_urls import without_password
 from state.config.data_location import MAX_PORT
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, Refusal
@@ -28,6 +29,8 @@ LEFT_REQUEST_S = 2.0
 """Maximum time for which a request goes on whose caller was cancelled."""
 MAX_LEFT_REQUESTS = 8
 """Maximum number of such requests; another one is given up at once, so that they leave connections to the others."""
+STORE_SCHEMES = ("postgresql", "postgres")
+"""Schemes of databases that keep runs."""
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
@@ -37,14 +40,21 @@ _PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "kind", "mess
 
 def check_url(url: str, server: str) -> None:
     """Raise `InvalidInput` unless this is the base URL of a `server`, such as "coordinator", over HTTP."""
+    shown = without_password(url)
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise InvalidInput(f"{server} URL {url}: {error}", url=url) from error
+        raise InvalidInput(f"{server} URL {shown}: {error}", url=shown) from error
+    if parsed.scheme in STORE_SCHEMES:
+        raise InvalidInput(
+            f"{server} URL {shown}: this is a store; `epochal runs` says where its runs are served. "
+            "Allowed: http://host:port or https://host:port",
+            url=shown,
+        )
     if parsed.scheme not in ("http", "https") or not parsed.host or not 0 <= (parsed.port or 0) <= MAX_PORT:
-        raise InvalidInput(f"{server} URL {url}: allowed: http://host:port or https://host:port", url=url)
+        raise InvalidInput(f"{server} URL {shown}: allowed: http://host:port or https://host:port", url=shown)
     if parsed.query or parsed.fragment:
-        raise InvalidInput(f"{server} URL {url}: give the address alone, without ? and #", url=url)
+        raise InvalidInput(f"{server} URL {shown}: give the address alone, without ? and #", url=shown)
 
 
 def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.AsyncClient:

@@ -1,7 +1,6 @@
 """A store keeps a whole run, and is opened by its URL: a folder's, or a database's. Blobs may lie elsewhere."""
 
 import importlib
-import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -19,6 +18,7 @@ from coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
 from coordinator.store.object_store.opening import NoteInFile, reader_with_object_stores, with_object_stores
 from coordinator.store.replication import Program, Replication
 from runtime.clock import Clock
+from runtime.shown_urls import without_password
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput
 
@@ -226,10 +226,5 @@ def _folder_of(url: str) -> Path:
     path = unquote(parts.path)
     is_folder = path.startswith("/") and "\0" not in path and not parts.query and not parts.fragment
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not is_folder:
-        raise InvalidInput(f"the store {_without_password(url)} cannot be opened; allowed: {ALLOWED}")
+        raise InvalidInput(f"the store {without_password(url)} cannot be opened; allowed: {ALLOWED}")
     return Path(path)
-
-
-def _without_password(url: str) -> str:
-    """Return a URL for messages: one with a misspelt scheme may hold a password."""
-    return re.sub(r"://([^/?#@:]*):[^/?#]*@", r"://\1:…@", url)

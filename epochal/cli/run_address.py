@@ -22,7 +22,7 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="STORE|URL",
-        help="Folder that keeps the run (the coordinator's --store), or the coordinator's address.",
+        help="Folder or database that keeps the run (the coordinator's --store), or the coordinator's address.",
     ),
 ]
 ReconnectOption = Annotated[

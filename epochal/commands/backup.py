@@ -9,10 +9,15 @@ from typing import Annotated
 import typer
 
 from coordinator.backup import BackupReport, back_up, verify_backup
+from coordinator.store.open import DATABASE_SCHEMES, is_database
 from epochal.cli.checks import print_checks
 from epochal.cli.options import JsonOption
 from epochal.cli.run import say
+from runtime.shown_urls import without_password
 from state.errors import InvalidInput
+
+DATABASES = tuple((f"{scheme}:",) for scheme in DATABASE_SCHEMES)
+"""First parts of a path that is the URL of a database."""
 
 
 def backup(
@@ -39,6 +44,13 @@ def backup(
     """
     if to is None and not verify:
         raise InvalidInput("backup: where to? Allowed: epochal backup STORE TO, or epochal backup --verify COPY")
+    if to is not None and to.parts[:1] in DATABASES:
+        raise InvalidInput("backup: TO is a database; allowed: a new folder. `epochal move` moves a run into one")
+    if to is None and is_database(store):
+        raise InvalidInput(
+            f"backup: {without_password(store)} is no copy of a run; allowed: epochal backup --verify COPY. "
+            "A database that PostgreSQL's own tools have restored is checked by `epochal audit`"
+        )
     report = None
     if to is not None:
         report = asyncio.run(back_up(store, to, (lambda _: None) if as_json else say))

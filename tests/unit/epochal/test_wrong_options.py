@@ -85,6 +85,12 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("export", "http://127.0.0.1:9", "--out", "m", "--admin-token", "ü"), "not an admin token"),
         (("status", "127.0.0.1:8000"), "allowed: http://host:port"),
         (("status", "http://127.0.0.1:65536"), "allowed: http://host:port"),
+        (
+            ("status", "postgresql://me:secret@db/runs"),
+            "postgresql://me:…@db/runs: this is a store; `epochal runs`",
+        ),
+        (("backup", "--verify", "postgresql://me:secret@db/runs"), "postgresql://me:…@db/runs is no copy of a run"),
+        (("backup", ".", "postgresql://me@db/runs"), "TO is a database; allowed: a new folder. `epochal move`"),
         (("pause", "http://127.0.0.1:9"), "EPOCHAL_ADMIN_TOKEN"),
         (("token", "data-server", "http://127.0.0.1:9"), "EPOCHAL_ADMIN_TOKEN"),
         (("token", "data-server", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
