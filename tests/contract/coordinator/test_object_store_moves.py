@@ -16,6 +16,7 @@ from coordinator.store.open import Store, open_store, open_store_reader
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput, Refused, StoreFailed
 from state.wire import Sha256, sha256_hex
+from tests.support.bounds import BOUND_S
 from tests.support.object_blobs import RUN_ID, s3_place
 from tests.support.s3_door import s3_door
 from tests.support.s3_server import BUCKET, s3_server
@@ -135,7 +136,7 @@ async def test_folder_under_another_address_is_the_same_one(bucket: Any, s3_url:
 async def test_folder_of_the_same_name_on_another_server_is_another(bucket: Any, s3_url: str, tmp_path: Path) -> None:
     await start_and_keep(tmp_path, s3_place(s3_url), PIECES[0])
     with s3_server() as other_url:
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=BOUND_S) as http:
             assert (await http.put(f"{other_url}/{BUCKET}")).status_code == 200
         for piece in PIECES[1:]:
             held = await start_and_keep(tmp_path, s3_place(other_url), piece)
@@ -155,11 +156,11 @@ async def test_bucket_is_left_once_a_sweep_has_emptied_it(bucket: Any, s3_url: s
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(maintenance.run())
         maintenance.sweep()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             while s3_url in await asyncio.to_thread((tmp_path / NOTE_FILE).read_text) or await keys_of(bucket):
                 continue
         running.cancel()
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=BOUND_S) as http:
         (await http.delete(f"{s3_url}/{BUCKET}")).raise_for_status()
     await store.blobs.check_answers()
     await store.blobs.drop_unfinished()
