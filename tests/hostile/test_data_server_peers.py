@@ -20,6 +20,7 @@ from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from coordinator_client.http import CoordinatorClient
 from data_providers.local import LocalDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from data_providers.sources.renewed_manifest import write_manifest
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
 from data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
@@ -36,6 +37,7 @@ from tests.support.data_http import http_server
 from tests.support.data_server import HOST, open_client, serving
 from tests.support.documents import round_head
 from tests.support.states import state_file
+from tests.support.token_files import write_in_place
 
 RUN = "test-run"
 BATCH = 3
@@ -146,6 +148,23 @@ async def test_file_that_shrinks_under_the_server_is_corrupt(large: LocalDataPro
         os.truncate(tmp_path / "a.bin", LARGE.sequence_bytes)
         with pytest.raises(CorruptData, match=rf"a\.bin ends at byte {LARGE.sequence_bytes}"):
             await client.get_samples(DataIds(3, 3))
+        await client.aclose()
+
+
+async def test_listed_file_that_changes_under_the_server_is_corrupt(tmp_path: Path) -> None:
+    path, tokens = tmp_path / "a.bin", np.arange(4 * LARGE.sequence_length, dtype="<u2")
+    tokens.tofile(path)
+    write_manifest(tmp_path, [path.name])
+    provider = LocalDataProvider.open(tmp_path, LARGE)
+    async with asyncio.timeout(BOUND_S), serving(provider, spec=LARGE) as (_, address):
+        client = await open_client(address)
+        for _ in range(2):
+            assert np.array_equal((await client.get_samples(DataIds(0, 3))).input_ids, tokens)
+            write_in_place(path, tokens[::-1])
+            with pytest.raises(CorruptData, match=r"a\.bin: block 0 of 262144 bytes differs from the manifest"):
+                await client.get_samples(DataIds(0, 3))
+            write_in_place(path, tokens)
+        assert np.array_equal((await client.get_samples(DataIds(0, 3))).input_ids, tokens)
         await client.aclose()
 
 

@@ -3,23 +3,16 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_providers.sources.renewed_manifest import write_manifest
 from state.phases import RunState
 from tests.support.processes import RealRun, in_phase, in_training, real_run
-from tests.support.token_files import write_tokens
+from tests.support.token_files import write_in_place, write_tokens
 
 BAD_INDEX = 29
 FEW_ATTEMPTS = 6
 FOREIGN_TOKEN = 42_749
 """A token of a larger vocabulary than the model's 256."""
-
-
-def write_in_place(path: Path, tokens: NDArray[np.uint16]) -> None:
-    """Replace a file's tokens by as many others."""
-    with path.open("r+b") as file:
-        file.write(tokens.tobytes())
 
 
 def spoil(path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import tomli_w
+from numpy.typing import NDArray
 
 from tests.support.ports import free_port
 
@@ -19,6 +20,12 @@ def write_tokens(folder: Path, bad_index: int | None = None) -> Path:
         tokens[bad_index * SEQ_LEN + 3] = 999
     tokens.tofile(folder / "tokens.bin")
     return folder / "tokens.bin"
+
+
+def write_in_place(path: Path, tokens: NDArray[np.uint16]) -> None:
+    """Replace a file's tokens by as many others."""
+    with path.open("r+b") as file:
+        file.write(tokens.tobytes())
 
 
 def write_served_tokens(folder: Path) -> tuple[Path, int]:
