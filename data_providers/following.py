@@ -25,7 +25,8 @@ from state.generations import DataGeneration, Generations
 from state.intervals import DataIds
 
 FIRST_LOOK_S, MAX_LOOK_S = 1.0, 30.0
-"""The first and the longest wait before the data are opened again to see whether the appended files have arrived."""
+"""The first and the longest wait before the data are opened again to see whether the appended files have arrived. Each
+time up to 64 MiB of local files with a manifest are compared with it."""
 MAX_PREFIX_ENTRIES = 1_000_000
 """Bounds the search for the run's data among the first files of larger ones: files of all that were tried."""
 
@@ -67,16 +68,20 @@ class FollowingDataProvider:
         provider: as it was opened first.
         reopen: opens it again, with the files that are there then.
         look: looks at appended files before they are taken; None to take them unseen.
+        serves: whether they are a data server's, for messages.
 
     Attributes:
         fingerprint: of the newest of the run's data that are here; of the provider's own, if they are not the run's.
         description: of the same data.
     """
 
-    def __init__(self, provider: DataProvider, reopen: Reopen, look: Look | None = None) -> None:
+    def __init__(
+        self, provider: DataProvider, reopen: Reopen, look: Look | None = None, *, serves: bool = False
+    ) -> None:
         self._inner = provider
         self._reopen = reopen
         self._look = look
+        self._serves = serves
         self._generations: Generations = ()
         self._run_fingerprint: str | None = None
         self._held: Generations = ()
@@ -192,22 +197,35 @@ class FollowingDataProvider:
 
     async def catch_up(self, policy: RetryPolicy, has_grown: Callable[[], None]) -> None:
         """Open the data again and again until the appended files are here, then call `has_grown`; warn meanwhile."""
-        backoff = replace(policy, first_delay_s=FIRST_LOOK_S, bound_s=math.inf, attempts=math.inf).begin()
+        patient = replace(policy, first_delay_s=FIRST_LOOK_S, max_delay_s=MAX_LOOK_S)
+        backoff = replace(patient, bound_s=math.inf, attempts=math.inf).begin()
         said = False
         await self.look_again()
         while self.is_behind:
-            missing = self._generations[len(self._held)]
-            behind = SourceUnavailable(
-                f"the run's data have grown: from data index {missing.first_data_index} on they are "
-                f"{missing.sample_count} samples in {missing.file_count} files, and this client has "
-                f"{self._held[-1].file_count} of them; without the others it cannot train from there on"
-            )
+            behind = SourceUnavailable(self._behind_in_words())
             if not said:
                 log.warning("data_are_behind", extra={"reason": behind.message})
                 said = True
             await backoff.wait(behind)
             await self.look_again()
         has_grown()
+
+    def _behind_in_words(self) -> str:
+        """Return which files are missing, for the person who can bring them."""
+        missing, count = self._generations[len(self._held)], self._held[-1].file_count
+        if self._serves:
+            lack = f"this data server has {count} of them: add the others to its folder, or it cannot serve them"
+        elif order_of(self._inner) is None:
+            lack = (
+                f"the data server has {count} of them: the others are to be added where it runs, and this client "
+                "cannot train from there on before that"
+            )
+        else:
+            lack = f"this client has {count} of them: add the others to its data, or it cannot train from there on"
+        return (
+            f"the run's data have grown: from data index {missing.first_data_index} on they are "
+            f"{missing.sample_count} samples in {missing.file_count} files, and {lack}"
+        )
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`.

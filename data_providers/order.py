@@ -46,12 +46,20 @@ WINDOW_PLACES = 256
 """Number of places in a pass's order of blocks that are computed together, as clients ask for neighbours soon."""
 
 KEPT_WINDOWS = 64
+MAX_DATASETS_LOGGED = 64
+"""Maximum number of datasets of which it is remembered that they were logged."""
 _BLOCKS_DOMAIN = b"epochal/order/blocks/v1"
 _SHORT_BLOCK_DOMAIN = b"epochal/order/short-block/v1"
 
 Numbers = NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=MAX_DATASETS_LOGGED)
+def _log_opened(**facts: object) -> None:
+    """Log that a dataset was opened: once for each, because data that grow are opened again and again."""
+    _log.info("dataset opened", extra=facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +164,13 @@ class DataOrder(Generic[File]):
         self._unheld: DataGeneration | None = None
         if is_part:
             return
-        _log.info(
-            "dataset opened",
-            extra={
-                "files": len(self.files),
-                "sequences": self.sequence_count,
-                "files_with_dropped_tail": len(self.dropped_tokens),
-                "dropped_tokens": sum(self.dropped_tokens.values()),
-                "fingerprint": self.fingerprint,
-                "identified_by": self.identified_by,
-            },
+        _log_opened(
+            files=len(self.files),
+            sequences=self.sequence_count,
+            files_with_dropped_tail=len(self.dropped_tokens),
+            dropped_tokens=sum(self.dropped_tokens.values()),
+            fingerprint=self.fingerprint,
+            identified_by=self.identified_by,
         )
 
     def fingerprint_of_first(self, file_count: int, *, by_content: bool = True) -> str:

@@ -112,7 +112,8 @@ def check_grown(run: Run, fingerprint: str) -> None:
         Refusal.FINGERPRINT_DIFFERS,
         f"the client's dataset has fingerprint {fingerprint}; the run's data have grown, and from data index "
         f"{grown.first_data_index} on, which the next round may reach, they are {grown.sample_count} samples in "
-        f"{grown.file_count} files with fingerprint {grown.fingerprint}: add the new files and start the client again",
+        f"{grown.file_count} files with fingerprint {grown.fingerprint}: add the new files, where the client's data or "
+        "those of its data server are, and start the client again",
         expected=grown.fingerprint,
     )
 

@@ -157,7 +157,8 @@ async def serving_data(
         await files.aclose()
         raise
     wrapped = FollowingFiles if isinstance(files, GivesBytes) else FollowingDataProvider
-    provider = wrapped(files, partial(open_described, config, options.config_path.parent), partial(_problems, state))
+    reopen = partial(open_described, config, options.config_path.parent)
+    provider = wrapped(files, reopen, partial(_problems, state), serves=True)
     growing = _Growing(provider)
     gate = CoordinatorGate(coordinator, growing.observe)
     server = DataServer(provider, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)

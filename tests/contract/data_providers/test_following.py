@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,8 +85,12 @@ async def test_appended_files_are_picked_up_without_a_restart(folder: Path, tmp_
     await provider.aclose()
 
 
-async def test_catching_up_ends_once_the_files_are_here(folder: Path, tmp_path: Path) -> None:
-    write(tmp_path / "other", "a.bin", 10, 0)
+async def test_catching_up_ends_once_the_files_are_here(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for place in (folder, tmp_path / "other"):
+        write(place, "a.bin", 4219, 0)  # as no other test: each dataset is logged once by a process
     generations = generations_of(tmp_path / "other")
     provider = FollowingDataProvider(opened(folder), reopening(folder))
     await provider.follow(generations, None)
@@ -93,13 +98,16 @@ async def test_catching_up_ends_once_the_files_are_here(folder: Path, tmp_path: 
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
-        if len(waits) == 3:
+        if len(waits) == 7:
             grow(folder)
 
     grown: list[str] = []
-    await provider.catch_up(RetryPolicy(sleep=sleep), lambda: grown.append(provider.fingerprint))
+    policy = RetryPolicy(sleep=sleep, jitter=lambda: 1.0)
+    await provider.catch_up(policy, lambda: grown.append(provider.fingerprint))
     assert grown == [generations[1].fingerprint]
-    assert len(waits) == 3
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    messages = [record.message for record in caplog.records]
+    assert (messages.count("data_are_behind"), messages.count("dataset opened")) == (1, 2), "before and after"
     await provider.aclose()
 
 
@@ -214,4 +222,38 @@ async def test_look_that_gets_no_answer_keeps_the_data_as_they_are(folder: Path)
     await provider.look_again()
     assert provider.is_behind
     assert sorted(await numbers(provider, 0, 9)) == list(range(10))
+    await provider.aclose()
+
+
+@pytest.mark.parametrize(
+    ("serves", "is_remote", "said"),
+    [
+        (False, False, "this client has 1 of them: add the others to its data"),
+        (True, False, "this data server has 1 of them: add the others to its folder"),
+        (False, True, "the data server has 1 of them: the others are to be added where it runs"),
+    ],
+)
+async def test_warning_that_data_are_behind_is_for_who_reads_it(
+    folder: Path, caplog: pytest.LogCaptureFixture, serves: bool, is_remote: bool, said: str
+) -> None:
+    first: DataProvider = DummyDataProvider(SPEC) if is_remote else opened(folder)
+    generations = generations_of(folder)
+    generations = (replace(generations[0], fingerprint=first.fingerprint), generations[1])
+
+    async def reopen() -> DataProvider:
+        if provider.is_behind and not waited:
+            raise SourceUnavailable("away")
+        return opened(folder)
+
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        await provider.follow(generations[:1], None)  # the append is taken back
+
+    provider = FollowingDataProvider(first, reopen, serves=serves)
+    await provider.follow(generations, None)
+    await provider.catch_up(RetryPolicy(sleep=sleep), lambda: None)
+    (reason,) = [vars(record)["reason"] for record in caplog.records if record.message == "data_are_behind"]
+    assert said in reason
     await provider.aclose()
