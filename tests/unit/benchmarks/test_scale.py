@@ -39,9 +39,10 @@ def test_members_of_the_load_take_part_in_every_round(tmp_path: Path) -> None:
     assert found.heard_count == COUNT
 
 
-def test_a_load_of_too_many_members_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EpochalError, match=f"at most {MAX_MEMBERS}"):
-        asyncio.run(measured(Case(MAX_MEMBERS + 1, 1), tmp_path))
+@pytest.mark.parametrize("count", [0, MAX_MEMBERS + 1])
+def test_a_load_of_too_few_or_many_members_is_refused(tmp_path: Path, count: int) -> None:
+    with pytest.raises(EpochalError, match=f"at least 1, at most {MAX_MEMBERS}"):
+        asyncio.run(measured(Case(count, 1), tmp_path))
 
 
 def test_load_over_replicas_and_their_transactions_alone(tmp_path: Path, server: PostgresServer) -> None:
