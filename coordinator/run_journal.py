@@ -150,7 +150,7 @@ class RunJournal:
             raise StoreFailed("the journal is gone")
         found = replay(segment, watch)
         self._is_segment_due = False
-        is_lost = segment.lacks_known and found.run.lineage in self._lineages
+        is_lost = (segment.lacks_known or found.sequence < self._sequence) and found.run.lineage in self._lineages
         is_news = found.sequence != self._sequence or found.document != self.published.document
         before = self._sequence
         self._take(found, len(segment.records))

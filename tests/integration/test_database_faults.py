@@ -15,7 +15,6 @@ import psycopg
 import pytest
 
 from coordinator.api.fresh_view import STALE_HEADER
-from coordinator.store.replication import LEASE_S
 from tests.support.database_relay import database_relay
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.processes import PATIENT, in_training
@@ -23,8 +22,8 @@ from tests.support.replicas import Surroundings, replicated_run
 
 MINUTE_S = 60.0
 LONG_PHASES = {"config__max_round_train_time": 60, "config__round_witness_time": 60}
-UNHEARD_S = 5.0
-"""Maximum time after which a coordinator says that nothing comes from its database: a lease, and a busy machine."""
+UNHEARD_S = 12.0
+"""Maximum time after which a coordinator says that nothing comes from its database: a lease on a busy machine."""
 BOTH_TICK = """
 CREATE FUNCTION end_lease() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM epochal_leases; RETURN NULL; END';
 CREATE TRIGGER all_tick AFTER INSERT ON epochal_leases EXECUTE FUNCTION end_lease()
@@ -132,7 +131,7 @@ async def test_replica_that_ticked_and_is_cut_off_is_replaced_and_returns(
             relay.flows.clear()
             began_s = asyncio.get_running_loop().time()
             assert "does not answer" in await replicas.ready(cut_off, is_ready=False)
-            assert asyncio.get_running_loop().time() - began_s < LEASE_S + UNHEARD_S
+            assert asyncio.get_running_loop().time() - began_s < UNHEARD_S
             await run.until_logged(other.child, "ticking_begun")
             await run.until(in_training(run.watch.seen[-1].step + 2))
             assert "ready" in await replicas.ready(other)

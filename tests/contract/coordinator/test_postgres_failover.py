@@ -5,14 +5,17 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+import coordinator.store.postgres.database
 import coordinator.store.postgres.journal
 from coordinator.store.journal import JournalRecord, Snapshot
+from coordinator.store.postgres.database import STATEMENT_S
 from coordinator.store.postgres.store import PostgresStore
 from state.errors import StoreBlocked, StoreConflict
 from tests.support.database_store import database_store
 from tests.support.postgres_server import PostgresServer, hosts_url, postgres_server, standby_of
 
 FIRST, SECOND, THIRD = (JournalRecord(number, b"record %d" % number) for number in (1, 2, 3))
+OTHER_SECOND = JournalRecord(2, b"another second")
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ async def test_failover_that_loses_records_is_noticed_also_by_others(primary: Po
             await newcomer.aclose()
             assert loaded is not None
             assert (loaded.may_lack_last, loaded.lacks_known) == (True, False)
-            await one.journal.append(THIRD.__class__(2, b"another second"))
+            await one.journal.append(OTHER_SECOND)
             segment = await other.journal.load()
             assert segment is not None
             assert (segment.may_lack_last, segment.lacks_known) == (False, False), "the first record notes the server"
@@ -90,3 +93,23 @@ async def test_failover_that_loses_records_is_noticed_also_by_others(primary: Po
             standby.kill()
             with pytest.raises(StoreBlocked, match=r"former primary answers .* kept on timeline 2"):
                 await one.journal.append(THIRD)
+
+
+async def test_record_that_no_standby_takes_is_not_told_as_kept(
+    primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator.store.postgres.journal, "PASSING_S", 0.0)
+    monkeypatch.setattr(coordinator.store.postgres.database, "GRACE_S", 1.0 - STATEMENT_S)
+    async with opened(primary.new_database(), 1) as (store,):
+        primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+        primary.execute("SELECT pg_reload_conf()")
+        primary.until("SELECT current_setting('synchronous_standby_names') = 'absent'")
+        with pytest.raises(StoreBlocked, match="does not answer"):
+            await store.journal.append(SECOND)
+        primary.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        primary.execute("SELECT pg_reload_conf()")
+        with pytest.raises(StoreConflict):
+            await store.journal.append(OTHER_SECOND)
+        tail = await store.journal.tail(1)
+        assert tail is not None
+        assert tail.records == (SECOND,)
