@@ -8,6 +8,8 @@ import tomli_w
 
 from data_providers.local import LocalDataProvider
 from data_providers.opening import run_data
+from data_providers.protocol import DatasetSpec
+from data_providers.sources.renewed_manifest import write_manifest
 from state.config.state_file import StateFile
 from state.intervals import DataIds
 from state.phases import RunState
@@ -107,7 +109,9 @@ async def test_appended_files_count_from_a_pass_of_their_own(tmp_path: Path) -> 
 
 
 async def test_data_server_serves_appended_files_without_a_restart(tmp_path: Path) -> None:
+    """The data have a manifest, so that their fingerprint is over contents, before and after."""
     write_before(tmp_path / "data")
+    write_manifest(tmp_path / "data", ["a.bin"])
     config, port = tmp_path / "data.toml", free_port()
     config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
     location = {"model__LLM__data_location": {"Server": f"127.0.0.1:{port}"}}
@@ -115,9 +119,12 @@ async def test_data_server_serves_appended_files_without_a_restart(tmp_path: Pat
         server, _ = await run.start_server("data", "data-server", str(config), "--coordinator", run.url)
         await run.until(in_training(2))
         write_appended(tmp_path / "data")
+        write_manifest(tmp_path / "data", ["a.bin", "b.bin"])
         await append(run, str(config))
         document = await run.until(in_training(3))
         _, new = (await run.watch.api.config(document.config_sha256)).data_generations
+        order = LocalDataProvider.open(tmp_path / "data", DatasetSpec(2, SEQ_LEN)).order
+        assert (new.fingerprint, order.identified_by) == (order.fingerprint, "contents")
         reached = await run.until(lambda found: found.cursor > new.first_data_index + new.sample_count)
         assert reached.data_fingerprint == new.fingerprint
         assert (await run.status()).ready_count == 2
