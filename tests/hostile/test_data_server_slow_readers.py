@@ -9,13 +9,22 @@ import pytest
 from data_providers.dummy import DummyDataProvider
 from data_providers.protocol import DatasetSpec, SourceUnavailable
 from data_providers.tcp.client_connection import DataServerAddress
+from data_providers.tcp.frames import (
+    HEADER_BYTES,
+    MAX_SAMPLES_BYTES,
+    FrameKind,
+    Hello,
+    get_frame,
+    json_frame,
+    parse_header,
+)
 from data_providers.tcp.limits import ServerLimits
 from data_providers.tcp.sending import SEND_PIECE_BYTES
 from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
 from state.intervals import DataIds
 from state.wire import ClientId
 from tests.support.bounds import BOUND_S
-from tests.support.data_server import ask_without_reading, open_client, serving
+from tests.support.data_server import HOST, ask_without_reading, open_client, serving
 
 SPEC = DatasetSpec(2, 2**20)
 """Samples of 2 MiB."""
@@ -64,6 +73,49 @@ async def test_answers_that_nobody_reads_hold_bounded_memory_and_end() -> None:
             await until_none(server)
         assert server.memory.held_bytes == 0
         assert ConnectionShed("slow") in events, "closed although the peer neither reads nor closes"
+
+
+async def test_answer_that_is_not_received_in_its_time_ends() -> None:
+    limits = ServerLimits(send_timeout_s=0.3, slow_after_s=10 * BOUND_S, shutdown_timeout_s=0.2)
+    events: list[DataServerEvent] = []
+    async with (
+        asyncio.timeout(BOUND_S),
+        serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address),
+    ):
+        server.watch(events.append)
+        with await asking(address, "1" * 32):
+            await until_none(server)
+    assert ConnectionShed("slow") in events
+
+
+async def test_request_that_does_not_arrive_whole_ends_the_connection() -> None:
+    limits = ServerLimits(handshake_timeout_s=0.3, idle_timeout_s=10 * BOUND_S, shutdown_timeout_s=0.2)
+    async with (
+        asyncio.timeout(BOUND_S),
+        serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (_, address),
+    ):
+        reader, writer = await asyncio.open_connection(HOST, address.port)
+        writer.write(json_frame(FrameKind.HELLO, 0, Hello("a-run", "1" * 32)) + get_frame(1, DataIds(0, 0))[:-1])
+        await reader.read()
+        writer.close()
+
+
+async def test_request_for_more_than_an_answer_holds_is_refused() -> None:
+    async with (
+        asyncio.timeout(BOUND_S),
+        serving(DummyDataProvider(SPEC), NamingGate(), ServerLimits(), SPEC) as (_, address),
+    ):
+        reader, writer = await asyncio.open_connection(HOST, address.port)
+        over = DataIds(0, MAX_SAMPLES_BYTES // SPEC.sequence_bytes)
+        writer.write(json_frame(FrameKind.HELLO, 0, Hello("a-run", "1" * 32)) + get_frame(1, over))
+        kinds = []
+        for _ in range(2):
+            header = parse_header(await reader.readexactly(HEADER_BYTES))
+            payload = await reader.readexactly(header.length)
+            kinds.append(header.kind)
+        writer.close()
+    assert kinds == [FrameKind.WELCOME, FrameKind.ERROR]
+    assert f"are {over.count * SPEC.sequence_bytes} bytes; at most {MAX_SAMPLES_BYTES} a request".encode() in payload
 
 
 async def test_slow_readers_give_way_to_a_client_that_waits_for_memory() -> None:

@@ -10,7 +10,7 @@ import pytest
 from h2.settings import SettingCodes
 
 from data_providers.protocol import CorruptData, SourceUnavailable
-from data_providers.sources.http import http2, multiplexing, pool
+from data_providers.sources.http import http2, multiplexing, pool, requester
 from data_providers.sources.http.source import HttpOptions, HttpSource
 from data_providers.sources.protocol import Wanted, read
 from runtime.retry import RetryPolicy
@@ -333,7 +333,8 @@ async def test_server_that_never_answers_or_opens_is_given_up(
     server = SingleRanges(DATA, _never, settings, sends_settings)
     async with opened(server, context) as source, asyncio.timeout(BOUND_S):
         monkeypatch.setattr(http2, "SILENCE_TIMEOUT_S", 0.05)
-        monkeypatch.setattr(pool, "CONNECT_TIMEOUT_S", BOUND_S if sends_settings else 0.5)
+        monkeypatch.setattr(requester, "ANSWER_TIMEOUT_S", 2 * BOUND_S)  # it is not this limit that gives it up
+        monkeypatch.setattr(pool, "CONNECT_TIMEOUT_S", 2 * BOUND_S if sends_settings else 0.5)
         with pytest.raises(SourceUnavailable, match="in time"):
             await read(source, "a.bin", 0, SIZE)
 

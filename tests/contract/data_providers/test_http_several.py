@@ -101,6 +101,13 @@ def short_parts(request: HttpRequest) -> bytes:
 
 
 END = f"\r\n--{BOUNDARY}--\r\n".encode()
+
+
+def shifted(request: HttpRequest) -> bytes:
+    """Parts of the right lengths from one byte further on, as their heads say."""
+    return b"".join(part(DATA, first + 1, last + 1) for first, last in request.byte_ranges())
+
+
 UNFIT: dict[str, Callable[[HttpRequest, HttpReply], HttpReply]] = {
     "the whole file": lambda request, reply: HttpReply(200, DATA, {"ETag": reply.headers["ETag"]}),
     "ranges stripped by a proxy, a large file": lambda request, reply: HttpReply(
@@ -118,6 +125,7 @@ UNFIT: dict[str, Callable[[HttpRequest, HttpReply], HttpReply]] = {
     "another order": lambda request, reply: multipart_reply(
         DATA, request.byte_ranges()[::-1], {"ETag": reply.headers["ETag"]}
     ),
+    "the next bytes": with_parts(lambda request: shifted(request) + END),
     "overlapping parts": with_parts(lambda request: part(DATA, 5, 20_000) + part(DATA, 20_000, 20_000) + END),
     "a part twice": with_parts(lambda request: part(DATA, 5, 104) * 2 + END),
     "parts shorter than they say": with_parts(lambda request: short_parts(request) + END),
@@ -152,6 +160,22 @@ async def test_several_ranges_answered_wrongly_are_read_one_by_one(
         await source.aclose()
     assert server.several <= MAX_FAILURES
     assert server.single <= 1 + len(PLACES) * (MAX_FAILURES + 1)
+
+
+async def test_ranges_of_one_length_in_another_order_are_read_one_by_one(folder: Path) -> None:
+    server = Several(folder, lambda request, reply: replace(reply, body=_reversed(request)))
+    async with http_server(server) as url:
+        source = await HttpSource.open([f"{url}/a.bin"], HttpOptions(retry=replace(RETRY, sleep=_no_wait)))
+        wanted = [Wanted("a.bin", start, memoryview(bytearray(65_536))) for start in (0, 131_072, 262_144)]
+        async with asyncio.timeout(BOUND_S):
+            await source.read_many_into(wanted)
+        await source.aclose()
+    assert [bytes(one.into) for one in wanted] == [DATA[one.start : one.start + 65_536] for one in wanted]
+    assert server.several
+
+
+def _reversed(request: HttpRequest) -> bytes:
+    return b"".join(part(DATA, first, last) for first, last in request.byte_ranges()[::-1]) + END
 
 
 async def _no_wait(seconds: float) -> None:

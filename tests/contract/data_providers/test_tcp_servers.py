@@ -141,21 +141,48 @@ async def test_silent_server_is_left_for_another(
 
 
 class HaltingServer:
-    """A server of one sample, of which it writes `LEAST_BYTES` each time that it is told to go on."""
+    """A server of one sample, of which it writes `step_bytes` each time that it is told to go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_bytes: int = LEAST_BYTES) -> None:
         self.steps = asyncio.Semaphore(0)
+        self._step_bytes = step_bytes
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(parse_header(await reader.readexactly(HEADER_BYTES)).length)
         writer.write(json_frame(FrameKind.WELCOME, 0, welcome_of(HALTING, "0" * 64, 1)))
         header = parse_header(await reader.readexactly(HEADER_BYTES))
         writer.write(frame_header(FrameKind.SAMPLES, header.request, HALTING.sequence_bytes))
-        for _ in range(HALTING.sequence_bytes // LEAST_BYTES):
+        for _ in range(HALTING.sequence_bytes // self._step_bytes):
             await self.steps.acquire()
-            writer.write(bytes(LEAST_BYTES))
+            writer.write(bytes(self._step_bytes))
         await writer.drain()
         writer.close()
+
+
+async def test_server_that_sends_a_byte_at_a_time_is_silent() -> None:
+    halting = HaltingServer(step_bytes=1)
+    server = await asyncio.start_server(halting.converse, HOST, 0)
+    address = DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run")
+    client = await TcpDataProvider.open(address, lambda: "good")
+    connection = client._connection
+    async with asyncio.timeout(BOUND_S):
+        before = connection.arrived_bytes
+        asking = asyncio.create_task(client.get_samples(DataIds(0, 0)))
+        while connection.arrived_bytes < before + HEADER_BYTES:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        watching = _Silence(connection, address)
+        enough = connection.arrived_bytes + 3
+        for _ in range(3):
+            halting.steps.release()
+        while connection.arrived_bytes < enough:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        watching._look()
+        assert isinstance(connection.lost, SourceUnavailable)
+        assert "sent 3 bytes" in connection.lost.message
+        asking.cancel()
+        await asyncio.wait([asking])
+    await client.aclose()
+    server.close()
 
 
 async def test_server_is_not_silent_while_the_system_keeps_what_it_sends() -> None:

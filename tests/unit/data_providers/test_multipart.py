@@ -112,6 +112,25 @@ def test_multipart_body_with_a_mistake_is_refused(body: bytes, cuts: Callable[[b
         read(body, cuts(body))
 
 
+EQUAL = ((2, 6), (10, 14), (20, 24))
+"""Ranges of one length, as those of blocks: nothing but their places tells them apart."""
+MISTAKEN: dict[str, bytes] = {
+    "another order": part(*EQUAL[1]) + part(*EQUAL[0]) + part(*EQUAL[2]) + END,
+    "the last two exchanged": part(*EQUAL[0]) + part(*EQUAL[2]) + part(*EQUAL[1]) + END,
+    "a neighbour's range": part(*EQUAL[0]) + part(11, 15) + part(*EQUAL[2]) + END,
+    "a part twice": part(*EQUAL[0]) + part(*EQUAL[0]) + part(*EQUAL[2]) + END,
+}
+
+
+@pytest.mark.parametrize("body", MISTAKEN.values(), ids=MISTAKEN)
+def test_multipart_parts_of_one_length_are_not_mistaken_for_each_other(body: bytes) -> None:
+    targets = targets_of(EQUAL)
+    with pytest.raises(BadMultipart):
+        read(body, targets=targets)
+    for target, (start, stop) in zip(targets, EQUAL, strict=True):
+        assert bytes(target.into[: target.filled]) == DATA[start:stop][: target.filled]
+
+
 DRIPPED = [lambda body: (), lambda body: range(len(body))]
 SHORT: dict[str, tuple[bytes, int]] = {
     "first": (PARTS[0][:-1] + PARTS[1] + PARTS[2] + END, 0),
