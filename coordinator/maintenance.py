@@ -17,7 +17,7 @@ from coordinator.store.open import Store
 from runtime.broadcast import Broadcast
 from state.config.state_file import Progress, dump_state
 from state.errors import StoreBlocked, StoreFailed
-from state.phases import RunState
+from state.phases import ROUND_PHASES, RunState
 from state.wire import Sha256
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ BLOBS_NEAR_BOUND_PERCENT = 80
 MAX_SWEEP_DELAY_S = 3600.0
 """Maximum time that a sweep waits for those who copy the run. It does not wait where blobs are near their bound."""
 SWEEP_RETRY_S = 1.0
+STATE_FILE_S = 1.0
+"""Maximum time for which `state.toml` is behind a round: each writing of it takes longer than a record of the journal,
+which waits for it, and rounds may be shorter."""
 MAX_ROOM_WAIT_S = 30.0
 """Maximum time that an upload waits for a sweep that makes room for it."""
 
@@ -85,6 +88,7 @@ class Maintenance:
         self.paused: PausedUploads | None = None
         self._due = asyncio.Event()
         self._state_file_stale = False
+        self._state_file_timer: asyncio.TimerHandle | None = None
         self._sweep_since_s: float | None = None
         """Since when a sweep is due or under way, on the event loop's clock."""
         self._sweeps_asked = 0
@@ -113,8 +117,21 @@ class Maintenance:
         return sha256 in self._taken_in or sha256 in blobs_needed(run)
 
     def state_file_changed(self) -> None:
-        """Have the kept `state.toml` written anew."""
+        """Have the kept `state.toml` written anew, now."""
         self._state_file_stale = True
+        self._due.set()
+
+    def phase_changed(self, before: RunState, after: RunState) -> None:
+        """Have the kept `state.toml` written anew: now, or between the phases of rounds once in a short while."""
+        if not (before in ROUND_PHASES and after in ROUND_PHASES):
+            self.state_file_changed()
+            return
+        self._state_file_stale = True
+        if self._state_file_timer is None:
+            self._state_file_timer = asyncio.get_running_loop().call_later(STATE_FILE_S, self._state_file_is_due)
+
+    def _state_file_is_due(self) -> None:
+        self._state_file_timer = None
         self._due.set()
 
     def sweep(self) -> None:

@@ -311,8 +311,8 @@ class CoordinatorService:
         self._watcher(instruction)
         log_instruction(instruction)
         match instruction:
-            case PhaseChanged():
-                self.maintenance.state_file_changed()
+            case PhaseChanged(before, after):
+                self.maintenance.phase_changed(before, after)
             case OutcomeDecided():
                 self._rate.add(self._clock.now_s(), self.run.tokens_applied)
             case SweepBlobs():

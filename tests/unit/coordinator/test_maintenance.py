@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from coordinator.machine.run import new_run
-from coordinator.maintenance import MAX_SWEEP_DELAY_S, Maintenance
+from coordinator.maintenance import MAX_SWEEP_DELAY_S, STATE_FILE_S, Maintenance
 from coordinator.store.memory import MemoryStore
 from state.documents import CheckpointRef
 from state.errors import StoreFailed
+from state.phases import RunState
 from state.wire import Sha256, sha256_hex
 from tests.support.states import state_file
 from tests.support.virtual_time import in_virtual_time
@@ -23,12 +24,23 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
+class ToldStore(MemoryStore):
+    """A store in memory that remembers the state files it was given."""
+
+    def __init__(self, max_blob_bytes: int) -> None:
+        super().__init__(max_blob_bytes)
+        self.state_files: list[str] = []
+
+    async def save_state_file(self, text: str) -> None:
+        self.state_files.append(text)
+
+
 @asynccontextmanager
-async def maintained(blob: bytes) -> AsyncIterator[tuple[MemoryStore, Maintenance]]:
+async def maintained(blob: bytes) -> AsyncIterator[tuple[ToldStore, Maintenance]]:
     """Yield a store that holds this blob, and the maintenance of its run."""
     state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
     run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)
-    store = MemoryStore(MAX_BLOB_BYTES)
+    store = ToldStore(MAX_BLOB_BYTES)
     await store.blobs.receive(sha256_hex(blob), len(blob), pieces(blob))
 
     def fail(error: StoreFailed) -> None:
@@ -39,6 +51,26 @@ async def maintained(blob: bytes) -> AsyncIterator[tuple[MemoryStore, Maintenanc
         running = tasks.create_task(maintenance.run())
         yield store, maintenance
         running.cancel()
+
+
+@in_virtual_time
+async def test_state_file_is_written_once_for_the_rounds_of_a_second() -> None:
+    async with maintained(SMALL) as (store, maintenance):
+        maintenance.phase_changed(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+        await asyncio.sleep(STATE_FILE_S / 2)
+        maintenance.phase_changed(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+        assert store.state_files == []
+        await asyncio.sleep(STATE_FILE_S)
+        assert len(store.state_files) == 1
+
+
+@in_virtual_time
+async def test_state_file_of_another_phase_is_written_at_once() -> None:
+    async with maintained(SMALL) as (store, maintenance):
+        maintenance.phase_changed(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+        maintenance.phase_changed(RunState.ROUND_WITNESS, RunState.COOLDOWN)
+        await asyncio.sleep(0.01)
+        assert len(store.state_files) == 1
 
 
 @in_virtual_time
@@ -75,7 +107,7 @@ async def test_sweep_does_not_wait_where_blobs_are_near_their_bound() -> None:
 async def test_blob_that_was_announced_to_another_coordinator_is_not_swept() -> None:
     state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
     runs = [new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)]
-    store = MemoryStore(MAX_BLOB_BYTES)
+    store = ToldStore(MAX_BLOB_BYTES)
     for blob in (SMALL, LARGE):
         await store.blobs.receive(sha256_hex(blob), len(blob), pieces(blob))
 
