@@ -50,8 +50,9 @@ def test_systemd_accepts_the_unit(tmp_path: Path, program: str, verb: str) -> No
     command = [analyze, verb, *options[verb], "--no-pager", str(tmp_path / name)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    if verb == "verify":
-        assert ran.stderr == ""
+    assert [
+        line for line in ran.stderr.splitlines() if name in line
+    ] == []  # warnings about the unit, such as misspelt keys
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
