@@ -59,3 +59,9 @@ def start_logging(log_format: LogFormat, *, verbose: bool, stream: TextIO | None
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def show_warnings() -> None:
+    """Let a command that starts no log show warnings with their fields, on standard error, instead of bare names."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(TextFormatter())

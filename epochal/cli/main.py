@@ -7,6 +7,7 @@ import typer
 
 from epochal import __version__
 from epochal.cli.lazy import lazy_app
+from epochal.cli.logs import show_warnings
 from epochal.cli.secret_files import take_secret_files
 from state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
 
@@ -118,6 +119,7 @@ def _options(
 def main() -> None:
     """Run the command line; a known error is one message and an exit code, never a traceback."""
     try:
+        show_warnings()
         take_secret_files(os.environ)
         app()
     except EpochalError as error:

@@ -1,14 +1,17 @@
 """`epochal data`: what people see of a location."""
 
+import gzip
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.cli import Ran, run_main
+from data_providers.sources import index_hashes
+from tests.support.cli import Ran, run_main, run_main_in_thread
 from tests.support.data_formats import write_mds, write_megatron
 from tests.support.heavy import need_module
 from tests.support.states import state_text
@@ -307,3 +310,21 @@ def test_pack_says_that_its_folder_cannot_be_written(tmp_path: Path) -> None:
     lines.write_text('{"text": "a"}\n')
     for out in (lines, lines / "below"):
         data("pack", lines, "--seq-len", 8, "--out", out).expect(2, f"--out {out} cannot be written")
+
+
+async def test_inspect_says_which_hashes_of_an_index_it_cannot_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "xxhash", None)  # as where it is not installed
+    monkeypatch.setattr(index_hashes, "_said", set())
+    write_mds(tmp_path, [np.arange(64, dtype="<u2").reshape(4, 16)])
+    plain = tmp_path / "shard.00000.mds"
+    packed = gzip.compress(plain.read_bytes())
+    index = json.loads((tmp_path / "index.json").read_text())
+    zipped = {"basename": f"{plain.name}.gz", "bytes": len(packed), "hashes": {"xxh64": "0" * 16}}
+    index["shards"][0] |= {"compression": "gz", "zip_data": zipped}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    (tmp_path / f"{plain.name}.gz").write_bytes(packed)
+    plain.unlink()
+    ran = await run_main_in_thread("data", "inspect", str(tmp_path), "--seq-len", "16", environment={})
+    ran.expect(0, "warning hashes_not_compared", "algorithms=xxh64", "pip install 'epochal[compression]'")
