@@ -50,7 +50,7 @@ COMMANDS = {
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
     "runs:runs": (
-        "List the runs in a database: each one's id, the version of its document, and the size and age of its journal."
+        "List the runs in a database: each one's id, its document's version, its journal and its coordinators."
     ),
     "move:move": (
         "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
