@@ -3,23 +3,53 @@
 import asyncio
 
 from coordinator.machine import stimuli
-from tests.support.served import served
+from coordinator.service import MAX_GROUP
+from state.codecs.named import SPOKEN
+from state.messages import Capabilities, ReadyReport
+from state.phases import RunState
+from state.replica import replica_digest
+from state.wire import ClientId, Sha256, client_id_of
+from tests.support.bounds import BOUND_S
+from tests.support.served import REPLICA, Served, served
 from tests.support.states import state_file
 
 BURST = 10_000
 
 
-async def test_burst_of_many_messages_is_taken_in_turn() -> None:
-    taken = 0
+async def joined(run: Served, number: int) -> ClientId:
+    key, now_s = number.to_bytes(32, "big"), run.service.now_s()
+    client_id = client_id_of(key)
+    capabilities = Capabilities(codecs=SPOKEN)
+    await run.service.submit(stimuli.ClientJoined(client_id, key.hex(), capabilities, f"nonce {number}", now_s + 600))
+    return client_id
 
-    async with served(state_file()) as run:
 
-        async def send() -> None:
-            nonlocal taken
-            await run.service.submit(stimuli.PauseRequested())
-            taken += 1
+async def in_phase(run: Served, phase: RunState) -> None:
+    version = -1
+    async with asyncio.timeout(BOUND_S):
+        while run.service.run.phase is not phase:
+            published = await run.service.readers.wait_published(version, None, 1.0)
+            version = version if published is None else published.version
 
+
+async def test_burst_of_joins_and_ready_reports_is_taken_in_turn() -> None:
+    numbers = dict.fromkeys(("init_min_clients", "min_clients"), BURST)
+    numbers |= dict.fromkeys(("global_batch_size_start", "global_batch_size_end"), BURST)
+    numbers |= dict.fromkeys(("warmup_time", "max_round_train_time", "client_timeout_s"), 600)
+    fields = {f"config__{name}": value for name, value in numbers.items()}
+    state = state_file(config__waiting_for_members_extra_time=0.001, config__epoch_time=10_000, **fields)
+    kept: list[int] = []
+    async with served(state) as run:
+        run.service.watch(lambda event: kept.append(getattr(event, "stimulus_count", 0)))
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(BURST):
-                tasks.create_task(send())
-    assert taken == BURST
+            joining = [tasks.create_task(joined(run, number)) for number in range(BURST)]
+        await in_phase(run, RunState.WARMUP)
+        report = ReadyReport(REPLICA.step, Sha256(replica_digest(REPLICA)), "data")
+        async with asyncio.TaskGroup() as tasks:
+            reporting = [tasks.create_task(run.handlers.report(task.result(), report)) for task in joining]
+        assert {task.result().ready for task in reporting} == {True}
+        await in_phase(run, RunState.ROUND_TRAIN)
+        current = run.service.run.round
+        assert current is not None
+        assert len(current.roster.clients) == BURST
+    assert max(kept) <= MAX_GROUP
