@@ -21,7 +21,7 @@ from coordinator.run_journal import RunJournal
 from coordinator.store.keys import KEY_LOST
 from coordinator.store.open import Store
 from coordinator.store.replication import Heartbeats
-from runtime.clock import Clock
+from runtime.clock import Clock, RunClock
 from runtime.worker_thread import InlineWorker, Worker
 from state.checkpoint_parts import digests_of
 from state.config.changes import Change, names_the_checkpoint, runtime_changes
@@ -58,6 +58,28 @@ class ServiceOptions:
     worker: Worker = field(default_factory=InlineWorker)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run that a service goes on with.
+
+    Attributes:
+        journal: of the run.
+        stimuli: those to handle before all others.
+        ahead_s: difference of the run's time, as coordinators that serve it tell it, to this machine's monotonic clock;
+            None if there are none.
+    """
+
+    journal: RunJournal
+    stimuli: tuple[Stimulus, ...]
+    ahead_s: float | None = None
+
+    def clock(self, options: ServiceOptions) -> RunClock:
+        """Return the run's clock, which the clocks of coordinators that serve it agree with."""
+        clock = options.store.clock(options.clock)
+        now_s = None if self.ahead_s is None else clock.monotonic_s() + self.ahead_s
+        return RunClock(clock, not_before_s=self.journal.run.now_s, now_s=now_s)
+
+
 async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:
     """Return the key of the store's coordinator; create it only for a run that was never started.
 
@@ -81,10 +103,8 @@ async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:
     return SigningKey(kept)
 
 
-async def open_run(
-    options: ServiceOptions, state_file: StateFile, *, is_restored: bool
-) -> tuple[RunJournal, tuple[Stimulus, ...]]:
-    """Return the journal of the run that the store holds, or of a new one, and the stimuli to handle before all others.
+async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restored: bool) -> OpenedRun:
+    """Return the run that the store holds, or a new one.
 
     Args:
         options: store, clock and key.
@@ -101,7 +121,8 @@ async def open_run(
     """
     store = options.store
     journal = await RunJournal.load(store.journal, is_restored=is_restored)  # who cannot replay it takes no lease
-    is_live = store.replication is not None and bool((await store.replication.meet(Heartbeats())).others)
+    others = () if store.replication is None else (await store.replication.meet(Heartbeats())).others
+    is_live, asked_s = bool(others), options.clock.monotonic_s()
     if is_live and (is_restored or options.replaces_key):
         raise _others_serve(store, "--restored" if is_restored else "--new-coordinator-key")
     if journal is None:
@@ -117,10 +138,12 @@ async def open_run(
         provided = await _provided_genesis(options, run, state_file)  # before the journal: a failed start begins no run
         _check_no_run_is_lost(store.name, held.difference(_blobs_of(provided)))
         try:
-            return await RunJournal.begin(store.journal, run), (*provided, CoordinatorStarted())
+            return OpenedRun(await RunJournal.begin(store.journal, run), (*provided, CoordinatorStarted()))
         except StoreConflict:  # another coordinator has begun the run in the meantime
             return await open_run(options, state_file, is_restored=is_restored)
-    return journal, await _stimuli_of_start(options, journal, state_file, is_restored=is_restored, is_live=is_live)
+    stimuli = await _stimuli_of_start(options, journal, state_file, is_restored=is_restored, is_live=is_live)
+    told = [left.now_s - asked_s for left in others if left.now_s is not None]
+    return OpenedRun(journal, stimuli, max(told, default=None))
 
 
 def _others_serve(store: Store, option: str) -> InvalidInput:

@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from coordinator.liveness import Liveness
@@ -99,7 +99,7 @@ class Replicas:
             return
         began_s, now_s = _now_s(), self._following.now_s()
         mine = self._liveness.heartbeats(now_s) if self._other_count else Heartbeats()
-        meeting = await self._replication.meet(mine)
+        meeting = await self._replication.meet(replace(mine, now_s=now_s))
         was_ticking, is_late = self.is_ticking, began_s > self._met_s + LEASE_S
         for others in meeting.others:
             self._liveness.take(others)

@@ -32,14 +32,12 @@ from coordinator.machine.stimuli import (
     Ticked,
 )
 from coordinator.maintenance import Maintenance
-from coordinator.opening import ServiceOptions, open_run
+from coordinator.opening import OpenedRun, ServiceOptions, open_run
 from coordinator.publication import Published, Readers, TokenRate, status_of
 from coordinator.replicas import Following, Replicas
-from coordinator.run_journal import RunJournal
 from coordinator.run_log import log_instruction
 from coordinator.service_events import GroupKept, ServiceEvent
 from coordinator.store_health import StoreHealth
-from runtime.clock import RunClock
 from runtime.descriptors import MAX_CONNECTIONS
 from state.config.state_file import StateFile
 from state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
@@ -71,13 +69,13 @@ _Answers: TypeAlias = list[tuple[_Waiting, Exception | None]]
 class CoordinatorService:
     """Owns a run. Use `open`, then keep `serve` running in a task group."""
 
-    def __init__(self, options: ServiceOptions, journal: RunJournal, opening: tuple[Stimulus, ...]) -> None:
+    def __init__(self, options: ServiceOptions, opened: OpenedRun) -> None:
         self.blobs = options.store.blobs
         self._options = options
-        self._journal = journal
-        self._clock = RunClock(options.store.clock(options.clock), not_before_s=journal.run.now_s)
+        self._journal = journal = opened.journal
+        self._clock = opened.clock(options)
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
-        self._opening = opening
+        self._opening = opened.stimuli
         self.liveness = Liveness(self._clock.now_s())
         self._rate = TokenRate()
         self.health = StoreHealth()
@@ -104,8 +102,7 @@ class CoordinatorService:
         cls, options: ServiceOptions, state_file: StateFile, *, is_restored: bool = False
     ) -> "CoordinatorService":
         """Return the service of the run that the store holds, or of a new one. Raises as `open_run` does."""
-        opened = await open_run(options, state_file, is_restored=is_restored)
-        return cls(options, *opened)
+        return cls(options, await open_run(options, state_file, is_restored=is_restored))
 
     async def serve(self) -> None:
         """Handle stimuli until cancelled. Nothing is answered before the start has been kept."""

@@ -25,11 +25,17 @@ class SystemClock:
 
 
 class RunClock:
-    """A run's time: starts at the wall time, or at `not_before_s` if that is later, and is monotonic from then on."""
+    """A run's time: starts at the wall time, or at `not_before_s` if that is later, and is monotonic from then on.
 
-    def __init__(self, clock: Clock, *, not_before_s: float) -> None:
+    Args:
+        clock: the system's.
+        not_before_s: the run has come to this time.
+        now_s: the time that others have by whom the run goes on; it takes the place of the wall time.
+    """
+
+    def __init__(self, clock: Clock, *, not_before_s: float, now_s: float | None = None) -> None:
         self._clock = clock
-        self._base_s = max(clock.wall_s(), not_before_s) - clock.monotonic_s()
+        self._base_s = max(clock.wall_s() if now_s is None else now_s, not_before_s) - clock.monotonic_s()
 
     def not_before(self, now_s: float) -> None:
         """Go on from this time at least, because another coordinator of the run has come to it."""

@@ -36,10 +36,12 @@ class Heartbeats:
     Attributes:
         heard: when a member was last heard, if that is not long ago; now, if a request of it waits.
         closed: since when a member has closed the connections of its waits.
+        now_s: the time on its clock; None if it does not tell. Whoever starts beside it goes on from there.
     """
 
     heard: Mapping[ClientId, float] = field(default_factory=dict)
     closed: Mapping[ClientId, float] = field(default_factory=dict)
+    now_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

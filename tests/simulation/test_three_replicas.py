@@ -198,6 +198,27 @@ def test_members_behind_a_balancer_are_never_taken_for_silent(stays: bool, caplo
     assert not [change for change in changes if "silent" in change]
 
 
+def test_database_whose_clock_was_set_by_a_minute_drops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "coordinator.service")
+
+    async def main() -> None:
+        state = small_state(batches=8, config__client_timeout_s=20, config__total_steps=10)
+        async with replicated_run(state, seed=1) as run:
+            run.weather = Weather(delay_s=(0.5, 1.5))
+            clients = run.start_clients(4)
+            for replica in run.coordinator.all:
+                await asyncio.sleep(12)
+                run.coordinator.database.ahead_s += CLOCKS_APART_S
+                replica.kill(0.1)
+            assert not any(client.task is None or client.task.done() for client in clients)
+            await run.ends(clients, BOUND_S)
+            await prove(run)
+
+    run_virtually(main(), ProcessLoop())
+    changes = [vars(record)["change"] for record in caplog.records if record.message == "membership_changed"]
+    assert not [change for change in changes if "silent" in change]
+
+
 class ForgetfulJournal(VouchingJournal):
     """A broken journal: one record that changed the run document is lost although it was acknowledged."""
 

@@ -173,9 +173,9 @@ def _sequence_in(payload: str) -> int | None:
 
 def _encoded(mine: Heartbeats) -> bytes:
     heard, closed = ({name: round(at_s, 3) for name, at_s in kept.items()} for kept in (mine.heard, mine.closed))
-    return json.dumps([heard, closed], separators=(",", ":")).encode()
+    return json.dumps([heard, closed, mine.now_s], separators=(",", ":")).encode()
 
 
 def _decoded(body: bytes) -> Heartbeats:
-    heard, closed = json.loads(body)
-    return Heartbeats(heard, closed)
+    heard, closed, *more = json.loads(body)  # of a later version, perhaps
+    return Heartbeats(heard, closed, more[0] if more else None)

@@ -43,9 +43,10 @@ def replication_of(store: Store) -> Replication:
 
 async def test_coordinators_that_meet_hear_of_each_others_members(stores: list[Store]) -> None:
     one, other = map(replication_of, stores)
-    told = Heartbeats({ONE: 5.125}, {OTHER: 4.0})
+    told = Heartbeats({ONE: 5.125}, {OTHER: 4.0}, 5.25)
     assert (await one.meet(told)).others == ()
-    assert (await other.meet(Heartbeats())).others == (told,)
+    (found,) = (await other.meet(Heartbeats())).others
+    assert (found, found.now_s) == (told, told.now_s)
     assert (await one.meet(Heartbeats())).others == (Heartbeats(),)
 
 
