@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.data_server_process import COUNT, HOST, PLACE, spec_of
+from benchmarks.data_server_process import COUNT, HOST, PLACE, spec_of, stay_on_processor
 from data_providers.local import LocalDataProvider
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
@@ -72,6 +72,7 @@ def main() -> None:
     """Ask as the command line says."""
     kind, port, folder, order, request_bytes, *certificate = sys.argv[1:]
     per_request = int(request_bytes) // SEQUENCE_BYTES
+    stay_on_processor(1)
     if kind == "bare":
         _ask_bare(int(port), Path(folder), per_request, shuffled=order == "shuffled")
     else:

@@ -1,7 +1,8 @@
 """The TCP data server beside bare blocking loops of sockets in the same run: rates, processor time, fairness, memory.
 
 Every rate is the median of short passes that alternate with those of its baseline, so that both see the same machine.
-Each server and each client is a process of its own on one machine; the data are in the page cache.
+Each server and each client is a process of its own on one machine, on a core of its own; the data are in the page
+cache.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ PASSES = 75
 CLIENTS = 32
 CLIENT_SECONDS = 10.0
 IDLE = 500
-BARE = "a bare blocking loop: sendall of a memory map, recv_into"
+BARE = "a bare blocking loop: sendall of a memory map, recv_into; each end on a core of its own"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
