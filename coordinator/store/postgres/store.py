@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from coordinator.store.postgres.replication import PostgresReplication, is_serve
 from coordinator.store.replication import Program
 from runtime.clock import Clock
 from state.errors import InvalidInput, StoreBlocked, StoreFailed
+
+log = logging.getLogger(__name__)
 
 MAX_SWEEP_S = 60.0
 """Time after which a copy no longer waits for a sweep to end."""
@@ -100,6 +103,7 @@ class PostgresStore:
         self.replication = PostgresReplication(meeting, listening, run_id)
         self.blobs: BlobStore = blobs
         self.is_backup = False
+        self._is_sweep_put_off = False
         self._origin = b""
         self._now_s = (0.0, 0.0)
 
@@ -164,7 +168,15 @@ class PostgresStore:
     @contextlib.asynccontextmanager
     async def sweeping(self) -> AsyncIterator[bool]:
         lock = f"SELECT pg_try_advisory_lock({lock_of('sweep', self._run_id)})"
-        async with _locked(self._address, self.name, lock, within_s=0.0) as is_locked:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                is_locked = await stack.enter_async_context(_locked(self._address, self.name, lock, within_s=0.0))
+            except StoreBlocked as blocked:  # the lock needs a connection of its own, and the run goes on without it
+                if not self._is_sweep_put_off:
+                    log.warning("sweep_put_off", extra={"reason": str(blocked)})
+                self._is_sweep_put_off, is_locked = True, False
+            else:
+                self._is_sweep_put_off = False
             yield is_locked
 
     @contextlib.asynccontextmanager

@@ -242,13 +242,16 @@ async def test_role_without_privileges_serves_and_waits_for_connections(
         async with store.sweeping() as is_allowed:
             assert is_allowed
         database_server.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
+        async with store.sweeping() as is_allowed:
+            assert not is_allowed, "there is no connection for its lock"
+        await store.journal.append(FIRST)
         database_server.disconnect(name)
         with pytest.raises(StoreBlocked):  # this only finds the connection gone
-            await store.journal.append(FIRST)
+            await store.journal.append(SECOND)
         with pytest.raises(StoreBlocked, match="too many connections"):
-            await store.journal.append(FIRST)
+            await store.journal.append(SECOND)
         database_server.execute(f"ALTER ROLE {role} CONNECTION LIMIT 5")
-        await store.journal.append(FIRST)
+        await store.journal.append(SECOND)
 
 
 async def test_host_that_does_not_answer_is_passed_over(url: str, database_server: PostgresServer) -> None:
