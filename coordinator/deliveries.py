@@ -57,12 +57,16 @@ class Deliveries:
             await service.submit(committed)
             await self._uploads.results.count(expected, verdict)
             return
-        if service.replicas.may_be_others:
+        is_announced = service.replicas.may_be_others
+        if is_announced:
             await service.submit(committed)
         with service.maintenance.taking_in(sha256):
             await self._keep(expected, committed, delivery.data)
             self._uploads.recent.add(sha256, delivery.data)
-            await service.submit(ResultDelivered(client_id, bound, Sha256(verdict.replica_digest)))
+            if is_announced:
+                await self._uploads.results.count(expected, verdict)
+            else:
+                await service.submit(ResultDelivered(client_id, bound, Sha256(verdict.replica_digest)))
 
     async def _keep(self, expected: ExpectedBlob, committed: ResultCommitted, data: bytes) -> None:
         """Keep a result's bytes. Where they find no room, the commitment counts, and nobody is blamed."""

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryReplication, MemoryStore
 from coordinator_client.http import CoordinatorClient
 from state.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, Delivery
 from state.messages import ResultCommitment, ResultMetrics
@@ -10,6 +11,7 @@ from state.wire import canonical_json, sha256_hex
 from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
 from tests.support.states import state_file
 
+LIMIT = 10_000_000
 STATE = state_file(config__waiting_for_members_extra_time=0.001)
 
 
@@ -50,6 +52,21 @@ async def test_result_with_its_commitment_is_counted_at_once() -> None:
         assert (await deliver(other, other.result(REPLICA, DIFFERENCE))).status_code == 200
         stored = await other.send("GET", f"/v1/blobs/{sha256_hex(data)}")
         assert stored.content == data
+
+
+async def test_result_is_announced_to_other_coordinators_and_not_told_twice() -> None:
+    journal = MemoryJournal()
+    store = MemoryStore(LIMIT, journal, bytes(32))
+    store.replication = MemoryReplication(MemoryMeetings(), journal)
+    async with served(STATE, store=store) as run:
+        member, _ = await training(run)
+        for _ in range(2):
+            answer = await deliver(member, member.result(REPLICA, DIFFERENCE))
+            assert (answer.status_code, answer.json()["result_verified"]) == (200, True)
+        assert verified(run) == {member.client_id}
+    told = b"".join([record.body async for part in journal.history() for record in part.records])
+    kinds = (b"result_committed", b"result_verified", b"result_delivered")
+    assert [told.count(kind) for kind in kinds] == [1, 1, 0]
 
 
 async def test_result_that_breaks_a_rule_binds_and_leaves_nothing() -> None:
