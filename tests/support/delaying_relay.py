@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from tests.support.listening import listening
+from tests.support.raw_http import raw_server
 
 PIECE_BYTES = 256 * 1024
 MAX_HELD_BYTES = 64 * 1024**2
@@ -76,7 +76,7 @@ async def delaying_relay(port: int, round_trip_s: float) -> AsyncIterator[int]:
                 with suppress(ConnectionError):
                     await opened.wait_closed()
 
-    async with listening(relay, limit_bytes=PIECE_BYTES) as own_port:
+    async with raw_server(relay, limit_bytes=PIECE_BYTES) as own_port:
         yield own_port
 
 

@@ -14,7 +14,7 @@ import h2.exceptions
 import h2.settings
 from h2.settings import SettingCodes
 
-from tests.support.listening import listening
+from tests.support.raw_http import raw_server
 
 ETAG = '"first"'
 FRAME_BYTES = 16_000
@@ -148,5 +148,12 @@ def _range(head: str) -> tuple[int, int]:
 async def serving(server: SingleRanges, context: ssl.SSLContext) -> AsyncIterator[int]:
     """The server's port."""
     context.set_alpn_protocols(["http/1.1"] if server.behave is None else ["h2", "http/1.1"])
-    async with listening(server.speak, context) as port:
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await server.speak(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    async with raw_server(speak, context) as port:
         yield port

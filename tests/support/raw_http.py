@@ -6,12 +6,15 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+LIMIT_BYTES = 64 * 1024
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def raw_server(speak: Speak, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port of a server that speaks for itself on every connection."""
+async def raw_server(
+    speak: Speak, context: ssl.SSLContext | None = None, limit_bytes: int = LIMIT_BYTES
+) -> AsyncIterator[int]:
+    """The port of a server that speaks for itself on every connection, until it or the context ends."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -20,13 +23,13 @@ async def raw_server(speak: Speak, context: ssl.SSLContext | None = None) -> Asy
         tasks.add(task)
         try:
             await speak(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except (ConnectionError, ssl.SSLError, asyncio.IncompleteReadError, asyncio.CancelledError):
             return
         finally:
             writer.close()
             tasks.discard(task)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context, limit=limit_bytes)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
