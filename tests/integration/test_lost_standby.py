@@ -23,7 +23,8 @@ async def test_run_holds_while_commits_wait_for_a_standby_and_goes_on(tmp_path: 
             await run.until(in_training(2))
             name_standby(server, "gone")
             await replicas.ready(replica, is_ready=False)
-            assert server.execute(COMMITS_THAT_WAIT) == [(1,)]
+            ((waiting,),) = server.execute(COMMITS_THAT_WAIT)
+            assert waiting > 0
             name_standby(server, "")
             await replicas.ready(replica)
             assert (await run.finish()).rounds == 40
