@@ -314,12 +314,15 @@ class LocalSampleBytes:
     def _of_file(self, file_number: int, stretches: list[tuple[int, int]]) -> list[memoryview]:
         """Return the first ones of some stretches of a file: those that are in memory, and what they were."""
         mapped = self._provider.mapped(file_number)
-        if mapped is None or self._given.setdefault(file_number, mapped).version != mapped.version:
+        if mapped is None or self._given.get(file_number, mapped).version != mapped.version:
             return []
         if not mapped.kept.is_all_known(mapped.version):
             held = (mapped.kept.holds(mapped.version, offset, count) for offset, count in stretches)
             stretches = list(compress(stretches, takewhile(bool, held)))
-        return mapped.bytes.at_hand(stretches)
+        views = mapped.bytes.at_hand(stretches)
+        if views:
+            self._given[file_number] = mapped
+        return views
 
     def check(self) -> None:
         """Raise `CorruptData` if a file has changed since bytes of it were given."""

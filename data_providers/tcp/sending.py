@@ -117,7 +117,7 @@ class PacedWriter:
                             count = READ_BYTES
                     count = min(count, size_bytes - begin)
                     if is_direct and begin + count == size_bytes:
-                        samples.check()
+                        _check(samples)
                     held = len(header)
                     buffer[:held] = header
                     if not samples.read_now(begin, buffer[held : held + count]):
@@ -208,3 +208,11 @@ class PacedWriter:
     def abort(self) -> None:
         """Close the connection now, whatever its client has received."""
         self._transport.abort()
+
+
+def _check(samples: SampleBytes) -> None:
+    """Raise `AnswerBroken` if a file has changed since bytes of it were sent, or offered to the system."""
+    try:
+        samples.check()
+    except DataError as error:
+        raise AnswerBroken(error.message) from error
