@@ -17,7 +17,7 @@ from data_providers.local import LocalDataProvider
 from data_providers.local_source import LocalSource
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
-from data_providers.sources.manifest import MIN_BLOCK_BYTES, ListedFile
+from data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES, ListedFile, parse_manifest
 from data_providers.sources.renewed_manifest import write_manifest
 from state.intervals import DataIds
 from tests.support.data_files import open_lines
@@ -207,6 +207,24 @@ async def test_a_file_without_a_manifest_that_never_rests_is_unavailable(
     monkeypatch.setattr(data_providers.kept_file, "read_whole", read_while_it_changes)
     with path.open("rb") as file, pytest.raises(SourceUnavailable, match="changed 4 times while it was read"):
         kept.read(file.fileno(), 0, memoryview(bytearray(64)))
+
+
+def test_young_file_is_compared_until_its_times_tell_changes_apart(
+    listed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = parse_manifest((listed.parent / MANIFEST_NAME).read_bytes(), "")[listed.name]
+    version, into = FileVersion.of(listed.stat()), memoryview(bytearray(64))
+    monkeypatch.setattr(data_providers.kept_file, "SETTLED_NS", 10**18)
+    kept = KeptFile(listed, version, entry)
+    with listed.open("rb") as file:
+        kept.read(file.fileno(), 0, into)
+        assert not kept.holds(version, 0, 64), "it may have changed since, at the same time"
+        monkeypatch.setattr(data_providers.kept_file, "SETTLED_NS", NOTHING_IS_YOUNG)
+        assert not kept.holds(version, 0, 64)
+        kept.read(file.fileno(), 0, into)
+    assert kept.holds(version, 0, 64)
+    assert not kept.holds(version, 0, MIN_BLOCK_BYTES + 1)
+    assert KeptFile(listed, version, entry).holds(version, 0, MIN_BLOCK_BYTES + 1), "it was settled when it was opened"
 
 
 def test_warnings_about_one_file_have_a_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
