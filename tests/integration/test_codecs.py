@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.store.directory.blobs import DirectoryBlobs
 from state.results import METADATA_BOUND_BYTES
 from tests.support.bounds import BOUND_S
 from tests.support.cli import PLAIN_OUTPUT, Ran
@@ -39,7 +40,8 @@ async def test_run_of_a_codec_ends_with_equal_replicas_and_a_clean_audit(name: s
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied) == (STEPS, 0, 0)
         assert report.recomputed_steps == STEPS + 1
-        blobs = [path.stat().st_size for path in (run.run_dir / "blobs").rglob("*") if path.is_file()]
+        kept = DirectoryBlobs.for_reading(run.run_dir)
+        blobs = [await kept.size(sha256) or 0 for sha256 in await kept.held()]
     has_momentum = overrides.get("merge__outer_momentum") != 0
     parameters = max(blobs) / VALUE_BYTES / (1 + has_momentum)
     results = [size for size in blobs if size < VALUE_BYTES * parameters * 0.9]
