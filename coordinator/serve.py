@@ -105,7 +105,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     allow_connections()
     blobs = state_file.blobs
     folder = options.blobs_folder
-    store = await open_store(options.store, blobs.max_total_bytes, blobs.store, state_file.run_id, folder)
+    program = Program(options.version, RULES_VERSION)
+    store = await open_store(options.store, blobs.max_total_bytes, blobs.store, state_file.run_id, folder, program)
     try:
         run_id, key = state_file.run_id, await signing_key_of(store, anew=options.new_coordinator_key)
         service_options = ServiceOptions(
@@ -117,7 +118,6 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             genesis=options.genesis,
             worker=SharedThreads(),
         )
-        store.note_program(Program(options.version, RULES_VERSION))
         opening = partial(CoordinatorService.open, service_options, state_file, is_restored=options.is_restored)
         service = await open_in_turn(opening, store, endpoint)
         with endpoint.bind() as listener:

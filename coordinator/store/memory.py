@@ -17,7 +17,7 @@ from coordinator.store.blobs import (
     check_room,
 )
 from coordinator.store.journal import STORE_RETRY_S, JournalRecord, Segment, Snapshot, StoredProof, Tail
-from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Program, Replication
+from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Replication
 from runtime.broadcast import Broadcast
 from runtime.clock import Clock
 from runtime.key_file import RAW_KEY_BYTES
@@ -249,9 +249,6 @@ class MemoryStore:
     async def served_at(self) -> str | None:
         """Return None: nobody outside its process reads the store."""
         return None
-
-    def note_program(self, program: Program) -> None:
-        """Do nothing: nobody asks."""
 
     async def is_served(self) -> bool:
         """Return False: the lock keeps out all others."""

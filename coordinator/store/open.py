@@ -83,9 +83,6 @@ class Store(StoreReader, Protocol):
     def note_address(self, url: str) -> None:
         """Note where the run is served, until the store is closed. A medium that fails is logged."""
 
-    def note_program(self, program: Program) -> None:
-        """Let others that serve the run know by which program it is served here."""
-
     async def is_served(self) -> bool:
         """Return whether another coordinator serves the run now. Raise `StoreFailed` if nobody can tell."""
 
@@ -110,7 +107,12 @@ class Store(StoreReader, Protocol):
 
 
 async def open_store(
-    url: str, max_blob_bytes: int, blobs: BlobPlace | None = None, run_id: str = "", blobs_folder: Path | None = None
+    url: str,
+    max_blob_bytes: int,
+    blobs: BlobPlace | None = None,
+    run_id: str = "",
+    blobs_folder: Path | None = None,
+    program: Program | None = None,
 ) -> Store:
     """Open a store to serve its run, and create it if it does not exist.
 
@@ -121,6 +123,7 @@ async def open_store(
         blobs: the object store that takes new blobs; None for the run directory, or the folder of blobs.
         run_id: names the run in a database, and its folder in an object store.
         blobs_folder: the folder of blobs that all coordinators share which serve the run from a database.
+        program: the one that serves it here, as others that serve it are told.
 
     Raises:
         InvalidInput: the URL is not supported, or names a backup that was not finished; or an object store cannot be
@@ -129,7 +132,7 @@ async def open_store(
     """
     if is_database(url):
         opening = _database_opening(url)
-        opened: Store = await opening.open_database_store(url, max_blob_bytes, blobs, run_id, blobs_folder)
+        opened: Store = await opening.open_database_store(url, max_blob_bytes, blobs, run_id, blobs_folder, program)
         return opened
     if blobs_folder is not None:
         raise InvalidInput(f"--blobs goes with a store in a database; {url} keeps its blobs itself")

@@ -5,8 +5,13 @@ import secrets
 from coordinator.store.memory import MemoryBlobs
 from coordinator.store.postgres.address import parse_address
 from coordinator.store.postgres.store import PostgresStore
+from coordinator.store.replication import Program
 
 
-async def database_store(url: str, run_id: str | None = None, max_blob_bytes: int = 0) -> PostgresStore:
+async def database_store(
+    url: str, run_id: str | None = None, max_blob_bytes: int = 0, program: Program | None = None
+) -> PostgresStore:
     """Open the store of a run, by default a new one, in the database at a URL."""
-    return await PostgresStore.open(parse_address(url), run_id or secrets.token_hex(8), MemoryBlobs(max_blob_bytes))
+    return await PostgresStore.open(
+        parse_address(url), run_id or secrets.token_hex(8), MemoryBlobs(max_blob_bytes), program
+    )

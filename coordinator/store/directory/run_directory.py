@@ -38,7 +38,7 @@ from coordinator.store.directory.journal import (
 from coordinator.store.directory.keys import KEYS_FOLDER, DirectoryKeys
 from coordinator.store.journal import STORE_RETRY_S
 from coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
-from coordinator.store.replication import Program, Replication
+from coordinator.store.replication import Replication
 from runtime.clock import Clock
 from runtime.durable_files import (
     PRIVATE_FOLDER_MODE,
@@ -113,9 +113,6 @@ class RunDirectory:
     @property
     def is_backup(self) -> bool:
         return (self._run_dir / NOTE_FILE).exists()
-
-    def note_program(self, program: Program) -> None:
-        """Do nothing: nobody else may serve it."""
 
     async def is_served(self) -> bool:
         """Return False: the lock keeps out all others."""

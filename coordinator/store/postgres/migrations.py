@@ -4,6 +4,8 @@ The rule kept here: a step only adds, so that a program of the version before go
 it. A program refuses tables that are newer than itself, because it does not know what they mean.
 """
 
+import json
+
 import psycopg
 
 from coordinator.store.postgres.database import Connection
@@ -14,6 +16,12 @@ LOCK = 0x45504F4348414C00
 
 LAST_STEP = "SELECT coalesce(max(number), 0) FROM epochal_migrations"
 """Returns the number of the last step that was applied, where there is such a table."""
+
+_NEWEST = """
+SELECT coalesce(
+  (SELECT body FROM epochal_records WHERE run_id = %(run)s ORDER BY sequence DESC LIMIT 1),
+  (SELECT snapshot FROM epochal_segments WHERE run_id = %(run)s ORDER BY number DESC LIMIT 1))
+"""
 
 MIGRATIONS = (
     """
@@ -81,14 +89,23 @@ change compares. `epochal_notes` holds a run's secrets and its `state.toml`. Wha
 """
 
 
-async def migrate(connection: Connection, name: str) -> None:
+async def migrate(connection: Connection, name: str, run_id: str = "", rules: int | None = None) -> None:
     """Apply the steps that the database lacks. Others that do the same wait, and find nothing to do.
+
+    Args:
+        connection: to the database.
+        name: the database, for messages.
+        run_id: a run that is to be served. Where it was kept under other rules, the tables stay as they are: this
+            program cannot serve it, and older ones that can would refuse newer tables at their next start.
+        rules: version of this program's rules; None if no run is to be served.
 
     Raises:
         InvalidInput: the tables are newer than this program.
         psycopg.Error: a step could not be applied; none of them was.
     """
-    if await _applied(connection, name) == len(MIGRATIONS):
+    known = await _applied(connection, name)
+    is_other = known and rules is not None and await _has_other_rules(connection, run_id, rules)
+    if known == len(MIGRATIONS) or is_other:
         return
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
@@ -129,6 +146,15 @@ def _check_known(applied: int, name: str) -> None:
             f"{name} has tables of step {applied}, made by a newer version of Epochal; this one knows the steps up to "
             f"{len(MIGRATIONS)}. Start a version that is as new as the tables"
         )
+
+
+async def _has_other_rules(connection: Connection, run_id: str, rules: int) -> bool:
+    """Return whether a run's newest entry was kept under other rules."""
+    row = await (await connection.execute(_NEWEST, {"run": run_id})).fetchone()
+    try:
+        return row is not None and bool(json.loads(row[0])["rules_version"] != rules)
+    except (ValueError, KeyError, TypeError):  # damaged, as a start will say
+        return False
 
 
 async def _applied(connection: Connection, name: str) -> int:

@@ -16,7 +16,7 @@ from coordinator.store.postgres.database import failure_of
 from coordinator.store.postgres.migrations import LAST_STEP, check_readable
 from coordinator.store.postgres.notes import BLOBS, BLOBS_OWNER, NoteInDatabase
 from coordinator.store.postgres.store import PostgresReader, PostgresStore
-from coordinator.store.replication import LEASE_S
+from coordinator.store.replication import LEASE_S, Program
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput
 
@@ -39,7 +39,12 @@ WHERE seen_at > clock_timestamp() - make_interval(secs => %(lease)s) ORDER BY ru
 
 
 async def open_database_store(
-    url: str, max_blob_bytes: int, place: BlobPlace | None, run_id: str, folder: Path | None
+    url: str,
+    max_blob_bytes: int,
+    place: BlobPlace | None,
+    run_id: str,
+    folder: Path | None,
+    program: Program | None = None,
 ) -> PostgresStore:
     """Open a run in a database to serve it; others may be serving it.
 
@@ -49,6 +54,7 @@ async def open_database_store(
         place: the object store that takes new blobs; None for the folder.
         run_id: the run.
         folder: a folder that all coordinators of the run share; None if the URL names it, or there is none.
+        program: the one that serves the run here.
 
     Raises:
         InvalidInput: the URL names another run, or there is no place for blobs; the tables are newer than this program.
@@ -63,7 +69,7 @@ async def open_database_store(
             f"{address.name} keeps no results and checkpoints. Name an object store for them (`[blobs] store` in the "
             "state file), or a folder that all coordinators of the run share (--blobs DIR)"
         )
-    store = await PostgresStore.open(address, run_id, MemoryBlobs(0))
+    store = await PostgresStore.open(address, run_id, MemoryBlobs(0), program)
     try:
         own = None
         if folder is not None:

@@ -108,8 +108,10 @@ class PostgresStore:
         self._now_s = (0.0, 0.0)
 
     @classmethod
-    async def open(cls, address: DatabaseAddress, run_id: str, blobs: BlobStore) -> "PostgresStore":
-        """Connect to the database, and bring its tables up to date.
+    async def open(
+        cls, address: DatabaseAddress, run_id: str, blobs: BlobStore, program: Program | None = None
+    ) -> "PostgresStore":
+        """Connect to the database, and bring its tables up to date, unless the run is one of other rules.
 
         Raises:
             InvalidInput: the tables are newer than this program.
@@ -117,7 +119,8 @@ class PostgresStore:
         """
         store = cls(address, run_id, blobs)
         try:
-            await store._reading.run(partial(migrate, name=address.name), BULK_S)
+            rules, store.replication.program = None if program is None else program.rules, program
+            await store._reading.run(partial(migrate, name=address.name, run_id=run_id, rules=rules), BULK_S)
             await store._begin()
         except BaseException:
             await store.aclose()
@@ -150,9 +153,6 @@ class PostgresStore:
 
     def note_address(self, url: str) -> None:
         self.replication.url = url
-
-    def note_program(self, program: Program) -> None:
-        self.replication.program = program
 
     async def is_served(self) -> bool:
         return await is_served(self._reading, self._run_id)

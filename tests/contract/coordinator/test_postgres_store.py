@@ -8,6 +8,7 @@ import pytest
 
 import coordinator.store.postgres.journal
 import coordinator.store.postgres.migrations
+from coordinator.machine.stimuli import RULES_VERSION
 from coordinator.opening import signing_key_of
 from coordinator.replicas import FRESH_WITHIN_S
 from coordinator.store.journal import JournalRecord, Snapshot
@@ -16,7 +17,7 @@ from coordinator.store.postgres.address import parse_address
 from coordinator.store.postgres.database import GRACE_S, STATEMENT_S
 from coordinator.store.postgres.migrations import MIGRATIONS
 from coordinator.store.postgres.store import PostgresStore
-from coordinator.store.replication import Heartbeats
+from coordinator.store.replication import Heartbeats, Program
 from state.errors import InvalidInput, StoreBlocked, StoreConflict, StoreFailed
 from tests.support.bounds import BOUND_S
 from tests.support.database_relay import DatabaseRelay, database_relay
@@ -329,6 +330,22 @@ async def test_tables_of_an_older_program_are_brought_up_to_date_once(
         assert found.snapshot.body == b"start"
         await task.result().aclose()
     assert applied(url, database_server) == [1, 2]
+
+
+@pytest.mark.parametrize("rules", [RULES_VERSION - 1, RULES_VERSION])
+async def test_run_of_other_rules_keeps_the_tables_of_its_coordinators(
+    url: str, database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, rules: int
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(coordinator.store.postgres.migrations, "MIGRATIONS", MIGRATIONS[:1])
+        store = await database_store(url, "run")
+        await store.journal.open_segment(Snapshot(0, b'{"rules_version":%d}' % rules))
+        await store.aclose()
+    store = await database_store(url, "run", program=Program("1", RULES_VERSION))
+    assert await store.journal.load() is not None
+    assert not await store.is_served()
+    await store.aclose()
+    assert applied(url, database_server) == ([1] if rules < RULES_VERSION else [1, 2])
 
 
 async def test_tables_that_are_newer_than_the_program_are_refused(url: str, database_server: PostgresServer) -> None:
