@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.rounds import CLIENTS, ROUNDS, bare_round_s, null_round_s
+from benchmarks.rounds import BARE_NAME, CLIENTS, ROUNDS, bare_round_s, null_round_s
 from benchmarks.scale_load import Case, Measured, load_state, rounds_of
 from benchmarks.scale_serving import InDatabase, Serving, serving
 from benchmarks.servers import bare_process, run_state
@@ -116,9 +116,8 @@ async def null_figures(folder: Path, server: PostgresServer | str) -> list[Figur
     files_s = await _null(folder, None)
     async with bare_process(folder) as url:
         bare_s = await bare_round_s(url)
-    bare_name = f"{CLIENTS} x 6 reads and 3 fsynced writes on bare uvicorn"
     name = f"a round, {CLIENTS} null clients"
-    figures = [Figure(f"{name}, on files", files_s * 1000, "ms", "≤ 30 ms", bare_s * 1000, bare_name)]
+    figures = [Figure(f"{name}, on files", files_s * 1000, "ms", "≤ 30 ms", bare_s * 1000, BARE_NAME)]
     name = f"{name}, on PostgreSQL"
     if isinstance(server, str):
         return [*figures, Figure(name, None, "ms", STORE_TARGET, baseline_name=server)]
