@@ -12,6 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from epochal.cli.run import say
 from epochal.preparation import preparing
+from epochal.preparation.appending import discard_append
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.preparing import PrepareProgress
 from epochal.preparation.publishing import OURS, TRAIN, VALIDATION, Preparation
@@ -86,6 +87,19 @@ SkipBadOption = Annotated[
         help="Skip documents and archives that cannot be read, and name them in the manifest, instead of ending.",
     ),
 ]
+RestartOption = Annotated[
+    bool,
+    typer.Option(
+        "--restart", help="Discard an unfinished preparation in the folder and begin anew; a complete one stays."
+    ),
+]
+AppendOption = Annotated[
+    bool,
+    typer.Option(
+        "--append",
+        help="Append new sources to the complete preparation in the folder, as files after those that are there.",
+    ),
+]
 
 
 def prepare(
@@ -116,12 +130,8 @@ def prepare(
     data_address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the run's clients will reach its data server.")
     ] = DEFAULTS.data_address,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart", help="Discard an unfinished preparation in the folder and begin anew; a complete one stays."
-        ),
-    ] = False,
+    restart: RestartOption = False,
+    append: AppendOption = False,
 ) -> None:
     """Turn text into shards of tokens, and write the files of a run that trains on them.
 
@@ -146,16 +156,17 @@ def prepare(
         oversized=oversized,
         workers=workers,
         data_address=data_address,
+        append=append,
     )
     if restart:
-        discard_unfinished(out)
+        (discard_append if append else discard_unfinished)(out)
     console = Console()
     try:
         with _live(console) if console.is_terminal else _lines() as show:
             made = preparing.prepare(sources, tokenizer, out, options, show)
     except KeyboardInterrupt:
         raise EpochalError("interrupted; the same command goes on where this one stopped") from None
-    _report(made)
+    _report(made, appended=append)
 
 
 @contextmanager
@@ -201,9 +212,9 @@ def _lines() -> Iterator[Callable[[PrepareProgress], None]]:
     yield show
 
 
-def _report(made: Preparation) -> None:
+def _report(made: Preparation, *, appended: bool) -> None:
     """Print what was made, what was left out, and what to do next."""
-    counts = made.counts
+    counts = made.all_counts
     if made.was_complete:
         say(f"{made.folder} holds this preparation already, complete: nothing was done. It is:")
     for split in (TRAIN, VALIDATION):
@@ -234,7 +245,17 @@ def _report(made: Preparation) -> None:
     for name in made.left:
         path = Path(name)
         say(f"{made.folder / name} is yours and was left as it is; {path.stem}{OURS}{path.suffix} is the new one")
-    _say_next(made)
+    if appended:
+        _say_how_to_append(made)
+    else:
+        _say_next(made)
+
+
+def _say_how_to_append(made: Preparation) -> None:
+    """Print what to do with what was appended."""
+    data = made.folder if made.is_chat else made.folder / "data.toml"
+    say("next, once those who train on it have the new files and the manifest:")
+    say(f"  epochal data append URL {shlex.quote(str(data))}     # the run's, with EPOCHAL_ADMIN_TOKEN")
 
 
 def _say_next(made: Preparation) -> None:

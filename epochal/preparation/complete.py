@@ -4,7 +4,7 @@ The rule kept here: nothing is done, and no change is passed over in silence.
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def complete_before(folder: Path, places: Sequence[str], options: PrepareOptions
             message says how to make it anew.
     """
     made = replace(published(folder), was_complete=True)
-    if change := _change_of_sources(made, places, options):
+    if change := change_of_sources(made.counts, places, options, folder):
         raise InvalidInput(
             f"{folder} holds a complete preparation, and {change}. Name another folder, or remove "
             f"{' and '.join(f'{folder}/{split}' for split in made.shards)} to make it anew",
@@ -47,18 +47,18 @@ def complete_before(folder: Path, places: Sequence[str], options: PrepareOptions
     return made
 
 
-def _change_of_sources(made: Preparation, places: Sequence[str], options: PrepareOptions) -> str:
-    """Return in words the first change of the sources; "" if there is none."""
+def change_of_sources(counts: Mapping[str, Any], places: Sequence[str], options: PrepareOptions, folder: Path) -> str:
+    """Return in words the first change of the sources of which a manifest has these counts; "" if there is none."""
     listed = [place for place in places if not place.startswith(f"{HUB_SCHEME}://")]
     if not listed:
         return ""
     try:
-        with Sources.open(listed, options.text_suffixes, made.folder) as sources:
+        with Sources.open(listed, options.text_suffixes, folder) as sources:
             now = {file.name: file.size_bytes for file in sources.files}
     except SourceUnavailable:  # a server: what it holds is not known now
         return ""
-    before = {name: size for name, size in made.counts["files"].items() if not name.startswith(f"{HUB_SCHEME}://")}
-    is_whole = made.counts["file_count"] == len(made.counts["files"])
+    before = {name: size for name, size in counts["files"].items() if not name.startswith(f"{HUB_SCHEME}://")}
+    is_whole = counts["file_count"] == len(counts["files"])
     for name in [*now, *before] if is_whole else before:
         if name not in before:
             return f"{name} is new since then"
@@ -66,8 +66,8 @@ def _change_of_sources(made: Preparation, places: Sequence[str], options: Prepar
             return f"{name} is no longer among the sources"
         if now[name] != before[name]:
             return f"{name} had {before[name]} bytes and has {now[name]}"
-    if not is_whole and len(listed) == len(places) and len(now) != made.counts["file_count"]:
-        return f"the sources had {made.counts['file_count']} files and have {len(now)}"
+    if not is_whole and len(listed) == len(places) and len(now) != counts["file_count"]:
+        return f"the sources had {counts['file_count']} files and have {len(now)}"
     return ""
 
 

@@ -23,7 +23,7 @@ MAX_SEQ_LEN = 2**20
 MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES = 1024, 1024**3
 MAX_WORKERS = 1024
 MAX_VALIDATION = Fraction(1, 2)
-NOT_CONTENT = ("workers", "data_address")
+NOT_CONTENT = ("workers", "data_address", "append")
 """Options on which no byte of shards and manifests depends: they may differ when a preparation goes on."""
 DATA_ADDRESS = "127.0.0.1:39405"
 
@@ -55,6 +55,8 @@ class PrepareOptions:
         workers: number of processes that encode; None: one for each core.
         data_address: `host:port` under which the run's clients reach its data server, for the `state.toml`; not of
             conversations, whose rows no data server serves.
+        append: whether the sources are new ones for a folder with a complete preparation, with the same tokenizer,
+            `seq_len`, `validation` and options of conversations: their files are numbered after those that are there.
 
     Raises:
         InvalidInput: an option is out of its bounds; the user's fault.
@@ -78,6 +80,7 @@ class PrepareOptions:
     oversized: Oversized = "error"
     workers: int | None = None
     data_address: str = DATA_ADDRESS
+    append: bool = False
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -104,6 +107,10 @@ class PrepareOptions:
             raise InvalidInput(
                 f"--data-address {self.data_address!r}; allowed: without --chat, whose rows each client reads itself "
                 "from a folder: `model.LLM.data_location` in state.toml, or `epochal client --data`"
+            )
+        if self.append and self.data_address != DATA_ADDRESS:
+            raise InvalidInput(
+                f"--data-address {self.data_address!r}; allowed: without --append, which leaves state.toml"
             )
         for suffix in self.text_suffixes:
             if not suffix.startswith(".") or "/" in suffix or len(suffix) < 2:

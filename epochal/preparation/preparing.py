@@ -9,12 +9,13 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from data_providers.locations import parse_location
+from epochal.preparation.appending import APPENDING, Earlier, appending_folder, complete_append, publish_appended
 from epochal.preparation.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
 from epochal.preparation.complete import complete_before
 from epochal.preparation.counts import MAX_NAMED, PrepareCounts
@@ -77,7 +78,8 @@ def prepare(
         sources: paths of files and folders, URLs of files, and files or folders of buckets (`s3://bucket/folder`), in
             the order in which they are read.
         tokenizer: `"bytes"`, a `tokenizer.json` or the folder that holds one, or a name on the Hugging Face Hub.
-        out: the folder to write. It is empty, does not exist, or holds a preparation of the same.
+        out: the folder to write. It is empty, does not exist, or holds a preparation of the same; with
+            `options.append`, any that is complete.
         options: see `PrepareOptions`.
         show: called with the progress every now and then, in this thread.
 
@@ -102,10 +104,18 @@ def prepare(
         chat = ChatOptions(*template_of(options.template, found), options.learn)
         ChatEncoder(chat, found)  # raises if the template is none, before a process is started
         content["template"] = {"name": chat.template_name, "sha256": hashlib.sha256(chat.template.encode()).hexdigest()}
+    if options.append:
+        with appending_folder(folder, content) as begun:
+            if begun is None:
+                return complete_append(folder, places, content, options)
+            made = _made(places, content, found, options, chat, *begun, show or _show_nothing)
+            publish_appended(made, folder, begun[0])
+        shutil.rmtree(folder / APPENDING, ignore_errors=True)
+        return published(folder)
     with working_folder(folder, content) as working:
         if working is None:
             return complete_before(folder, places, options)
-        made = _made(places, content, found, options, chat, working, show or _show_nothing)
+        made = _made(places, content, found, options, chat, working, Earlier(), show or _show_nothing)
         left = publish(made, folder, working, found, options.data_address)
     shutil.rmtree(folder / WORKING, ignore_errors=True)
     return published(folder, tuple(left))
@@ -113,7 +123,7 @@ def prepare(
 
 def _made(
     places: Sequence[str], content: dict[str, Any], tokenizer: NamedTokenizer, options: PrepareOptions,
-    chat: ChatOptions | None, working: Path, show: Show,
+    chat: ChatOptions | None, working: Path, before: Earlier, show: Show,
 ) -> Finished:  # fmt: skip
     """Encode everything, or what is left of it; return what is to be published."""
     with _closing(DoneSoFar.open(working)) as ledger:
@@ -122,15 +132,16 @@ def _made(
                 raise InvalidInput(other_options(changed))
             return Finished.of(earlier)
         with Sources.open(places, options.text_suffixes, working.parent) as sources:
+            before.refuse_repeated(sources)
             if chat is not None:
                 check_are_records(sources)
-            job = _Job(options, tokenizer, chat, sources, ledger, working, show)
+            job = _Job(options, tokenizer, chat, sources, ledger, working, before.first_numbers, show)
             try:
                 job.begin(content)
                 job.encode()
                 made = Finished(content, job.counts(), job.entries())
                 if chat is not None:
-                    made = packed_into_rows(made, working, options, job.show_packed)
+                    made = packed_into_rows(made, working, options, job.show_packed, before.first_numbers)
             finally:
                 job.close()
         made.check()
@@ -155,7 +166,7 @@ class _Job:
 
     def __init__(
         self, options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None, sources: Sources,
-        ledger: DoneSoFar, working: Path, show: Show,
+        ledger: DoneSoFar, working: Path, first_numbers: Mapping[str, int], show: Show,
     ) -> None:  # fmt: skip
         self._options = options
         self._tokenizer = tokenizer
@@ -170,7 +181,7 @@ class _Job:
         shards = working if chat is None else samples_folder(working)
         identity = replace(tokenizer.identity, token_size=size)
         self._writers = {
-            split: ShardWriter(shards / split, ledger, options.tokens_of_a_shard, identity)
+            split: ShardWriter(shards / split, ledger, options.tokens_of_a_shard, identity, first_numbers.get(split, 0))
             for split in (TRAIN, VALIDATION)
         }
         self._counts = PrepareCounts(**(ledger.fact("counts") or {}))

@@ -23,6 +23,8 @@ TRAIN, VALIDATION = "train", "validation"
 TOKENIZER_FOLDER = "tokenizer"
 PREPARATION = "preparation"
 """The manifest's field that describes how the files were made."""
+APPENDED = "appended"
+"""The field in it that lists what was appended since: the options and counts of each time."""
 _LEFT_OUT = {
     "bad": "bad",
     "invalid_text": "not UTF-8",
@@ -45,9 +47,10 @@ class Preparation:
         folder: where it is.
         content: the sources, the tokenizer and every option on which the bytes depend.
         tokenizer: its identity, size of a token and end token.
-        counts: of documents, tokens and skipped files, as the manifest has them.
+        counts: of documents, tokens and skipped files, as the manifest has them; without what was appended.
         shards: for each split (`train`, and `validation` if it has any), the number of tokens of each file.
         rows: of conversations, for each split, the number of rows of each file.
+        appended: the `content` and `counts` of each append since, the oldest first.
         left: names of the user's own files that were left as they are; what would have been written is beside them.
         was_complete: whether it was complete before the call that returned it, which then did nothing.
     """
@@ -58,6 +61,7 @@ class Preparation:
     counts: Mapping[str, Any]
     shards: Mapping[str, Mapping[str, int]]
     rows: Mapping[str, Mapping[str, int]]
+    appended: tuple[Mapping[str, Any], ...] = ()
     left: tuple[str, ...] = ()
     was_complete: bool = False
 
@@ -65,6 +69,20 @@ class Preparation:
     def run_id(self) -> str:
         """The ID of the run in the `state.toml` that was written."""
         return run_id_of(self.folder)
+
+    @property
+    def all_counts(self) -> dict[str, Any]:
+        """The counts of the preparation and of what was appended, together."""
+        found = dict(self.counts)
+        for one in self.appended:
+            for name, value in one["counts"].items():
+                before = found.get(name)
+                if isinstance(value, dict):
+                    before = before or {}
+                    found[name] = before | {key: before.get(key, 0) + count for key, count in value.items()}
+                else:
+                    found[name] = value if before is None else before + value
+        return found
 
     @property
     def is_chat(self) -> bool:
@@ -194,11 +212,12 @@ def published(folder: Path, left: tuple[str, ...] = ()) -> Preparation:
             rows[split] = {name: entry.get("rows", 0) for name, entry in document["files"].items()}
             found = document[PREPARATION]
             tokenizer = TokenizerIdentity(**found["content"]["tokenizer"])
+            appended = tuple({"content": one["content"], "counts": one["counts"]} for one in found.get(APPENDED, ()))
         except OSError as error:
             raise InvalidInput(f"{path} cannot be read: {reason_of(error)}", path=str(path)) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidInput(f"{path} is not the manifest of `epochal prepare`", path=str(path)) from error
-    return Preparation(folder, found["content"], tokenizer, found["counts"], shards, rows, left)
+    return Preparation(folder, found["content"], tokenizer, found["counts"], shards, rows, appended, left)
 
 
 def _files(made: Finished, folder: Path, tokenizer: NamedTokenizer, data_address: str) -> dict[str, bytes]:

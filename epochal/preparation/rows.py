@@ -84,7 +84,10 @@ def check_are_records(sources: Sources) -> None:
             )
 
 
-def packed_into_rows(made: Finished, working: Path, options: PrepareOptions, show: Callable[[int], None]) -> Finished:
+def packed_into_rows(
+    made: Finished, working: Path, options: PrepareOptions, show: Callable[[int], None],
+    first_numbers: Mapping[str, int],
+) -> Finished:  # fmt: skip
     """Pack the marked samples of each split into rows; what an earlier call has written is discarded. Blocks.
 
     Args:
@@ -92,6 +95,7 @@ def packed_into_rows(made: Finished, working: Path, options: PrepareOptions, sho
         working: its folder, which gets a folder of each split.
         options: of the preparation.
         show: called with the number of samples that were packed, now and then.
+        first_numbers: of each split, the number of the first file; 0 if it is not there.
 
     Returns:
         The preparation with the entries of the files of rows, each with its number of `rows`, and in its counts how
@@ -113,7 +117,8 @@ def packed_into_rows(made: Finished, working: Path, options: PrepareOptions, sho
             samples = MarkedSamples([samples_folder(working) / split / name for name in sorted(shards)])
             packer = Packer(config, TaskEncoder(EncoderContext("epochal prepare", options.seq_len)))
             shuffled = _raw(samples, made.seed if split == TRAIN else None)
-            entries[split] = _written(packer, shuffled, folder, split, partial(_show_more, show, before))
+            part_of = partial(_numbered, split, first_numbers.get(split, 0))
+            entries[split] = _written(packer, shuffled, folder, part_of, partial(_show_more, show, before))
             _name_encoding(entries[split], made.content["tokenizer"], samples.largest_token)
             before += len(samples)
             counts = {name: number + getattr(packer.counts, name) for name, number in counts.items()}
@@ -131,19 +136,24 @@ def _name_encoding(entries: dict[str, dict[str, Any]], tokenizer: Mapping[str, A
         entry["encoding"] = TokenEncoding(name, sha256, MARKED_TOKEN_BYTES, largest_token).to_plain()
 
 
+def _numbered(split: str, first: int, number: int) -> str:
+    return part_name(first + number, split)
+
+
 def _show_more(show: Callable[[int], None], before: int, count: int) -> None:
     show(before + count)
 
 
 def _written(
-    packer: Packer, samples: Iterator[RawSample], folder: Path, split: str, show: Callable[[int], None]
-) -> dict[str, dict[str, Any]]:
+    packer: Packer, samples: Iterator[RawSample], folder: Path, part_of: Callable[[int], str],
+    show: Callable[[int], None],
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Write rows in files of `ROWS_OF_A_FILE`; return the manifest's entries, with the number of rows and tokens."""
     entries: dict[str, dict[str, Any]] = {}
     rows: list[TokenBatch] = []
 
     def write() -> None:
-        path = folder / part_name(len(entries), split)
+        path = folder / part_of(len(entries))
         write_rows(path, rows)
         tokens = sum(len(row.input_ids) for row in rows)
         entries[path.name] = {**hashed_file(path), "rows": len(rows), "tokens": tokens}

@@ -19,6 +19,11 @@ from runtime.os_errors import reason_of
 from state.errors import EpochalError
 
 
+def shard_name(number: int) -> str:
+    """Return the name of a shard; names are in the order of the numbers."""
+    return f"shard-{number:06d}.bin"
+
+
 class ShardWriter:
     """Writes the shards of a split, and continues those that the ledger knows.
 
@@ -27,12 +32,20 @@ class ShardWriter:
         ledger: keeps the lengths, and the hashes of full shards.
         tokens_of_a_shard: number of tokens of a full shard.
         tokenizer: of the tokens, for the manifest.
+        first_number: of the first shard.
 
     Raises:
         EpochalError: a file cannot be written; the disk may be full. The preparation can go on later.
     """
 
-    def __init__(self, folder: Path, ledger: DoneSoFar, tokens_of_a_shard: int, tokenizer: TokenizerIdentity) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ledger: DoneSoFar,
+        tokens_of_a_shard: int,
+        tokenizer: TokenizerIdentity,
+        first_number: int = 0,
+    ) -> None:
         self.split = folder.name
         self._folder = folder
         self._ledger = ledger
@@ -40,7 +53,7 @@ class ShardWriter:
         self._token_size = tokenizer.token_size
         self._full_bytes = tokens_of_a_shard * self._token_size
         self._file: FileIO | None = None
-        found = ledger.fact(f"open/{self.split}") or {"number": 0, "size_bytes": 0, "largest_token": 0}
+        found = ledger.fact(f"open/{self.split}") or {"number": first_number, "size_bytes": 0, "largest_token": 0}
         self._number: int = found["number"]
         self._size_bytes: int = found["size_bytes"]
         self._largest_token: int = found["largest_token"]
@@ -89,19 +102,16 @@ class ShardWriter:
             self._file.close()
             self._file = None
 
-    def _name(self, number: int) -> str:
-        return f"shard-{number:06d}.bin"
-
     def _append(self, part: memoryview) -> None:
         if self._file is None:
-            self._file = (self._folder / self._name(self._number)).open("ab", buffering=0)
+            self._file = (self._folder / shard_name(self._number)).open("ab", buffering=0)
         while part:
             part = part[self._file.write(part) :]
 
     def _finish(self) -> None:
         self.sync()
         self.close()
-        name = self._name(self._number)
+        name = shard_name(self._number)
         encoding = TokenEncoding(
             self._tokenizer.name[:MAX_NAME_CHARS], self._tokenizer.sha256, self._token_size, self._largest_token
         )
@@ -112,7 +122,7 @@ class ShardWriter:
     def _cut_off(self) -> None:
         """Remove what the ledger does not know."""
         self._folder.mkdir(exist_ok=True)
-        last = self._name(self._number)
+        last = shard_name(self._number)
         for path in self._folder.iterdir():
             if path.name > last or (path.name == last and not self._size_bytes):
                 path.unlink()
