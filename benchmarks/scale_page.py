@@ -83,7 +83,13 @@ def text(rows: Sequence[Row], load: str) -> str:
         "Every number of processor time, memory and bytes is for one member; times of a round are whole. "
         f"{WARMING_ROUNDS} rounds before the measured ones are not counted. {load}"
     )
-    return f"## Members, stores and replicas\n\n{table(rows)}\n\n{about}\n\n{meanings}"
+    refused = [
+        f"- *refused*, {row.case.name}: {', '.join(f'{count} of `{kind}`' for kind, count in row.refusals.items())}"
+        for row in rows
+        if isinstance(row, Measured) and row.refusals
+    ]
+    told = "\n".join([meanings, *refused])
+    return f"## Members, stores and replicas\n\n{table(rows)}\n\n{about}\n\n{told}"
 
 
 def case_figures(found: Measured) -> list[Figure]:

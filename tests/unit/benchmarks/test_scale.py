@@ -103,6 +103,8 @@ def test_page_shows_each_case_and_the_spread_of_processor_time() -> None:
     lines = scale_page.table(rows).splitlines()
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| 1,000 | files | 1.50 | 1.00 |")
+    refused = replace(MEASURED, refusals={"503 store-failed": 2})
+    assert "refused*, 1,000 members, files: 2 of `503 store-failed`" in scale_page.text([refused], "")
     _, processor, memory = scale_page.target_figures(rows)
     assert processor.ratio == pytest.approx(1.2)
     assert memory.value == 40.0
