@@ -346,7 +346,7 @@ class RawMember:
                 path = f"{self._crowd.run}/rounds/{step}/results?attempt={attempt}&after={after}&wait_s={POLL_S}"
                 status, body = await line.answer(request_bytes("GET", path, b"", self.token))
                 if status != 200:
-                    self._crowd.refused(status, body)
+                    self._note_late(status, body)
                     return
                 page = json.loads(body)
                 for result in page["results"]:
@@ -357,10 +357,15 @@ class RawMember:
             report = Attestation(step, attempt, found.replica_digest, f"{bits:x}")
             path = f"{self._crowd.run}/attestations"
             status, body = await line.answer(request_bytes("POST", path, canonical_json(report), self.token))
-            if status != 200 and b"stale-round" not in body:  # a quorum may have ended the round already
-                self._crowd.refused(status, body)
+            if status != 200:
+                self._note_late(status, body)
         finally:
             line.close()
+
+    def _note_late(self, status: int, body: bytes) -> None:
+        """Count a witness's refusal, unless a quorum of the others has ended the round already."""
+        if b"stale-round" not in body:
+            self._crowd.refused(status, body)
 
 
 def check_sent(crowd: Crowd) -> None:
