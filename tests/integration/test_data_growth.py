@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
+from coordinator_client.operator import connect_operator
 from data_providers.local import LocalDataProvider
 from data_providers.opening import run_data
 from data_providers.protocol import DatasetSpec
 from data_providers.sources.renewed_manifest import write_manifest
 from state.config.state_file import StateFile
+from state.generations import DataAppend, SizedDataset
 from state.intervals import DataIds
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
@@ -167,3 +169,28 @@ async def test_append_of_what_is_not_the_runs_data_is_refused_in_words(tmp_path:
         (await run.command_here("status", run.url)).expect(0, f"{BEFORE + APPENDED} samples in 2 files")
         await append(run, "--undo")
         assert (await run.status()).data_generations == ()
+
+
+async def test_members_do_not_take_appended_files_on_which_nobody_trains(tmp_path: Path) -> None:
+    """What the command refuses, said to the coordinator by hand."""
+    served, own = tmp_path / "data", tmp_path / "own"
+    write_before(served, own)
+    config, port = tmp_path / "data.toml", free_port()
+    config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
+    location = {"model__LLM__data_location": {"Server": f"127.0.0.1:{port}"}}
+    async with real_run(tmp_path / "run", **ENDLESS, **location) as run:
+        server, _ = await run.start_server("data", "data-server", str(config), "--coordinator", run.url)
+        client = await run.start_client("--data", str(own))
+        document = await run.until(in_training(2))
+        for folder in (served, own):
+            np.full(2 * SEQ_LEN, 60_000, "<u2").tofile(folder / "b.bin")
+        order = LocalDataProvider.open(own, DatasetSpec(2, SEQ_LEN)).order
+        before = SizedDataset(order.fingerprint_of_first(1), BEFORE, 1)
+        async with await connect_operator(run.url, run.admin_token) as operator:
+            await operator.append_data(DataAppend(before, SizedDataset(order.fingerprint, BEFORE + 2, 2), 100_000))
+        for member in (server, client):
+            refused = await run.until_logged(member, "appended_data_refused", while_answering=False)
+            assert "token 60000 at position 0; the model's vocabulary allows 0 to 255" in refused["reason"]
+        assert document.data_fingerprint == before.fingerprint
+        await append(run, "--undo")
+        await run.until(in_training((await run.status()).step + 2))
