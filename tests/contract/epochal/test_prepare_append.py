@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,3 +167,25 @@ def test_appended_conversations_are_in_files_after_the_others(tmp_path: Path) ->
         "train-00001.parquet",
     ]
     verify_folder(tmp_path / "rows" / "train")
+
+
+def test_what_a_kill_after_the_last_step_left_is_removed(data: Path, tmp_path: Path) -> None:
+    append(data).expect(0)
+    done = everything_in(data)
+    shutil.rmtree(data / "train")
+    shutil.rmtree(data / "validation")
+    prepare([tmp_path / "old.jsonl"], "bytes", data, SMALL)
+    obstacle = data / "train" / sorted(name for name in done if name.startswith("train/shard-"))[-1].partition("/")[2]
+    obstacle.write_bytes(b"mine")
+    append(data).expect(2, f"{obstacle} is there already")
+    shutil.copytree(data / APPENDING, tmp_path / "left")
+    obstacle.unlink()
+    append(data).expect(0)
+    shutil.copytree(tmp_path / "left", data / APPENDING)
+    append(data).expect(0, "complete: nothing was done")
+    assert everything_in(data) == done
+    shutil.copytree(tmp_path / "left", data / APPENDING)
+    write_records(tmp_path / "third.jsonl", ["third"] * 40)
+    append(data, source="third.jsonl").expect(0)
+    assert documents_in(data / "train")[-1] == b"third"
+    assert not (data / APPENDING).exists()
