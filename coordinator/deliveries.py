@@ -62,7 +62,7 @@ class Deliveries:
             await service.submit(committed)
         with service.maintenance.taking_in(sha256):
             await self._keep(expected, committed, delivery.data)
-            self._uploads.recent.add(sha256, delivery.data)
+            self._uploads.recent.add((bound.step, bound.attempt), sha256, delivery.data)
             if is_announced:
                 await self._uploads.results.count(expected, verdict)
             else:

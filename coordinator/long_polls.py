@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -89,16 +88,15 @@ class LongPolls:
         """Return the number of requests of this kind of reader that wait."""
         return self._counts[kind]
 
-    @asynccontextmanager
-    async def place(self, reader: Reader, wait_s: float) -> AsyncIterator[None]:
+    def place(self, reader: Reader, wait_s: float) -> "PollPlace":
         """Hold a place for a request that waits for up to `wait_s`; one that does not wait needs none.
 
         Raises:
-            Refused: `overloaded`; a stranger hears it late.
+            Refused: `overloaded`, when the context is entered; a stranger hears it late.
         """
-        if wait_s <= 0:
-            yield
-            return
+        return PollPlace(self, reader, wait_s)
+
+    async def _take(self, reader: Reader, wait_s: float) -> None:
         pool = POOLS[reader.kind]
         if self._counts[reader.kind] >= pool.total or self._waiting[reader] >= pool.each:
             message = f"too many requests of {reader.kind.value}s are waiting; try again in a moment"
@@ -108,10 +106,31 @@ class LongPolls:
             raise Refused(Refusal.OVERLOADED, message)
         self._counts[reader.kind] += 1
         self._waiting[reader] += 1
-        try:
-            yield
-        finally:
-            self._counts[reader.kind] -= 1
-            self._waiting[reader] -= 1
-            if not self._waiting[reader]:
-                del self._waiting[reader]
+
+    def _give_back(self, reader: Reader) -> None:
+        self._counts[reader.kind] -= 1
+        self._waiting[reader] -= 1
+        if not self._waiting[reader]:
+            del self._waiting[reader]
+
+
+class PollPlace:
+    """The place of one request among those that wait, while the context is open.
+
+    A class, because thousands of them are open at a time, and a generator in its place takes a kilobyte.
+    """
+
+    __slots__ = ("_polls", "_reader", "_wait_s")
+
+    def __init__(self, polls: LongPolls, reader: Reader, wait_s: float) -> None:
+        self._polls = polls
+        self._reader = reader
+        self._wait_s = wait_s
+
+    async def __aenter__(self) -> None:
+        if self._wait_s > 0:
+            await self._polls._take(self._reader, self._wait_s)
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._wait_s > 0:
+            self._polls._give_back(self._reader)

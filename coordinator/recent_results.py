@@ -1,4 +1,4 @@
-"""Small results that came with their commitments lately, in memory: witnesses ask for them moments later.
+"""Small results of the round under way that came with their commitments, in memory: witnesses ask for them soon.
 
 They were kept, and counted, before anybody is told of them; here they only need not be read again.
 """
@@ -17,22 +17,36 @@ MAX_RECENT_BYTES = 4 * 1024 * 1024
 
 
 class RecentResults:
-    """The bytes of the last small results."""
+    """The bytes of the last small results of one round.
+
+    Attributes:
+        kept_bytes: their size, at most `MAX_RECENT_BYTES`.
+    """
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._kept: OrderedDict[Sha256, bytes] = OrderedDict()
-        self._kept_bytes = 0
+        self.kept_bytes = 0
+        self._round = (-1, -1)
 
-    def add(self, sha256: Sha256, data: bytes) -> None:
-        """Take note of a result that is kept."""
+    def add(self, of_round: tuple[int, int], sha256: Sha256, data: bytes) -> None:
+        """Take note of a result that is kept, and forget those of other rounds.
+
+        Args:
+            of_round: step and attempt of its round.
+            sha256: its digest.
+            data: its bytes.
+        """
+        if of_round != self._round:
+            self._kept.clear()
+            self.kept_bytes, self._round = 0, of_round
         if sha256 in self._kept:
             return
         self._kept[sha256] = data
-        self._kept_bytes += len(data)
-        while self._kept_bytes > MAX_RECENT_BYTES:
+        self.kept_bytes += len(data)
+        while self.kept_bytes > MAX_RECENT_BYTES:
             _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= len(oldest)
+            self.kept_bytes -= len(oldest)
 
     async def of_page(self, run: Run, page: ResultsPage, reader: ClientId) -> list[tuple[Sha256, bytes]]:
         """Return bytes of a page's results that others made: of small ones, as many as come with a page.

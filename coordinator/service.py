@@ -164,7 +164,10 @@ class CoordinatorService:
             self._queue.put_nowait(waiting)
         except asyncio.QueueFull:
             raise Refused(Refusal.OVERLOADED, f"{MAX_QUEUED_STIMULI} messages are queued; try again soon") from None
-        await waiting.answer
+        try:
+            await waiting.answer
+        finally:
+            del waiting  # else a refusal and this frame hold each other, and with them the run as it was
 
     async def _commit_groups(self) -> None:
         while True:
@@ -252,7 +255,7 @@ class CoordinatorService:
                 stimulus = Stamped(waiting.stimulus, self._clock.now_s(), Seed(self._options.new_seed()))
                 after, more = handle(run, stimulus)
             except EpochalError as error:
-                answers.append((waiting, error))
+                answers.append((waiting, error.with_traceback(None)))  # whose frames hold the error
                 continue
             if after is not run:
                 kept.append(stimulus)

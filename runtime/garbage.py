@@ -1,6 +1,10 @@
-"""Python's collector of reference cycles: where it visits many objects in vain, it should run rarely or not at all."""
+"""Memory of long-lived servers: Python's collector of reference cycles, which should visit few objects in vain, and the
+heaps of the C library.
+"""
 
+import ctypes
 import gc
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +13,9 @@ YOUNG_OBJECTS = 20_000
 YOUNG_COLLECTIONS = 20
 OLD_COLLECTIONS = 20
 """A full collection visits each request that waits: 0.2 s for 2,300 of them."""
+
+_M_ARENA_MAX = -8
+"""The parameter of glibc's `mallopt` that is the maximum number of heaps."""
 
 
 @contextmanager
@@ -32,3 +39,14 @@ def collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, OLD_COLLECTIONS)
+
+
+def share_one_heap() -> bool:
+    """Let all threads take memory from one heap, and return whether that is so, which it is with glibc alone.
+
+    By default each thread has a heap of its own, and what is free in one is of no use to the others: with a few threads
+    that do little, some megabytes. Call it before threads are started.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1))

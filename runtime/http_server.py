@@ -19,6 +19,7 @@ from runtime.connections import CONNECTION_IN_SCOPE, Connection, ConnectionLimit
 from runtime.descriptors import connection_limit
 from runtime.file_sending import FileSending, can_send_files
 from runtime.joining_transport import JoiningTransport
+from runtime.lean_connections import LeanEvent, LeanFlow, ShortLine
 from runtime.loopback import is_loopback
 from state.errors import InvalidInput
 
@@ -137,13 +138,23 @@ class Endpoint:
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """A connection whose bounds uvicorn lacks: slow and long heads, requests in advance, answers that nobody reads."""
+    """A connection whose bounds uvicorn lacks: slow and long heads, requests in advance, answers that nobody reads.
+
+    What a connection holds is small, because thousands of them wait at a time: with slots for its own attributes, those
+    of uvicorn are few enough for Python to keep their names once for all connections.
+    """
+
+    __slots__ = (
+        "_connections", "_files", "_head_bytes", "_head_timer", "_patience_s", "_paused_bytes", "_paused_s",
+        "_rest_timer", "_running", "_unread_timer", "_waiting", "_waiting_timer", "closing_since_s", "connection",
+    )  # fmt: skip
 
     def __init__(
         self, config: uvicorn.Config, server_state: ServerState, connections: ServerConnections, connection: Connection
     ) -> None:
         super().__init__(config, server_state, {})
         self.logger = _protocol_log
+        self.pipeline = ShortLine()  # type: ignore[assignment]
         self.connection = connection
         self._connections = connections
         self._head_timer: asyncio.TimerHandle | None = None
@@ -165,6 +176,7 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         joining = JoiningTransport(transport)
         super().connection_made(joining)
+        self.flow = LeanFlow(joining)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
         self.connection.abort = transport.abort
         if can_send_files(transport):
@@ -199,13 +211,17 @@ class BoundedConnection(HttpToolsProtocol):
         if self._files is not None:
             self._files.end()
         self.connection.abort, self.connection.send_file = _nothing, None
+        self.transport.let_go()  # type: ignore[attr-defined]
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[CONNECTION_IN_SCOPE] = (self._connections, self.connection)  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.message_event = LeanEvent()  # type: ignore[assignment]
         if len(self.pipeline) > MAX_PIPELINED_REQUESTS:
             self._connections.shed(self.connection, Shed.PIPELINED)
             raise ConnectionAbortedError("too many requests without reading an answer")  # ends the parsing

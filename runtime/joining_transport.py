@@ -56,6 +56,11 @@ class JoiningTransport(asyncio.Transport):
         self._head = b""
         self._transport.abort()
 
+    def let_go(self) -> None:
+        """Break the reference cycle in which asyncio's transports end up, so that one that is lost is freed at once."""
+        if getattr(self._transport, "_read_ready_cb", None) is not None:  # its own method, bound (until Python 3.12)
+            self._transport._read_ready_cb = None  # type: ignore[attr-defined]
+
     def is_closing(self) -> bool:
         """Return whether the connection ends or has ended."""
         return self._transport.is_closing()

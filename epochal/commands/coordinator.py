@@ -32,7 +32,7 @@ from epochal.cli.service_manager import serve_until
 from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
-from runtime.garbage import collect_rarely
+from runtime.garbage import collect_rarely, share_one_heap
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import SharedThreads
@@ -108,6 +108,7 @@ def coordinator(
     verbose: VerboseOption = False,
 ) -> None:
     """Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run."""
+    share_one_heap()
     start_logging(log_format, verbose=verbose)
     trust_code(trust_remote_code)
     state = read_supported_state(state_path)

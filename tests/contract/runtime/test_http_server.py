@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -59,4 +60,24 @@ async def test_ended_connections_are_freed_without_the_collector(sent: bytes) ->
                 await writer.wait_closed()
             async with asyncio.timeout(BOUND_S):
                 while connection_count():  # noqa: ASYNC110 - nothing tells that an object was freed
+                    await asyncio.sleep(0.01)
+
+
+def transport_count() -> int:
+    return sum(type(each).__name__ == "_SelectorSocketTransport" for each in gc.get_objects())
+
+
+async def test_transport_of_an_ended_connection_is_freed_without_the_collector() -> None:
+    async with serving_app(Endpoint(port=0), application) as url:
+        host, port = url.removeprefix("http://").split(":")
+        loop = asyncio.get_running_loop()
+        with no_collector():
+            before = transport_count()
+            for _ in range(10):  # sockets, because asyncio's own transports end up in a cycle
+                with socket.create_connection((host, int(port))) as client:
+                    client.setblocking(False)
+                    await loop.sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")
+                    assert await loop.sock_recv(client, 1000)
+            async with asyncio.timeout(BOUND_S):
+                while transport_count() > before:  # noqa: ASYNC110 - nothing tells that an object was freed
                     await asyncio.sleep(0.01)

@@ -1,0 +1,30 @@
+"""A refused message leaves nothing behind that only the collector of reference cycles would find."""
+
+import gc
+
+import pytest
+
+from coordinator.machine.stimuli import ClientBecameReady
+from state.errors import Refused
+from state.messages import ReadyReport
+from state.wire import ClientId, sha256_hex
+from tests.support.served import served
+from tests.support.states import state_file
+
+
+async def test_refused_message_is_freed_without_the_collector() -> None:
+    refused = ClientBecameReady(ClientId("0" * 32), ReadyReport(0, sha256_hex(b"replica"), "data"))
+    async with served(state_file()) as run:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                try:
+                    await run.service.submit(refused)
+                except Refused:
+                    continue
+                pytest.fail("a stranger cannot be ready")
+            found = sum(type(each) is Refused for each in gc.get_objects())
+        finally:
+            gc.enable()
+        assert found <= 1  # the service holds the answers to the last group of messages
