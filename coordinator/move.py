@@ -1,9 +1,10 @@
 """Moving a run, history included, from a run directory into a database, or back.
 
-Theory of operation. The source is first marked as moved, so that no coordinator serves it; then blobs are copied, then
-journal, keys and notes, which appear in their new place at once. Both are audited, and the reports must be equal. Only
-then the move is done: a run directory stays as it is, with its mark, and rows of a database are removed. Whatever fails
-before takes back what was made, and the mark.
+Theory of operation. The source is first marked as being moved, so that no coordinator serves it; then blobs are copied,
+then journal, keys and notes, which appear in their new place at once. Both are audited, and the reports must be equal.
+Only then the move is done: a run directory stays as it is, marked as moved, and rows of a database are removed.
+Whatever fails before takes back what was made, and the mark, unless another move has made it, or it is not known
+whether the run is in its new place.
 """
 
 import asyncio
@@ -23,13 +24,13 @@ from coordinator.maintenance import state_file_text
 from coordinator.store.blobs import BlobReader
 from coordinator.store.directory.backup_folder import BackupFolder
 from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.directory.moved import mark_moved, unmark_moved
+from coordinator.store.directory.moved import begin_move, end_move, undo_move
 from coordinator.store.directory.run_directory import RunDirectory
 from coordinator.store.journal import Segment
 from coordinator.store.keys import KEY_LOST
 from coordinator.store.object_store.opening import NoteInFile
-from coordinator.store.open import StoreReader, is_database, open_store_reader, run_directory_of
-from coordinator.store.postgres.address import parse_address, with_run
+from coordinator.store.open import StoreReader, folder_of, is_database, open_store_reader, run_directory_of
+from coordinator.store.postgres.address import DatabaseAddress, parse_address, with_run
 from coordinator.store.postgres.importing import importing, marked_as_moved, remove
 from coordinator.store.postgres.notes import ADMIN_TOKEN, BLOBS, BLOBS_OWNER, KEY, OBJECT_STORES, STATE_FILE
 from coordinator.store.postgres.opening import open_database_reader, shared_folder
@@ -75,6 +76,13 @@ class _Found:
     admin_token_sha256: bytes | None
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """Whether the run may be in the database although its move failed."""
+
+    is_there: bool = False
+
+
 async def move(source: str, target: str, folder: Path | None, progress: Progress) -> MoveReport:
     """Move a run from a run directory into a database, or from a database into a new run directory.
 
@@ -85,23 +93,24 @@ async def move(source: str, target: str, folder: Path | None, progress: Progress
         progress: told what is done.
 
     Raises:
-        InvalidInput: there is no such run, or the target has it already, or is of the same kind as the source.
+        InvalidInput: there is no such run, or it was moved already; or the target has it already, or is no store, or
+            of the same kind as the source.
         StoreFailed: a coordinator serves it, or something cannot be read or written; the source is as it was.
     """
     if is_database(source) is is_database(target):
         raise InvalidInput("a run moves from a folder into a database (postgresql://…), or back")
     if is_database(target):
         run_dir = run_directory_of(source)
-        async with _held_directory(run_dir, parse_address(target).name) as held:
-            return await _into_database(held, target, folder, progress)
+        doubt = _Doubt()
+        async with _held_directory(run_dir, parse_address(target).name, doubt) as held:
+            return await _into_database(held, target, folder, progress, doubt)
+    to = folder_of(target)
     if folder is not None:
         raise InvalidInput("--blobs goes with a target in a database; a run directory keeps its blobs itself")
     address, reader = parse_address(source), open_database_reader(source)
     own = None if reader.blobs_folder is None else DirectoryBlobs.for_reading(reader.blobs_folder)
-    async with marked_as_moved(address, reader.run_id, target):
-        report = await _into_folder(
-            _Source(reader, own, await reader.notes.read(OBJECT_STORES)), Path(target), progress
-        )
+    async with marked_as_moved(address, reader.run_id, str(to.absolute())):
+        report = await _into_folder(_Source(reader, own, await reader.notes.read(OBJECT_STORES)), to, progress)
     await remove(address, reader.run_id)
     if reader.blobs_folder is not None:
         await asyncio.to_thread(shutil.rmtree, reader.blobs_folder, ignore_errors=True)
@@ -109,32 +118,39 @@ async def move(source: str, target: str, folder: Path | None, progress: Progress
 
 
 @contextlib.asynccontextmanager
-async def _held_directory(run_dir: Path, to: str) -> AsyncIterator[_Source]:
-    """Lock a run directory and mark it as moved; take the mark back if the context is left with an error."""
+async def _held_directory(run_dir: Path, to: str, doubt: _Doubt) -> AsyncIterator[_Source]:
+    """Lock a run directory and mark it as moved, finally once the context is left without an error.
+
+    With an error the mark is taken back, unless it was left by a move before, or the run may be there.
+    """
     reader = open_store_reader(str(run_dir))
     store = await RunDirectory.open(run_dir, UNBOUNDED_BYTES)
     try:
         if store.is_backup:
             raise InvalidInput(f"{run_dir} is a backup: start from it with --restored once, and move the run then")
-        await asyncio.to_thread(mark_moved, run_dir, to)
+        is_own = await asyncio.to_thread(begin_move, run_dir, to)
         try:
             yield _Source(reader, store.blobs, await NoteInFile(run_dir).read())
         except BaseException:
-            await asyncio.to_thread(unmark_moved, run_dir)
+            if is_own and not doubt.is_there:
+                await asyncio.to_thread(undo_move, run_dir)
             raise
+        await asyncio.to_thread(end_move, run_dir)
     except OSError as error:
         raise StoreFailed(f"{run_dir}: {error.strerror or error}") from error
     finally:
         await store.aclose()
 
 
-async def _into_database(source: _Source, target: str, folder: Path | None, progress: Progress) -> MoveReport:
+async def _into_database(
+    source: _Source, target: str, folder: Path | None, progress: Progress, doubt: _Doubt
+) -> MoveReport:
     found, before = await _found(source), await audit(source.reader, with_parameters=False)
     _refuse_problems(before)
     run_id = found.run.state_file.run_id
     address = parse_address(target)
     if address.run_id not in (None, run_id):
-        raise InvalidInput(f"{target} names run {address.run_id!r}, but the run to be moved is {run_id!r}")
+        raise InvalidInput(f"{address.name} names run {address.run_id!r}, but the run to be moved is {run_id!r}")
     folder = folder or (None if address.blobs is None else Path(address.blobs))
     if folder is None and (found.blobs or source.stores_note is None):
         raise InvalidInput(
@@ -162,12 +178,25 @@ async def _into_database(source: _Source, target: str, folder: Path | None, prog
                 await taken.keep_segment(segment)
             await taken.keep_notes(notes)
             await taken.end(found.version)
-        undo.push_async_callback(remove, address, run_id)
+            doubt.is_there = True  # from here on: the answer to the commit may be lost
+            undo.push_async_callback(_remove_again, address, run_id, doubt)
         progress("auditing it there")
         after = await audit(open_store_reader(with_run(target, run_id)), with_parameters=False)
         _refuse_difference(before, after)
         undo.pop_all()
     return MoveReport(run_id, address.name_of(run_id), after)
+
+
+async def _remove_again(address: DatabaseAddress, run_id: str, doubt: _Doubt) -> None:
+    """Remove a run whose move failed. Raise `StoreFailed` if that cannot be done now."""
+    try:
+        await remove(address, run_id)
+    except StoreFailed as error:
+        raise StoreFailed(
+            f"whether run {run_id!r} is in {address.name} now is unknown: {error}. Its folder stays marked; see "
+            "whether `epochal runs` lists it there, and repeat the move if it does not"
+        ) from error
+    doubt.is_there = False
 
 
 async def _into_folder(source: _Source, target: Path, progress: Progress) -> MoveReport:

@@ -1,6 +1,7 @@
 """A store keeps a whole run, and is opened by its URL: a folder's, or a database's. Blobs may lie elsewhere."""
 
 import importlib
+import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -24,6 +25,11 @@ from state.errors import InvalidInput
 
 ALLOWED = "a folder, file:///PATH/OF/A/FOLDER, or postgresql://USER@HOST/DATABASE"
 DATABASE_SCHEMES = ("postgresql", "postgres")
+_OTHER_STORE = re.compile(
+    r"[a-z][a-z0-9+.-]*:/|postgres(ql)?:|[^/]*:[^/]*@|\s*(host|hostaddr|port|dbname|user|password|passfile|service)\s*=",
+    re.IGNORECASE,
+)
+"""The beginning of what is a URL of something else, perhaps mistyped, or libpq's own words, rather than a folder."""
 
 
 class StoreReader(Protocol):
@@ -135,12 +141,13 @@ async def open_store(
         opened: Store = await opening.open_database_store(url, max_blob_bytes, blobs, run_id, blobs_folder, program)
         return opened
     if blobs_folder is not None:
-        raise InvalidInput(f"--blobs goes with a store in a database; {url} keeps its blobs itself")
+        raise InvalidInput(f"--blobs goes with a store in a database; {without_password(url)} keeps its blobs itself")
     folder, run_dir = _folders_of(url)
     refuse_unfinished(run_dir or folder)
     refuse_moved(run_dir or folder)
     store = await RunDirectory.open(run_dir or folder, max_blob_bytes)
     try:
+        refuse_moved(run_dir or folder)  # a move may have ended before the lock was taken
         note = NoteInFile(run_dir or folder)
         store.blobs = await with_object_stores(note, store.blobs, run_id, blobs, max_blob_bytes)
     except BaseException:
@@ -170,7 +177,7 @@ def run_directory_of(url: str) -> Path:
     _, run_dir = _folders_of(url)
     if run_dir is None:
         allowed = "a run directory such as runs/RUN_ID, or the folder of `epochal up`"
-        raise InvalidInput(f"{url} holds no run; allowed: {allowed}")
+        raise InvalidInput(f"{without_password(url)} holds no run; allowed: {allowed}")
     refuse_unfinished(run_dir)
     return run_dir
 
@@ -183,7 +190,7 @@ def runs_in(url: str) -> Sequence[KeptRun]:
         StoreFailed: the database cannot be read.
     """
     if not is_database(url):
-        raise InvalidInput(f"{url} is no database; allowed: postgresql://USER@HOST/DATABASE")
+        raise InvalidInput(f"{without_password(url)} is no database; allowed: postgresql://USER@HOST/DATABASE")
     found: Sequence[KeptRun] = _database_opening(url).kept_runs(url)
     return found
 
@@ -213,21 +220,31 @@ def _database_opening(url: str) -> ModuleType:
 
 def _folders_of(url: str) -> tuple[Path, Path | None]:
     """Return the folder at the URL, and the run directory that it is or contains, or None."""
-    folder = _folder_of(url)
+    folder = folder_of(url)
     try:
         return folder, run_directory_in(folder)
     except OSError as error:
-        raise InvalidInput(f"the store {url} cannot be opened: {error.strerror or error}") from error
+        raise InvalidInput(f"the store {without_password(url)} cannot be opened: {error.strerror or error}") from error
 
 
-def _folder_of(url: str) -> Path:
+def folder_of(url: str) -> Path:
+    """Return the folder that a store's name or `file:` URL names. Raise `InvalidInput` if it names none."""
     if not url:
         raise InvalidInput(f"the store's name is empty; allowed: {ALLOWED}")
-    if "://" not in url and not url.startswith("file:"):
+    if not url.lower().startswith("file:"):
+        if _OTHER_STORE.match(url):
+            raise _not_a_store(url)
         return Path(url)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # brackets around something else than an address
+        raise _not_a_store(url) from error
     path = unquote(parts.path)
     is_folder = path.startswith("/") and "\0" not in path and not parts.query and not parts.fragment
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not is_folder:
-        raise InvalidInput(f"the store {without_password(url)} cannot be opened; allowed: {ALLOWED}")
+        raise _not_a_store(url)
     return Path(path)
+
+
+def _not_a_store(url: str) -> InvalidInput:
+    return InvalidInput(f"the store {without_password(url)} cannot be opened; allowed: {ALLOWED}")

@@ -29,6 +29,9 @@ _END = """
 UPDATE epochal_runs SET sequence = %s, head = %s, version = %s, segment = %s, is_opening = %s, journal_bytes = %s
 WHERE run_id = %s
 """
+_MARK = """
+INSERT INTO epochal_notes (run_id, name, value) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING RETURNING run_id
+"""
 _REMOVE = ("DELETE FROM epochal_runs WHERE run_id = %s", "DELETE FROM epochal_notes WHERE run_id = %s")
 
 
@@ -115,7 +118,10 @@ async def importing(address: DatabaseAddress, run_id: str) -> AsyncIterator[RunI
 async def marked_as_moved(address: DatabaseAddress, run_id: str, to: str) -> AsyncIterator[None]:
     """Mark a run as moved, so that no coordinator serves it; take the mark back if the context is left with an error.
 
+    A mark to the same place that a move before has left stays then: the run may be there.
+
     Raises:
+        InvalidInput: a move to another place has marked it.
         StoreFailed: a coordinator serves it, or the database cannot be used.
     """
     database = Database(address.writing(), address.name)
@@ -125,15 +131,25 @@ async def marked_as_moved(address: DatabaseAddress, run_id: str, to: str) -> Asy
         if await is_served(database, run_id):
             raise StoreFailed(f"{address.name_of(run_id)} is served by a coordinator; stop all of them first")
 
+    async def mark(connection: Connection) -> bool:
+        return await (await connection.execute(_MARK, (run_id, MOVED, to.encode()))).fetchone() is not None
+
     try:
         await check()
-        await notes.write(MOVED, to.encode())
+        is_own = await database.run(mark)
+        marked = to.encode() if is_own else await notes.read(MOVED)
+        if marked not in (None, to.encode()):
+            raise InvalidInput(
+                f"{address.name_of(run_id)} is being moved to {marked.decode()}, or was until the move was killed: "
+                "repeat that move"
+            )
         try:
             await asyncio.sleep(LEASE_S)  # one may have started just before the mark was there
             await check()
             yield
         except BaseException:
-            await notes.delete(MOVED)
+            if is_own:
+                await notes.delete(MOVED)
             raise
     finally:
         await database.aclose()

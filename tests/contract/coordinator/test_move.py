@@ -98,6 +98,72 @@ async def test_run_that_is_served_is_not_moved(tmp_path: Path, url: str, shared:
     assert (await served_again(url, shared)).phase is RunState.ROUND_TRAIN
 
 
+async def test_folder_that_was_moved_is_not_moved_again(
+    run_dir: Path, url: str, shared: Path, tmp_path: Path, database_server: PostgresServer
+) -> None:
+    await moved(run_dir, url, shared)
+    other = tmp_path / "other"
+    other.mkdir()
+    for target, folder in ((url, shared), (database_server.new_database(), other)):
+        with pytest.raises(InvalidInput, match=f"was moved to {url}: serve it from there"):
+            await moved(run_dir, target, folder)
+        with pytest.raises(InvalidInput, match="was moved to"):
+            await served_again(str(run_dir))
+    assert os.listdir(other) == []
+    assert (await served_again(url, shared)).phase is RunState.ROUND_TRAIN
+
+
+async def test_move_that_was_killed_may_be_repeated_to_the_same_place(
+    run_dir: Path, url: str, shared: Path, database_server: PostgresServer
+) -> None:
+    (run_dir / "moving-to").write_text(f"{url}\n")
+    elsewhere = database_server.new_database()
+    for target in (elsewhere, None):
+        with pytest.raises(InvalidInput, match=f"is being moved to {url}, or was until"):
+            await (served_again(str(run_dir)) if target is None else moved(run_dir, target, shared))
+    with pytest.raises(InvalidInput, match="name a folder for them"):
+        await moved(run_dir, url)
+    assert (run_dir / "moving-to").exists(), "the move that was killed may have brought the run there"
+    await moved(run_dir, url, shared)
+    assert not (run_dir / "moving-to").exists()
+    assert (run_dir / "moved-to").read_text() == f"{url}\n"
+
+
+async def test_mark_in_a_database_is_taken_back_only_by_its_move(
+    run_dir: Path, url: str, shared: Path, tmp_path: Path, database_server: PostgresServer
+) -> None:
+    await moved(run_dir, url, shared)
+    back = tmp_path / "back"
+    mark = f"INSERT INTO epochal_notes (run_id, name, value) VALUES ('test-run', 'moved-to', '{back}')"
+    database_server.execute(mark, url)
+    with pytest.raises(InvalidInput, match=f"is being moved to {back}, or was until"):
+        await moved(url, tmp_path / "elsewhere")
+    back.write_text("in the way")
+    with pytest.raises(InvalidInput, match="allowed: a folder that does not exist yet"):
+        await moved(url, back)
+    with pytest.raises(InvalidInput, match=f"to {back}: serve it from there"):
+        await served_again(url, shared)
+    back.unlink()
+    await moved(url, back)
+    assert (await served_again(str(back))).phase is RunState.ROUND_TRAIN
+
+
+@pytest.mark.parametrize(
+    "target", ["s3://bucket/run", "postgresl://user:s3cret@host/x", "postgresql:/user:s3cret@host/x"]
+)
+async def test_run_is_not_moved_to_what_is_no_store(
+    target: str, run_dir: Path, url: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await moved(run_dir, url, shared)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(InvalidInput, match="allowed: a folder, file:") as refused:
+        await moved(url, target)
+    assert "s3cret" not in str(refused.value)
+    assert sorted(os.listdir(tmp_path)) == before
+    assert len(runs_in(url)) == 1
+
+
 async def test_run_that_is_damaged_stays_where_it_is(run_dir: Path, url: str, shared: Path) -> None:
     blob = next(path for path in (run_dir / "blobs").glob("??/*") if len(path.name) == 64)
     data = blob.read_bytes()

@@ -1,11 +1,12 @@
 """A store is a URL: what is opened, and what is refused by name."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from coordinator.store.journal import Snapshot
-from coordinator.store.open import open_store, open_store_reader
+from coordinator.store.open import open_store, open_store_reader, runs_in
 from state.errors import InvalidInput
 
 
@@ -56,6 +57,28 @@ async def test_store_of_an_unknown_kind_is_refused_by_name(url: str) -> None:
     assert url in str(refused.value)
     with pytest.raises(InvalidInput):
         open_store_reader(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("postgresql:/u:s3cret@h/x", "postgresl://u:s3cret@h/x", "POSTGRESQL://u:s3cret@h/x", "u:s3cret@h/x"),
+        *("postgresql:u:s3cret@h", "host=h password=s3cret", "mysql://u:s3c#s3cret@h/x", "mysql://u:s3cret@[::1/x"),
+    ],
+)
+async def test_mistyped_database_becomes_no_folder_and_shows_no_password(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (None, tmp_path):
+        with pytest.raises(InvalidInput) as refused:
+            await open_store(url, max_blob_bytes=0, blobs_folder=folder)
+        assert "s3c" not in str(refused.value)
+    for read in (open_store_reader, runs_in):
+        with pytest.raises(InvalidInput) as refused:
+            read(url)
+        assert "s3c" not in str(refused.value)
+    assert os.listdir(tmp_path) == []
 
 
 def test_store_whose_name_the_system_refuses_is_an_input_error() -> None:
