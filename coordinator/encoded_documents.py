@@ -29,9 +29,14 @@ def takes_gzip(headers: Headers) -> bool:
 
 
 class EncodedDocuments:
-    """Documents in the forms in which they are sent, the last used ones."""
+    """Documents in the forms in which they are sent, the last used ones.
 
-    def __init__(self) -> None:
+    Args:
+        most: maximum number of them.
+    """
+
+    def __init__(self, most: int = MAX_DOCUMENTS) -> None:
+        self._most = most
         self._plain: OrderedDict[str, bytes] = OrderedDict()
         self._compressed: OrderedDict[str, asyncio.Future[bytes]] = OrderedDict()
 
@@ -44,7 +49,7 @@ class EncodedDocuments:
         """
         if name not in self._plain:
             self._plain[name] = encode()
-            _drop_oldest(self._plain)
+            _drop_oldest(self._plain, self._most)
         self._plain.move_to_end(name)
         return self._plain[name]
 
@@ -53,11 +58,11 @@ class EncodedDocuments:
         if name not in self._compressed:
             work = partial(gzip.compress, body, _LEVEL, mtime=0)
             self._compressed[name] = asyncio.get_running_loop().run_in_executor(None, work)
-            _drop_oldest(self._compressed)
+            _drop_oldest(self._compressed, self._most)
         self._compressed.move_to_end(name)
         return await asyncio.shield(self._compressed[name])
 
 
-def _drop_oldest(kept: OrderedDict[str, bytes] | OrderedDict[str, asyncio.Future[bytes]]) -> None:
-    while len(kept) > MAX_DOCUMENTS:
+def _drop_oldest(kept: OrderedDict[str, bytes] | OrderedDict[str, asyncio.Future[bytes]], most: int) -> None:
+    while len(kept) > most:
         kept.popitem(last=False)

@@ -2,7 +2,7 @@
 
 A client's requests reach another coordinator each time, and what one has kept the others learn a moment later. So each
 request first waits until this one knows all that was kept before. Polls of the run document are not among them: they
-wait for what is newer anyway.
+wait for what is newer anyway. (They are marked, too, while the store is known to be out of reach: `long_poll`.)
 
 Where the store cannot be asked, what is known is told as it was, marked `Epochal-Stale`; but nobody is told that
 something is not there, or not allowed, and nothing is accepted: such requests are refused with `store-failed`.
@@ -11,6 +11,7 @@ something is not there, or not allowed, and nothing is accepted: such requests a
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.api.requests import STALE_HEADER
 from coordinator.handlers import Handlers
 from runtime.http_bodies import bearer_token
 from runtime.http_parameters import Query
@@ -18,8 +19,6 @@ from runtime.problem_json import problem_response
 from state.errors import Refused, StoreFailed
 from state.refusals import Refusal
 
-STALE_HEADER = "epochal-stale"
-"""Header of an answer that may be older than its request."""
 READING_METHODS = ("GET", "HEAD")
 UNCERTAIN_STATUSES = (401, 403, 404, 409, 410)
 """Statuses that a coordinator that knew the present run might not give."""

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.requests import RUN, reader_of
+from coordinator.api.requests import RUN, STALE_HEADER, reader_of
 from coordinator.handlers import Handlers
 from coordinator.long_polls import LongPolls
 from coordinator.publication import Published
@@ -39,10 +39,19 @@ class RunDocumentEndpoint:
             return
         if published is None or published.etag == seen:
             etag = self._handlers.service.published.etag if published is None else published.etag
-            await Response(status_code=304, headers={"ETag": etag})(scope, _no_body, send)
+            headers = {"ETag": etag} | dict.fromkeys((STALE_HEADER,) if self._may_be_stale() else (), "true")
+            await Response(status_code=304, headers=headers)(scope, _no_body, send)
             return
-        await send({"type": "http.response.start", "status": 200, "headers": _headers(published)})
+        headers = _headers(published)
+        if self._may_be_stale():
+            headers.append((STALE_HEADER.encode(), b"true"))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": published.body})
+
+    def _may_be_stale(self) -> bool:
+        """Return whether other coordinators may have kept what this one cannot read now."""
+        service = self._handlers.service
+        return service.health.problem is not None and not service.replicas.is_alone
 
     async def _published(self, scope: Scope, receive: Receive) -> tuple[Published | None, str | None]:
         handlers = self._handlers

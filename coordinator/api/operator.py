@@ -6,8 +6,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from coordinator.api.compressed import long_document
 from coordinator.api.requests import RUN, sha256_of
 from coordinator.auth.admin import OPERATOR
+from coordinator.encoded_documents import EncodedDocuments
 from coordinator.handlers import Handlers
 from coordinator.machine.run import Run
 from runtime.connections import vouch_for
@@ -16,7 +18,6 @@ from runtime.http_bodies import (
     body_pieces,
     content_length,
     document_response,
-    json_response,
     openapi_answer,
     openapi_body,
     read_message,
@@ -45,6 +46,8 @@ class StatusBytes:
         self._body = b""
         self._made_s = -MAX_STATUS_AGE_S
         self._of: tuple[Run, str | None] | None = None
+        self._made_count = 0
+        self._encoded = EncodedDocuments(most=1)
 
     def __call__(self) -> bytes:
         service = self._handlers.service
@@ -52,7 +55,13 @@ class StatusBytes:
         is_same = self._of is not None and shown[0] is self._of[0] and shown[1] == self._of[1]
         if not is_same or now_s - self._made_s >= MAX_STATUS_AGE_S:
             self._body, self._made_s, self._of = canonical_json(self._handlers.status()), now_s, shown
+            self._made_count += 1
         return self._body
+
+    async def answer(self, request: Request) -> Response:
+        """Return the answer to a request, compressed if the status is long and its reader takes that."""
+        body = self()
+        return await long_document(self._encoded, str(self._made_count), body, request)
 
 
 def operator_routes(handlers: Handlers) -> APIRouter:
@@ -64,9 +73,9 @@ def operator_routes(handlers: Handlers) -> APIRouter:
         check_operator(handlers, run_id, request)
 
     @router.get(f"{RUN}/status", summary="The run as an operator sees it", responses=openapi_answer(RunStatus))
-    async def status(run_id: str) -> Response:
+    async def status(run_id: str, request: Request) -> Response:
         handlers.check_run(run_id)
-        return json_response(status_bytes())
+        return await status_bytes.answer(request)
 
     @router.post(f"{RUN}/pause", summary="Pause after this round (admin token)", status_code=204)
     async def pause(run_id: str, request: Request) -> Response:

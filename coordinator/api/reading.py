@@ -6,8 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from coordinator.api.compressed import long_document
 from coordinator.api.requests import RUN, reader_of, sha256_of
-from coordinator.encoded_documents import MIN_COMPRESSED_BYTES, EncodedDocuments, takes_gzip
+from coordinator.encoded_documents import EncodedDocuments
 from coordinator.handlers import Handlers
 from coordinator.long_polls import LongPolls
 from runtime.http_bodies import (
@@ -80,15 +81,7 @@ def _add_documents(router: APIRouter, handlers: Handlers) -> None:
     encoded = EncodedDocuments()
 
     async def sent(name: str, body: bytes, request: Request) -> Response:
-        """Return the answer with an immutable document, compressed if it is long and its reader takes that."""
-        if len(body) < MIN_COMPRESSED_BYTES:
-            return json_response(body, IMMUTABLE)
-        is_compressed = takes_gzip(request.headers)
-        response = json_response(await encoded.compressed(name, body) if is_compressed else body, IMMUTABLE)
-        response.headers["Vary"] = "Accept-Encoding"
-        if is_compressed:
-            response.headers["Content-Encoding"] = "gzip"
-        return response
+        return await long_document(encoded, name, body, request, IMMUTABLE)
 
     async def immutable(run_id: str, sha256: str, request: Request) -> Response:
         handlers.check_run(run_id)

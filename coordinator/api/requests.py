@@ -13,6 +13,8 @@ from state.refusals import Refusal
 from state.wire import ClientId, Sha256
 
 RUN = "/v1/runs/{run_id}"
+STALE_HEADER = "epochal-stale"
+"""Header of an answer that may be older than its request."""
 _HEX = frozenset("0123456789abcdef")
 
 

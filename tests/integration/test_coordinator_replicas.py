@@ -10,7 +10,7 @@ import httpx
 import psycopg
 import pytest
 
-from coordinator.api.fresh_view import STALE_HEADER
+from coordinator.api.requests import STALE_HEADER
 from coordinator.store.open import open_store_reader
 from state.phases import RunState
 from tests.support.database_relay import DatabaseRelay, database_relay

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from coordinator.api.fresh_view import STALE_HEADER
+from coordinator.api.requests import STALE_HEADER
 from tests.support.database_relay import database_relay
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.processes import PATIENT, in_training

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 
-from coordinator.api.fresh_view import STALE_HEADER
+from coordinator.api.requests import STALE_HEADER
 from epochal.cli.service_manager import SOCKET_VARIABLE
 from epochal.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S

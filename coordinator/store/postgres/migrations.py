@@ -144,7 +144,8 @@ def _check_known(applied: int, name: str) -> None:
     if applied > len(MIGRATIONS):
         raise InvalidInput(
             f"{name} has tables of step {applied}, made by a newer version of Epochal; this one knows the steps up to "
-            f"{len(MIGRATIONS)}. Start a version that is as new as the tables"
+            f"{len(MIGRATIONS)}. A newer coordinator of any run in this database or schema may have brought them up to "
+            "date. Start a version that is as new as the tables"
         )
 
 

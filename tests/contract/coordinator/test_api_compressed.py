@@ -18,7 +18,7 @@ from tests.support.served import Served, served_over_sockets, training
 
 @asynccontextmanager
 async def in_a_round(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Served, Sha256]]:
-    monkeypatch.setattr("coordinator.api.reading.MIN_COMPRESSED_BYTES", 1)
+    monkeypatch.setattr("coordinator.api.compressed.MIN_COMPRESSED_BYTES", 1)
     async with served_over_sockets(folder) as run:
         await training(run)
         current = run.service.run.round
@@ -42,6 +42,26 @@ async def test_long_document_is_compressed_for_those_who_take_it(
         assert answer.headers["vary"] == "Accept-Encoding"
         plain = canonical_json(run.service.run.round.roster)
         assert (gzip.decompress(body) if encoding else body) == plain
+
+
+async def test_status_is_compressed_for_those_who_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with in_a_round(tmp_path, monkeypatch) as (run, _):
+        found = {}
+        for accepts in ("gzip", "identity"):
+            answer = await run.http.get(f"{run.run_url}/status", headers={"Accept-Encoding": accepts})
+            assert answer.headers["vary"] == "Accept-Encoding"
+            found[answer.headers.get("content-encoding")] = answer.json()["members"][0]["client_id"]
+        assert set(found) == {"gzip", None}
+        assert len(set(found.values())) == 1
+
+
+async def test_status_of_a_changed_run_is_not_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with in_a_round(tmp_path, monkeypatch) as (run, _):
+        for is_pausing in (True, False):
+            await (run.handlers.pause() if is_pausing else run.handlers.resume())
+            answer = await run.http.get(f"{run.run_url}/status", headers={"Accept-Encoding": "gzip"})
+            assert answer.headers["content-encoding"] == "gzip"
+            assert answer.json()["pausing"] is is_pausing
 
 
 async def test_client_reads_a_compressed_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.api.fresh_view import STALE_HEADER
+from coordinator.api.requests import STALE_HEADER
 from coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
 from state.errors import StoreBlocked
 from state.phases import RunState
@@ -85,6 +85,11 @@ async def test_coordinator_without_its_store_says_nothing_that_may_be_wrong(pair
     cut_off(other)
     known = await client.send("GET", "/clients/me")
     assert (known.status_code, known.headers[STALE_HEADER]) == (200, "true")
+    document = await other.http.get(other.run_url)
+    assert (document.status_code, document.headers[STALE_HEADER]) == (200, "true")
+    same = await other.http.get(other.run_url, headers={"If-None-Match": document.headers["etag"]})
+    assert (same.status_code, same.headers[STALE_HEADER]) == (304, "true")
+    assert STALE_HEADER not in (await one.http.get(one.run_url)).headers
     for answer in (
         await asks(newcomer, other, "/clients/me"),
         await client.send("GET", f"/rosters/{UNKNOWN}"),
