@@ -39,8 +39,8 @@ class RunDocumentEndpoint:
             return
         if published is None or published.etag == seen:
             etag = self._handlers.service.published.etag if published is None else published.etag
-            headers = {"ETag": etag} | dict.fromkeys((STALE_HEADER,) if self._may_be_stale() else (), "true")
-            await Response(status_code=304, headers=headers)(scope, _no_body, send)
+            unchanged = {"ETag": etag} | ({STALE_HEADER: "true"} if self._may_be_stale() else {})
+            await Response(status_code=304, headers=unchanged)(scope, _no_body, send)
             return
         headers = _headers(published)
         if self._may_be_stale():
