@@ -31,6 +31,7 @@ MAX_LEFT_REQUESTS = 8
 """Maximum number of such requests; another one is given up at once, so that they leave connections to the others."""
 STORE_SCHEMES = ("postgresql", "postgres")
 """Schemes of databases that keep runs."""
+_SET_COOKIE = "set-cookie"
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
@@ -79,7 +80,9 @@ def open_lean_client(url: str, server: str, trust: Trust, limits: httpx.Limits, 
 
 
 class LeanClient(httpx.AsyncClient):
-    """A client that leaves out, for requests with short answers, what httpx does for others: cookies, hooks, streams.
+    """A client that asks its transport itself for short answers, where httpx would do no more but keep their cookies.
+
+    What needs more is left to httpx: hooks, authorization by the client or the URL, and answers that lead elsewhere.
 
     Args:
         lean: its transport.
@@ -91,17 +94,20 @@ class LeanClient(httpx.AsyncClient):
         self._lean = lean
 
     async def short_answer(self, request: httpx.Request) -> httpx.Response | None:
-        """Return the answer with its body; None if it is not short, or leads elsewhere, and httpx is to ask.
+        """Return the answer with its body; None if it is not short, or needs more, and httpx is to ask.
 
         Raises:
             httpx.HTTPError: there is no answer.
         """
-        if not is_short(request):
+        needs_more = self.auth is not None or request.url.userinfo or any(self.event_hooks.values())
+        if needs_more or not is_short(request):
             return None
         answer = await self._lean.handle_async_request(request)
-        if answer.has_redirect_location:
+        if answer.has_redirect_location and self.follow_redirects:
             return None
         answer.request = request
+        if _SET_COOKIE in answer.headers:
+            self.cookies.extract_cookies(answer)
         await answer.aread()
         return answer
 

@@ -4,7 +4,8 @@ The general transport spends several times the work of the exchange itself on ea
 whose body is in memory and answers that fit there, and nothing else: a request is sent by it only if its sender says
 that its answer is short (`SHORT`); all others, and all that go by way of a proxy, are the general transport's.
 
-The rule kept here: a connection is used again only after a whole exchange; errors are httpx's.
+The rule kept here: a connection is used again only after a whole exchange, and an answer is what httpx takes it for, or
+an error: answers that RFC 9112 calls invalid, of which httpx takes some, are errors. Errors are httpx's.
 """
 
 import asyncio
@@ -19,14 +20,21 @@ from typing import Any
 import httptools
 import httpx
 
+from runtime.connecting import connected_socket
+
 SHORT: Mapping[str, Any] = MappingProxyType({"epochal.short": True})
 """The extensions of a request whose answer fits into memory."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """Maximum size of an answer's body: far above those of documents."""
-MAX_HEAD_FIELDS = 256
+MAX_HEAD_BYTES = 100 * 1024
+"""Maximum size of an answer's head with those of interim answers before it, and of what frames its body: httpx's."""
 _SHORT = "epochal.short"
 _SILENT = "Server disconnected without sending a response."
 _INTERIM = range(100, 200)
+_FIRST_STATUS, _OTHER_PROTOCOL = 100, 101
+_TRANSFER, _CHUNKED = b"transfer-encoding", b"chunked"
+_METHODS = frozenset({"GET", "POST", "PUT", "DELETE"})
+"""Those whose answers have the body that their heads tell of."""
 _WITHOUT_BODY = frozenset({204, 304})
 
 
@@ -37,7 +45,8 @@ def has_proxies() -> bool:
 
 def is_short(request: httpx.Request) -> bool:
     """Return whether the sender says that the answer is short, and the body is in memory."""
-    return bool(request.extensions.get(_SHORT)) and isinstance(request.stream, httpx.ByteStream)
+    is_told = bool(request.extensions.get(_SHORT)) and request.method in _METHODS
+    return is_told and isinstance(request.stream, httpx.ByteStream)
 
 
 class LeanTransport(httpx.AsyncBaseTransport):
@@ -82,7 +91,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
 
     async def _answered(self, request: httpx.Request, timeouts: Mapping[str, float | None]) -> httpx.Response:
         url = request.url
-        place = url.scheme, url.host, url.port or (443 if url.scheme == "https" else 80)
+        place = url.scheme, url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80)
         line = self._kept_line(place) or await self._connected(request, place, timeouts.get("connect"))
         try:
             answer = await line.exchange(_encoded(request), request, timeouts.get("read"))
@@ -111,8 +120,10 @@ class LeanTransport(httpx.AsyncBaseTransport):
         context = self._context if scheme == "https" else None
         try:
             async with asyncio.timeout(timeout_s):
+                connected = await connected_socket(host, port)
+                name = host if context is not None else None
                 loop = asyncio.get_running_loop()
-                _, line = await loop.create_connection(_Line, host, port, ssl=context)
+                _, line = await loop.create_connection(_Line, sock=connected, ssl=context, server_hostname=name)
         except TimeoutError as error:
             raise httpx.ConnectTimeout(f"no connection within {timeout_s:g} s", request=request) from error
         except OSError as error:  # ssl.SSLError is one
@@ -135,29 +146,57 @@ class _Answer:
         self.headers: list[tuple[bytes, bytes]] = []
         self.pieces: list[bytes] = []
         self.size_bytes = 0
-        self.is_begun = self.is_complete = self.is_reusable = self.ends_with_connection = False
+        self.is_begun = self.has_head = self.is_complete = self.is_reusable = self.ends_with_connection = False
         self.status = 0
         self.parser = httptools.HttpResponseParser(self)
+        self._other_bytes = 0
+        """Number of bytes since the head was complete, or something of the body arrived."""
 
     @property
     def body(self) -> bytes:
         return b"".join(self.pieces)
 
+    def feed(self, data: bytes) -> None:
+        """Take some bytes. Raise `httpx.RemoteProtocolError` if they are no answer; what follows one is not read."""
+        self._other_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.is_reusable = False
+            if self.is_complete:
+                return
+            cause = error.__context__
+            raise (
+                cause if isinstance(cause, httpx.RemoteProtocolError) else httpx.RemoteProtocolError(str(error))
+            ) from None
+        if self._other_bytes > MAX_HEAD_BYTES and not self.is_complete:
+            raise _long_head()
+
     def on_message_begin(self) -> None:
+        if self.is_complete:
+            raise httpx.RemoteProtocolError("an answer that nobody asked for")  # `feed` takes note
         self.is_begun = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if len(self.headers) >= MAX_HEAD_FIELDS:
-            raise httpx.RemoteProtocolError(f"an answer with more than {MAX_HEAD_FIELDS} header fields")
-        self.headers.append((name, value))
+        if not self.has_head:  # the fields behind a body are nobody's
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self.status = self.parser.get_status_code()
-        names = {name.lower() for name, _ in self.headers}
-        has_end = self.status in _WITHOUT_BODY or names & {b"content-length", b"transfer-encoding"}
-        self.ends_with_connection = not has_end
+        if self.status < _FIRST_STATUS or self.status == _OTHER_PROTOCOL:
+            raise httpx.RemoteProtocolError(f"an answer with the status {self.status:03}")
+        if self.status in _INTERIM:
+            return
+        if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
+            raise _long_head()
+        self.has_head, self._other_bytes = True, 0
+        fields = {name.lower(): value for name, value in self.headers}
+        if fields.get(_TRANSFER, _CHUNKED).lower() != _CHUNKED:
+            raise httpx.RemoteProtocolError("an answer with another transfer encoding than chunked")
+        self.ends_with_connection = not (self.status in _WITHOUT_BODY or fields.keys() & {b"content-length", _TRANSFER})
 
     def on_body(self, body: bytes) -> None:
+        self._other_bytes = 0
         self.size_bytes += len(body)
         if self.size_bytes > MAX_ANSWER_BYTES:
             raise httpx.RemoteProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
@@ -170,6 +209,10 @@ class _Answer:
         self.is_complete, self.is_reusable = True, self.parser.should_keep_alive()
 
 
+def _long_head() -> httpx.RemoteProtocolError:
+    return httpx.RemoteProtocolError(f"an answer with a head of more than {MAX_HEAD_BYTES} bytes")
+
+
 class _Line(asyncio.Protocol):
     """One connection, which serves one request at a time."""
 
@@ -179,6 +222,7 @@ class _Line(asyncio.Protocol):
         self._waiting: asyncio.Future[_Answer] | None = None
         self._request: httpx.Request | None = None
         self._heard_s = 0.0
+        self._unsent_bytes = 0
         self.is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -195,6 +239,7 @@ class _Line(asyncio.Protocol):
         try:
             if self.is_open:
                 self._transport.write(data)
+                self._unsent_bytes = self._transport.get_write_buffer_size()
             else:
                 self._end(None)
             return await self._waiting
@@ -205,18 +250,17 @@ class _Line(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = asyncio.get_running_loop().time()
-        if self._waiting is None:  # it says something that nobody asked for
+        answer = self._answer
+        if self._waiting is None or self._waiting.done():  # it says something that nobody asked for
+            answer.is_reusable = False
             self.close()
             return
-        answer = self._answer
         try:
-            answer.parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            cause = error.__context__
-            told = cause if isinstance(cause, httpx.RemoteProtocolError) else httpx.RemoteProtocolError(str(error))
-            self._fail(told)
+            answer.feed(data)
+        except httpx.RemoteProtocolError as error:
+            self._fail(error)
             return
-        if answer.is_complete and not self._waiting.done():
+        if answer.is_complete:
             self._waiting.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -243,7 +287,11 @@ class _Line(asyncio.Protocol):
             self._waiting.set_exception(error)
 
     def silence_s(self, now_s: float) -> float:
-        """Return the seconds since anything arrived."""
+        """Return the seconds since anything arrived, or something of the request was seen to be sent."""
+        unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if unsent_bytes < self._unsent_bytes:
+            self._heard_s = now_s
+        self._unsent_bytes = unsent_bytes
         return now_s - self._heard_s
 
     def is_silent(self, timeout_s: float) -> None:

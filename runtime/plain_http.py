@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from runtime.connecting import connected_socket
 from state.errors import EpochalError
 
 MAX_LINES = 16
@@ -182,27 +183,16 @@ class PlainHttp:
         return False
 
     async def _connected(self) -> socket.socket:
-        loop, place = asyncio.get_running_loop(), self._place
-        failure: OSError = ConnectionError(f"{place.host} has no address")
+        place = self._place
         async with asyncio.timeout(self._timeouts.connect_s):
-            for family, kind, protocol, _, address in await loop.getaddrinfo(
-                place.host, place.port, type=socket.SOCK_STREAM
-            ):
-                line = socket.socket(family, kind, protocol)
-                try:
-                    line.setblocking(False)
-                    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-                    await loop.sock_connect(line, address)
-                    line.settimeout(self._timeouts.progress_s)
-                    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    return line
-                except OSError as error:
-                    line.close()
-                    failure = error
-                except BaseException:
-                    line.close()
-                    raise
-        raise failure
+            line = await connected_socket(place.host, place.port, _with_large_buffer)
+        line.settimeout(self._timeouts.progress_s)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return line
+
+
+def _with_large_buffer(line: socket.socket) -> None:
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
