@@ -102,3 +102,16 @@ async def test_coordinator_without_its_store_says_nothing_that_may_be_wrong(pair
     assert (await other.http.get("/readyz")).status_code == 503
     assert (await other.http.get("/healthz")).status_code == 200
     assert problem(await client.send("GET", f"/rosters/{UNKNOWN}", token=None)) == "store-failed"
+
+
+async def test_session_and_admin_tokens_hold_at_every_coordinator(pair: tuple[Served, Served]) -> None:
+    one, other = pair
+    for number, (joined, asked) in enumerate(((one, other), (other, one)), 1):
+        client = WireClient(joined, number)
+        await client.join()
+        for place in (joined, asked):
+            assert (await asks(client, place, "/clients/me")).status_code == 200
+            for action in ("pause", "resume"):
+                assert (await client.send("POST", f"/{action}", token="wrong")).status_code == 403
+                answer = await WireClient(place, number).send("POST", f"/{action}", token=ADMIN)
+                assert answer.status_code == 204
