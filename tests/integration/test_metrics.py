@@ -74,10 +74,12 @@ async def test_numbers_of_coordinator_data_server_and_clients_agree(tmp_path: Pa
     assert data_server.total("epochal_data_server_connections_open") == 2
     assert data_server.total("epochal_data_server_document_version") <= document.version
 
-    blobs = "/v1/blobs/{sha256}"
-    received = coordinator.total("epochal_http_request_body_bytes_total", route=blobs)
+    def of_routes(sample: str, *routes: str) -> float:
+        return sum(coordinator.total(sample, route=route) for route in ("/v1/blobs/{sha256}", *routes))
+
+    received = of_routes("epochal_http_request_body_bytes_total", "/v1/runs/{run_id}/deliveries")
     assert 0 < summed("epochal_client_uploaded_bytes_total") <= received
-    sent = coordinator.total("epochal_http_response_body_bytes_total", route=blobs)
+    sent = of_routes("epochal_http_response_body_bytes_total", "/v1/runs/{run_id}/rounds/{step}/results")
     assert 0 < summed("epochal_client_downloaded_bytes_total") <= sent
     assert summed("epochal_client_data_wait_duration_seconds_sum") <= summed(
         "epochal_client_train_duration_seconds_sum"
