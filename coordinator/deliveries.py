@@ -1,9 +1,12 @@
 """Small results that come with their commitments: checked, kept together with others, and counted as one stimulus.
 
-The rules are those of `coordinator/uploads.py`. The bytes are kept before the stimulus that counts them; until then
-nothing else says that the run needs them, so they are named as being taken in, and no sweep deletes them. Where other
-coordinators may sweep, the commitment is counted first, which says so to all.
+The rules are those of `coordinator/uploads.py`. The bytes are kept with the record that counts them, where the store
+does that; it is so where other coordinators may sweep. Elsewhere they are kept before; until they are counted nothing
+else says that the run needs them, so they are named as being taken in, and no sweep deletes them.
 """
+
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from coordinator.announced_blobs import is_delivered
 from coordinator.machine.reports import commit_result
@@ -11,7 +14,7 @@ from coordinator.machine.run import Run
 from coordinator.machine.stimuli import ResultCommitted, ResultDelivered
 from coordinator.machine.views import ExpectedBlob
 from coordinator.service import CoordinatorService
-from coordinator.store.blobs import BytesOfBlob
+from coordinator.store.blobs import BytesOfBlob, check_room
 from coordinator.uploads import Uploads
 from state.blob_checks import verdict_on
 from state.deliveries import Delivery
@@ -57,24 +60,37 @@ class Deliveries:
             await service.submit(committed)
             await self._uploads.results.count(expected, verdict)
             return
-        is_announced = service.replicas.may_be_others
-        if is_announced:
-            await service.submit(committed)
-        with service.maintenance.taking_in(sha256):
-            await self._keep(expected, committed, delivery.data)
-            self._uploads.recent.add((bound.step, bound.attempt), sha256, delivery.data)
-            if is_announced:
-                await self._uploads.results.count(expected, verdict)
-            else:
-                await service.submit(ResultDelivered(client_id, bound, Sha256(verdict.replica_digest)))
+        delivered = ResultDelivered(client_id, bound, Sha256(verdict.replica_digest))
+        of_round = bound.step, bound.attempt
+        recorded = service.recorded_blobs
+        if recorded is None:
+            with service.maintenance.taking_in(sha256):
+                await self._with_room(expected, committed, partial(service.blobs.keep, sha256, delivery.data))
+                self._uploads.recent.add(of_round, sha256, delivery.data)
+                await service.submit(delivered)
+            return
+        await self._with_room(expected, committed, partial(self._check_room, bound.size_bytes))
+        with recorded.arriving(bound.size_bytes):
+            self._uploads.recent.add(of_round, sha256, delivery.data)
+            await service.submit(delivered, {sha256: delivery.data})
 
-    async def _keep(self, expected: ExpectedBlob, committed: ResultCommitted, data: bytes) -> None:
-        """Keep a result's bytes. Where they find no room, the commitment counts, and nobody is blamed."""
+    async def _check_room(self, size_bytes: int, spare_bytes: int) -> None:
+        """Raise `Refused` (`blobs-full`) unless a blob of this size finds room, and leaves so much free."""
+        max_total_bytes = self._service.run.state_file.blobs.max_total_bytes
+        check_room(self._service.blobs.total_bytes + size_bytes + spare_bytes, max_total_bytes)
+
+    async def _with_room(
+        self, expected: ExpectedBlob, committed: ResultCommitted, keep: Callable[[int], Awaitable[None]]
+    ) -> None:
+        """Keep a result's bytes, or find that they have room, with so many bytes to spare.
+
+        Where they find no room, the commitment counts, and nobody is blamed.
+        """
         service = self._service
         try:
             spare_bytes = await self._uploads.make_room(expected)
             try:
-                await service.blobs.keep(expected.sha256, data, spare_bytes)
+                await keep(spare_bytes)
             except Refused as refusal:
                 if refusal.kind is Refusal.BLOBS_FULL:
                     await service.submit(committed)

@@ -16,7 +16,7 @@ from coordinator.machine.views import blobs_needed
 from coordinator.store.open import Store
 from runtime.broadcast import Broadcast
 from state.config.state_file import Progress, dump_state
-from state.errors import StoreBlocked, StoreFailed
+from state.errors import StoreBlocked, StoreConflict, StoreFailed
 from state.phases import ROUND_PHASES, RunState
 from state.wire import Sha256
 
@@ -29,6 +29,10 @@ SWEEP_RETRY_S = 1.0
 STATE_FILE_S = 1.0
 """Maximum time for which `state.toml` is behind a round: each writing of it takes longer than a record of the journal,
 which waits for it, and rounds may be shorter."""
+MAX_DROP_CONFLICTS = 100
+"""Number of times in one sweep that another coordinator may append first; the next sweep deletes what is left."""
+DropBlobs = Callable[[frozenset[Sha256]], Awaitable[frozenset[Sha256]]]
+"""Deletes some of these blobs, of which the run needs none; returns which. Raises `StoreConflict` if it has gone on."""
 MAX_ROOM_WAIT_S = 30.0
 """Maximum time that an upload waits for a sweep that makes room for it."""
 
@@ -69,6 +73,7 @@ class Maintenance:
         run_now: returns the run as it is kept at the moment.
         fail: called when the store fails.
         catch_up: reads what other coordinators of the run have kept; None if there are none.
+        drop_blobs: deletes blobs that are kept with records; None if there are none.
 
     Attributes:
         paused: uploads that may be given up; None until there may be some.
@@ -80,11 +85,13 @@ class Maintenance:
         run_now: Callable[[], Run],
         fail: Callable[[StoreFailed], None],
         catch_up: Callable[[], Awaitable[object]] | None = None,
+        drop_blobs: DropBlobs | None = None,
     ) -> None:
         self._store = store
         self._run_now = run_now
         self._fail = fail
         self._catch_up = catch_up
+        self._drop_blobs = drop_blobs
         self.paused: PausedUploads | None = None
         self._due = asyncio.Event()
         self._state_file_stale = False
@@ -259,7 +266,8 @@ class Maintenance:
 
     async def _sweep_blobs(self) -> None:
         await self._store.blobs.drop_unfinished()
-        held = await self._store.blobs.held()
+        recorded = await self._sweep_recorded_blobs()
+        held = await self._store.blobs.held() - recorded
         if self._catch_up is not None:  # whatever is held was announced before, perhaps to another coordinator
             await self._catch_up()
         needed_by = self._run_now()
@@ -276,3 +284,24 @@ class Maintenance:
             await self._store.blobs.recount()
             log.info("blobs_swept", extra={"count": len(unneeded)})
         await self._store.blobs.swept()
+
+    async def _sweep_recorded_blobs(self) -> frozenset[Sha256]:
+        """Delete unneeded blobs that are kept with records; return which of those are left, or were there."""
+        if self._store.recorded_blobs is None or self._catch_up is None or self._drop_blobs is None:
+            return frozenset()
+        listed = held = await self._store.recorded_blobs.held()
+        conflicts = 0
+        while held and conflicts < MAX_DROP_CONFLICTS:
+            await self._catch_up()
+            try:
+                dropped = await self._drop_blobs(held)
+            except StoreConflict:
+                conflicts += 1
+            else:
+                if not dropped:
+                    break
+                held -= dropped
+                self._swept.notify()
+        if len(held) < len(listed):
+            log.info("recorded_blobs_swept", extra={"count": len(listed) - len(held), "conflicts": conflicts})
+        return listed

@@ -28,6 +28,7 @@ from coordinator.store.directory.moved import begin_move, end_move, undo_move
 from coordinator.store.directory.run_directory import RunDirectory
 from coordinator.store.journal import Segment
 from coordinator.store.keys import KEY_LOST
+from coordinator.store.layered_blobs import layered_reader
 from coordinator.store.object_store.opening import NoteInFile
 from coordinator.store.open import StoreReader, folder_of, is_database, open_store_reader, run_directory_of
 from coordinator.store.postgres.address import DatabaseAddress, parse_address, with_run
@@ -56,12 +57,12 @@ class _Source:
 
     Attributes:
         reader: reads all of it.
-        own_blobs: its blobs in a folder; None if all are in object stores.
+        own_blobs: its blobs in a folder or a database; others are in object stores.
         stores_note: which object stores hold others; None if there are none.
     """
 
     reader: StoreReader
-    own_blobs: BlobReader | None
+    own_blobs: BlobReader
     stores_note: bytes | None
 
 
@@ -108,7 +109,9 @@ async def move(source: str, target: str, folder: Path | None, progress: Progress
     if folder is not None:
         raise InvalidInput("--blobs goes with a target in a database; a run directory keeps its blobs itself")
     address, reader = parse_address(source), open_database_reader(source)
-    own = None if reader.blobs_folder is None else DirectoryBlobs.for_reading(reader.blobs_folder)
+    own: BlobReader = reader.recorded_blobs
+    if reader.blobs_folder is not None:
+        own = layered_reader(DirectoryBlobs.for_reading(reader.blobs_folder), own)
     async with marked_as_moved(address, reader.run_id, str(to.absolute())):
         report = await _into_folder(_Source(reader, own, await reader.notes.read(OBJECT_STORES)), to, progress)
     await remove(address, reader.run_id)
@@ -235,14 +238,12 @@ async def _found(source: _Source) -> _Found:
     private_key = await keys.private_key()
     if private_key is None:
         raise StoreFailed(f"{source.reader.name} holds no coordinator's key; {KEY_LOST}")
-    kept = () if own is None else blobs_kept(replayed.run)
-    blobs = tuple([blob for blob in kept if own is not None and await own.size(blob.sha256) is not None])
+    blobs = tuple([blob for blob in blobs_kept(replayed.run) if await own.size(blob.sha256) is not None])
     return _Found(replayed.run, replayed.document.version, blobs, private_key, await keys.admin_token_sha256())
 
 
 async def _pieces(source: _Source, blob: KeptBlob) -> AsyncIterator[bytes]:
     """Yield a blob's bytes. Raise `StoreFailed` if they are not what its name says."""
-    assert source.own_blobs is not None, "it was found there"
     wrong = await wrong_content(blob, source.own_blobs)
     if wrong is not None:
         raise StoreFailed(wrong)

@@ -1,12 +1,15 @@
 """Small results of the round under way that came with their commitments, in memory: witnesses ask for them soon.
 
-They were kept, and counted, before anybody is told of them; here they only need not be read again.
+They were kept, and counted, before anybody is told of them; here they only need not be read again. Those that came to
+other coordinators are read with one request for each page.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 
 from coordinator.machine.run import Run
 from coordinator.store.blobs import BlobStore
+from coordinator.store.recorded_blobs import RecordedBlobReader
 from state.deliveries import MAX_DELIVERED_BYTES
 from state.errors import Refused, StoreFailed
 from state.messages import ResultsPage
@@ -23,14 +26,15 @@ class RecentResults:
         kept_bytes: their size, at most `MAX_RECENT_BYTES`.
     """
 
-    def __init__(self, blobs: BlobStore) -> None:
+    def __init__(self, blobs: BlobStore, recorded: RecordedBlobReader | None = None) -> None:
         self._blobs = blobs
+        self._recorded = recorded
         self._kept: OrderedDict[Sha256, bytes] = OrderedDict()
         self.kept_bytes = 0
         self._round = (-1, -1)
 
     def add(self, of_round: tuple[int, int], sha256: Sha256, data: bytes) -> None:
-        """Take note of a result that is kept, and forget those of other rounds.
+        """Take note of a result that is kept, or will be before anybody is told of it; forget those of other rounds.
 
         Args:
             of_round: step and attempt of its round.
@@ -53,17 +57,33 @@ class RecentResults:
 
         None where clients read results from an object store.
         """
-        found: list[tuple[Sha256, bytes]] = []
+        wanted: dict[Sha256, int] = {}
         room = 0 if run.state_file.blobs.store is not None else MAX_BUNDLED_BYTES
         for result in page.results:
-            sha256 = Sha256(result.result_sha256)
-            if result.client_id == reader or not 0 < result.size_bytes <= min(room, MAX_DELIVERED_BYTES):
-                continue
-            data = self._kept.get(sha256) or await self._read(sha256, result.size_bytes)
+            if result.client_id != reader and 0 < result.size_bytes <= min(room, MAX_DELIVERED_BYTES):
+                wanted[Sha256(result.result_sha256)] = result.size_bytes
+                room -= result.size_bytes
+        kept = {sha256: self._kept[sha256] for sha256 in wanted if sha256 in self._kept}
+        kept |= await self._read_recorded(run, [sha256 for sha256 in wanted if sha256 not in kept])
+        found: list[tuple[Sha256, bytes]] = []
+        for sha256, size_bytes in wanted.items():
+            data = kept.get(sha256) or await self._read(sha256, size_bytes)
             if data is not None:
                 found.append((sha256, data))
-                room -= len(data)
         return found
+
+    async def _read_recorded(self, run: Run, digests: Sequence[Sha256]) -> Mapping[Sha256, bytes]:
+        """Return those of these results that another coordinator has kept with a record, and remember them."""
+        if self._recorded is None or not digests:
+            return {}
+        try:
+            read = await self._recorded.read(digests)
+        except StoreFailed:
+            return {}
+        if run.round is not None:
+            for sha256, data in read.items():
+                self.add((run.round.step, run.round.attempt), sha256, data)
+        return read
 
     async def _read(self, sha256: Sha256, size_bytes: int) -> bytes | None:
         """Return the bytes of a result that is held; None if it is lost, which a request for it alone tells."""

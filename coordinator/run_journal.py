@@ -11,6 +11,7 @@ takes no other record before one that gives it a new lineage, by which clients n
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.machine.records import Replayed, Watch, encode_record, encode_snapshot, replay, replay_tail
@@ -18,9 +19,10 @@ from coordinator.machine.run import Run
 from coordinator.machine.stimuli import Stamped
 from coordinator.machine.views import document_of
 from coordinator.publication import Published
-from coordinator.store.journal import Journal
+from coordinator.store.journal import NO_BLOBS, Journal
 from state.documents import RunDocument
 from state.errors import StoreConflict, StoreFailed
+from state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +83,14 @@ class RunJournal:
         await begun._open_segment()
         return begun
 
-    async def append(self, run: Run, stimuli: tuple[Stamped, ...], *, ends_segment: bool) -> None:
+    async def append(
+        self, run: Run, stimuli: tuple[Stamped, ...], *, ends_segment: bool, blobs: Mapping[Sha256, bytes] = NO_BLOBS
+    ) -> None:
         """Keep the stimuli that led from the last known run to `run`, in order.
 
         Args:
             ends_segment: whether a new segment is due after them.
+            blobs: kept with them, where the store has `recorded_blobs`.
 
         Raises:
             StoreConflict: another coordinator has appended first, or the run is doubtful and they give it no new
@@ -98,7 +103,8 @@ class RunJournal:
         if document != published.document:
             published = Published.of(replace(document, version=document.version + 1))
         sequence = self._sequence + 1
-        await self._journal.append(encode_record(sequence, published.version, published.sha256, stimuli))
+        record = encode_record(sequence, published.version, published.sha256, stimuli)
+        await self._journal.append(replace(record, blobs=blobs))
         self._sequence, self.run, self.published = sequence, run, published
         self._note_lineage()
         self._record_count += 1

@@ -12,9 +12,7 @@ run are in `coordinator/replicas.py`, readers and their waiting in `coordinator/
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
 
 from coordinator.compaction import Compaction
 from coordinator.kept_blobs import LostBlobs
@@ -31,39 +29,30 @@ from coordinator.machine.stimuli import (
     Stimulus,
     Ticked,
 )
+from coordinator.machine.views import blobs_needed
 from coordinator.maintenance import Maintenance
 from coordinator.opening import OpenedRun, ServiceOptions, open_run
 from coordinator.publication import Published, Readers, TokenRate, status_of
 from coordinator.replicas import Following, Replicas
 from coordinator.run_log import log_instruction
 from coordinator.service_events import GroupKept, ServiceEvent
+from coordinator.stimulus_queue import HandledGroup, StimulusQueue, Waiting
+from coordinator.store.journal import NO_BLOBS
+from coordinator.store.recorded_blobs import DROPPED_AT_A_TIME
 from coordinator.store_health import StoreHealth
-from runtime.descriptors import MAX_CONNECTIONS
 from state.config.state_file import StateFile
 from state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
 from state.messages import RunStatus
 from state.phases import RunState
 from state.refusals import Refusal
-from state.wire import ClientId, Seed
+from state.wire import ClientId, Seed, Sha256
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED_STIMULI = MAX_CONNECTIONS
-"""Each connection brings one message at a time: a burst of all members' messages is taken in turn, and none refused."""
-MAX_GROUP = 1024
 TICK_S = 0.1
 """Time between two checks of deadlines and silence. Nothing else waits for a tick."""
 MAX_COMMIT_ATTEMPTS = 16
 """Maximum number of times a group is handled because other coordinators appended first; one always succeeds."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    stimulus: Stimulus
-    answer: asyncio.Future[None]
-
-
-_Answers: TypeAlias = list[tuple[_Waiting, Exception | None]]
 
 
 class CoordinatorService:
@@ -74,7 +63,8 @@ class CoordinatorService:
         self._options = options
         self._journal = journal = opened.journal
         self._clock = opened.clock(options)
-        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(MAX_QUEUED_STIMULI)
+        self.recorded_blobs = options.store.recorded_blobs
+        self._queue = StimulusQueue()
         self._opening = opened.stimuli
         self.liveness = Liveness(self._clock.now_s())
         self._rate = TokenRate()
@@ -90,7 +80,9 @@ class CoordinatorService:
             members=lambda: self.run.members,
         )
         self.replicas = Replicas(options.store, self.liveness, following)
-        self.maintenance = Maintenance(options.store, lambda: self.run, self.note_failure, self.catch_up)
+        self.maintenance = Maintenance(
+            options.store, lambda: self.run, self.note_failure, self.catch_up, self._drop_blobs
+        )
         self._compaction = Compaction(options.store, lambda: self.run, self.submit, options.worker)
         self.readers = Readers(journal.run, journal.published, self._clock)
         self.is_serving = False
@@ -107,11 +99,11 @@ class CoordinatorService:
     async def serve(self) -> None:
         """Handle stimuli until cancelled. Nothing is answered before the start has been kept."""
         loop = asyncio.get_running_loop()
-        group = [_Waiting(stimulus, loop.create_future()) for stimulus in self._opening]
+        group = [Waiting(stimulus, loop.create_future(), NO_BLOBS) for stimulus in self._opening]
         async with self.replicas.taking_part():
             await self._serve(group)
 
-    async def _serve(self, group: list[_Waiting]) -> None:
+    async def _serve(self, group: list[Waiting]) -> None:
         await self._commit(group)
         if self.health.reason is not None:
             raise StoreFailed(self.health.reason)
@@ -148,33 +140,24 @@ class CoordinatorService:
 
     # Writing
 
-    async def submit(self, stimulus: Stimulus) -> None:
+    async def submit(self, stimulus: Stimulus, blobs: Mapping[Sha256, bytes] = NO_BLOBS) -> None:
         """Queue a stimulus, and wait until the run with it is kept and published.
+
+        Args:
+            stimulus: a message, or news of the coordinator's own.
+            blobs: small blobs that the run needs if it changes by the stimulus, kept in the same transaction. They are
+                counted as `recorded_blobs.arriving`; none where the store has no `recorded_blobs`.
 
         Raises:
             Refused: the machine refuses it, or `overloaded`, or `store-failed`.
         """
         if self.health.problem is not None:
             raise self.health.refusal()
-        await self._enqueue(stimulus)
-
-    async def _enqueue(self, stimulus: Stimulus) -> None:
-        waiting = _Waiting(stimulus, asyncio.get_running_loop().create_future())
-        try:
-            self._queue.put_nowait(waiting)
-        except asyncio.QueueFull:
-            raise Refused(Refusal.OVERLOADED, f"{MAX_QUEUED_STIMULI} messages are queued; try again soon") from None
-        try:
-            await waiting.answer
-        finally:
-            del waiting  # else a refusal and this frame hold each other, and with them the run as it was
+        await self._queue.submit(stimulus, blobs)
 
     async def _commit_groups(self) -> None:
         while True:
-            group = [await self._queue.get()]
-            while len(group) < MAX_GROUP and not self._queue.empty():
-                group.append(self._queue.get_nowait())
-            await self._commit(group)
+            await self._commit(await self._queue.next_group())
 
     async def catch_up(self, until: int | None = None) -> bool:
         """Show what others have appended, unless record `until` is known; return whether there was any.
@@ -194,11 +177,25 @@ class CoordinatorService:
             self.readers.show(self._journal.run, self._journal.published)
         return is_news
 
-    async def _commit(self, group: list[_Waiting]) -> None:
+    async def _drop_blobs(self, held: frozenset[Sha256]) -> frozenset[Sha256]:
+        """Delete some of these blobs of the journal's that the run as it is kept does not need; return which.
+
+        Raises:
+            StoreConflict: another coordinator appended first; nothing is deleted.
+        """
+        assert self.recorded_blobs is not None, "they are listed where there are some"
+        async with self._writing:
+            unneeded = sorted(held - blobs_needed(self._journal.run))[:DROPPED_AT_A_TIME]
+            if unneeded:
+                await self.recorded_blobs.drop(unneeded, self._journal.sequence)
+        return frozenset(unneeded)
+
+    async def _commit(self, group: list[Waiting]) -> None:
         instructions: list[Instruction] = []
         try:
             async with self._writing:
-                answers, instructions = await self._keep(group)
+                handled = await self._keep(group)
+            answers, instructions = handled.answers, handled.instructions
         except StoreFailed as error:
             self.note_failure(error)
             answers = [(waiting, self.health.refusal()) for waiting in group]
@@ -216,7 +213,7 @@ class CoordinatorService:
         for instruction in instructions:
             self._execute(instruction)
 
-    async def _keep(self, group: list[_Waiting]) -> tuple[_Answers, list[Instruction]]:
+    async def _keep(self, group: list[Waiting]) -> HandledGroup:
         """Handle the group, keep and publish the result; after a conflict, repeat this with the other's run.
 
         Raises:
@@ -227,11 +224,11 @@ class CoordinatorService:
         for attempt in range(1, MAX_COMMIT_ATTEMPTS + 1):
             if self.health.failure is not None:
                 raise StoreFailed(self.health.failure)
-            run, kept, instructions, answers = self._handle_group(group)
-            is_refused = not self.replicas.is_alone and any(problem is not None for _, problem in answers)
+            handled = self._handle_group(group)
+            is_refused = not self.replicas.is_alone and any(problem is not None for _, problem in handled.answers)
             try:
-                if kept:
-                    await self._persist(run, kept, instructions)
+                if handled.stimuli:
+                    await self._persist(handled)
                 elif is_refused and await self._catch_up():  # a refusal holds for the run as it is kept
                     continue
                 break
@@ -240,13 +237,14 @@ class CoordinatorService:
                 await self._catch_up()
                 if attempt == MAX_COMMIT_ATTEMPTS:
                     raise
-        return answers, instructions
+        return handled
 
-    def _handle_group(self, group: list[_Waiting]) -> tuple[Run, list[Stamped], list[Instruction], _Answers]:
+    def _handle_group(self, group: list[Waiting]) -> HandledGroup:
         run = self.run
         kept: list[Stamped] = []
+        blobs: dict[Sha256, bytes] = {}
         instructions: list[Instruction] = []
-        answers: _Answers = []
+        answers: list[tuple[Waiting, Exception | None]] = []
         for waiting in group:
             if isinstance(waiting.stimulus, ClientsFellSilent) and not self.replicas.is_ticking:
                 answers.append((waiting, None))  # who ticks now knows whom others heard since
@@ -259,21 +257,22 @@ class CoordinatorService:
                 continue
             if after is not run:
                 kept.append(stimulus)
+                blobs |= waiting.blobs
                 instructions += more
                 run = after
             answers.append((waiting, None))
-        return run, kept, instructions, answers
+        return HandledGroup(run, tuple(kept), blobs, instructions, answers)
 
-    async def _persist(self, run: Run, kept: list[Stamped], instructions: list[Instruction]) -> None:
-        ended = any(isinstance(instruction, SegmentEnded) for instruction in instructions)
+    async def _persist(self, handled: HandledGroup) -> None:
+        ended = any(isinstance(instruction, SegmentEnded) for instruction in handled.instructions)
         started_s = self._clock.now_s()
-        await self._journal.append(run, tuple(kept), ends_segment=ended)
-        self._watcher(GroupKept(len(kept), self._clock.now_s() - started_s))
+        await self._journal.append(handled.run, handled.stimuli, ends_segment=ended, blobs=handled.blobs)
+        self._watcher(GroupKept(len(handled.stimuli), self._clock.now_s() - started_s))
         try:
             await self._journal.open_due_segment()
         except StoreBlocked as blocked:  # the record is kept, and the segment stays due
             self.note_failure(blocked)
-        self.readers.show(run, self._journal.published)
+        self.readers.show(handled.run, self._journal.published)
 
     def note_failure(self, error: StoreFailed) -> None:
         """Stop accepting, for now or for ever: something could not be kept. Also called when keeping a blob fails."""
@@ -291,7 +290,7 @@ class CoordinatorService:
                 self.health.check_hold(self._clock.now_s())
                 await self._options.store.check_room(self.health.needed_bytes)
                 await self.replicas.meet()
-                await self._enqueue(CoordinatorStarted())
+                await self._queue.submit(CoordinatorStarted(), NO_BLOBS)
             except StoreFailed as error:
                 self.note_failure(error)
             except Refused as refusal:
@@ -397,4 +396,4 @@ class CoordinatorService:
     @property
     def queued_count(self) -> int:
         """Number of queued stimuli."""
-        return self._queue.qsize()
+        return len(self._queue)

@@ -68,7 +68,7 @@ class Uploads:
         self._resumable = ResumableUploads(self._take, service.note_failure)
         service.maintenance.paused = self._resumable
         self.results = ResultChecks(service, worker, self.layout)
-        self.recent = RecentResults(service.blobs)
+        self.recent = RecentResults(service.blobs, service.recorded_blobs)
         self._taking_checkpoint = asyncio.Lock()
         service.readers.on_change(self._end_unexpected)
 

@@ -9,10 +9,14 @@ coordinators share a journal, and a database took a record but its answer was lo
 who reads the journal then finds the record.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
+from state.wire import Sha256
+
+NO_BLOBS: Mapping[Sha256, bytes] = MappingProxyType({})
 STORE_RETRY_S = 2.0
 """Time between two attempts to go on while a disk keeps nothing."""
 
@@ -25,11 +29,14 @@ class JournalRecord:
         sequence: its number: 1, 2, 3, … over the whole run.
         body: it, as JSON.
         version: of the run document that was published after it; 0 where a journal does not tell. The body says it too.
+        blobs: small blobs that the run needs from it on, kept in its transaction by a store that has `recorded_blobs`;
+            they are no part of what is read back.
     """
 
     sequence: int
     body: bytes
     version: int = field(default=0, compare=False)
+    blobs: Mapping[Sha256, bytes] = field(default_factory=lambda: NO_BLOBS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

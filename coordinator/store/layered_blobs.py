@@ -51,6 +51,15 @@ class LayeredReader(Generic[R]):
             yield blob
 
 
+def layered_reader(*layers: BlobReader) -> BlobReader:
+    """Return blobs in several places, which are asked in this order."""
+
+    async def open_layers() -> Sequence[BlobReader]:
+        return layers
+
+    return LayeredReader(open_layers)
+
+
 class LayeredBlobs(LayeredReader[BlobStore]):
     """The `BlobStore` protocol over several: the first takes new blobs, all serve and delete those that they hold.
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 
 from coordinator.store.blobs import (
     STREAM_BYTES,
@@ -17,6 +17,7 @@ from coordinator.store.blobs import (
     check_room,
 )
 from coordinator.store.journal import STORE_RETRY_S, JournalRecord, Segment, Snapshot, StoredProof, Tail
+from coordinator.store.recorded_blobs import RecordedBlobs, RecordedBytes, WithRecordedBlobs
 from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Replication
 from runtime.broadcast import Broadcast
 from runtime.clock import Clock
@@ -35,6 +36,9 @@ class MemoryJournal:
         self.segments: list[Segment] = []
         self.appended = Broadcast()
         """Notified of each record."""
+        self.blobs: dict[Sha256, bytes] = {}
+        """Those that came with records."""
+        self.blob_bytes = RecordedBytes()
         self.stored_proofs: dict[int, bytes] = {}
         """The body of each proof, by the number of segments that it covers."""
 
@@ -65,6 +69,8 @@ class MemoryJournal:
             raise StoreConflict(f"record {record.sequence} does not follow the last one")
         last = self.segments[-1]
         self.segments[-1] = Segment(last.number, last.snapshot, (*last.records, record))
+        self.blob_bytes.grew(sum(len(data) for sha256, data in record.blobs.items() if sha256 not in self.blobs))
+        self.blobs |= record.blobs
         self.appended.notify()
 
     async def open_segment(self, snapshot: Snapshot) -> None:
@@ -147,6 +153,50 @@ class MemoryBlobs(ServedBlobs):
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._blobs)
+
+
+class MemoryRecordedBlobs:
+    """The `RecordedBlobs` protocol over a journal in memory."""
+
+    def __init__(self, journal: MemoryJournal) -> None:
+        self._journal = journal
+
+    @property
+    def total_bytes(self) -> int:
+        return self._journal.blob_bytes.total
+
+    def arriving(self, size_bytes: int) -> contextlib.AbstractContextManager[None]:
+        return self._journal.blob_bytes.arriving(size_bytes)
+
+    async def size(self, sha256: Sha256) -> int | None:
+        return len(self._journal.blobs[sha256]) if sha256 in self._journal.blobs else None
+
+    async def read(self, digests: Collection[Sha256]) -> Mapping[Sha256, bytes]:
+        return {sha256: self._journal.blobs[sha256] for sha256 in digests if sha256 in self._journal.blobs}
+
+    async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
+        yield self._held(sha256)[start:stop]
+
+    @contextlib.asynccontextmanager
+    async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
+        yield BytesOfBlob(self._held(sha256))
+
+    def _held(self, sha256: Sha256) -> bytes:
+        if sha256 not in self._journal.blobs:
+            raise blob_not_found(sha256)
+        return self._journal.blobs[sha256]
+
+    async def held(self) -> frozenset[Sha256]:
+        return frozenset(self._journal.blobs)
+
+    async def drop(self, digests: Collection[Sha256], known: int) -> None:
+        if known != self._journal.sequence:
+            raise StoreConflict(f"record {known} is not the last one")
+        for sha256 in digests:
+            self._journal.blob_bytes.grew(-len(self._journal.blobs.pop(sha256, b"")))
+
+    async def recount(self) -> None:
+        """Do nothing: all coordinators count together."""
 
 
 class MemoryKeys:
@@ -232,8 +282,14 @@ class MemoryStore:
     ) -> None:
         self.journal = journal or MemoryJournal()
         self.blobs: BlobStore = MemoryBlobs(max_blob_bytes)
+        self.recorded_blobs: RecordedBlobs | None = None
         self.keys = MemoryKeys(private_key)
         self._copies = 0
+
+    def record_blobs(self, recorded: RecordedBlobs | None = None) -> None:
+        """Keep small blobs with the records of the journal, as coordinators that share it do."""
+        self.recorded_blobs = recorded or MemoryRecordedBlobs(self.journal)
+        self.blobs = WithRecordedBlobs(self.recorded_blobs, self.blobs)
 
     is_backup = False
     replication: Replication | None = None

@@ -17,6 +17,7 @@ from coordinator.store.journal import Journal, JournalReader
 from coordinator.store.kept_runs import KeptRun
 from coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
 from coordinator.store.object_store.opening import NoteInFile, reader_with_object_stores, with_object_stores
+from coordinator.store.recorded_blobs import RecordedBlobs
 from coordinator.store.replication import Program, Replication
 from runtime.clock import Clock
 from runtime.shown_urls import without_password
@@ -70,6 +71,13 @@ class Store(StoreReader, Protocol):
 
     @property
     def keys(self) -> CoordinatorKeys: ...
+
+    @property
+    def recorded_blobs(self) -> RecordedBlobs | None:
+        """Those of its blobs that the journal keeps with its records; None if it keeps none, and all are kept before.
+
+        A store that several coordinators share has them.
+        """
 
     @property
     def replication(self) -> Replication | None:

@@ -31,6 +31,7 @@ from runtime.http_server import Endpoint
 from runtime.worker_thread import InlineWorker
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
+from state.deliveries import MEDIA_TYPE, Delivery
 from state.first_model import FirstModel
 from state.messages import ReadyReport, ResultCommitment, ResultMetrics
 from state.phases import RunState
@@ -132,6 +133,12 @@ class WireClient(HandClient):
         content = body if isinstance(body, bytes | None) else canonical_json(body)
         return await self.served.http.request(method, url, content=content, headers=headers)
 
+    async def deliver(self, data: bytes) -> httpx.Response:
+        """Deliver a result with its commitment."""
+        body = Delivery(self.commitment(data), data).encoded()
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": MEDIA_TYPE}
+        return await self.served.http.post(f"{self.served.run_url}/deliveries", content=body, headers=headers)
+
     async def put_blob(self, data: bytes) -> httpx.Response:
         return await self.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
 
@@ -145,13 +152,14 @@ class WireClient(HandClient):
         return self.encoded_result(current, replica, difference, **header)
 
     async def commit(self, data: bytes, sha256: Sha256 | None = None) -> httpx.Response:
+        return await self.send("POST", "/results", self.commitment(data, sha256))
+
+    def commitment(self, data: bytes, sha256: Sha256 | None = None) -> ResultCommitment:
+        """Return the commitment to a result of the round under way."""
         current = self.served.service.run.round
         assert current is not None
         metrics = ResultMetrics(loss=1.0, tokens=1, train_s=0.1)
-        sha256 = sha256 or sha256_hex(data)
-        return await self.send(
-            "POST", "/results", ResultCommitment(current.step, current.attempt, sha256, len(data), metrics)
-        )
+        return ResultCommitment(current.step, current.attempt, sha256 or sha256_hex(data), len(data), metrics)
 
 
 def problem(answer: httpx.Response) -> str:

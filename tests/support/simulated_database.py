@@ -6,7 +6,7 @@ answer may be lost. `DatabaseJournal` repeats a change whose answer is unknown, 
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +15,14 @@ from typing import TypeVar
 from coordinator.machine.records import RecordBody, SnapshotBody
 from coordinator.store.blobs import BlobStore
 from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
-from coordinator.store.memory import MemoryBlobs, MemoryJournal, MemoryMeetings, MemoryReplication, MemoryStore
+from coordinator.store.memory import (
+    MemoryBlobs,
+    MemoryJournal,
+    MemoryMeetings,
+    MemoryRecordedBlobs,
+    MemoryReplication,
+    MemoryStore,
+)
 from coordinator.store.replication import Heartbeats, MeetingResult
 from runtime.clock import Clock
 from state.errors import StoreBlocked, StoreConflict
@@ -225,6 +232,27 @@ class DatabaseJournal:
             await asyncio.sleep(PASSING_PAUSE_S)
 
 
+class DatabaseRecordedBlobs(MemoryRecordedBlobs):
+    """The `RecordedBlobs` protocol of one coordinator over the database's."""
+
+    def __init__(self, database: SimulatedDatabase, line: Line) -> None:
+        super().__init__(database.journal)
+        self._database = database
+        self._line = line
+
+    async def size(self, sha256: Sha256) -> int | None:
+        return await self._database.execute(self._line, partial(super().size, sha256), changes=False)
+
+    async def read(self, digests: Collection[Sha256]) -> Mapping[Sha256, bytes]:
+        return await self._database.execute(self._line, partial(super().read, digests), changes=False)
+
+    async def held(self) -> frozenset[Sha256]:
+        return await self._database.execute(self._line, super().held, changes=False)
+
+    async def drop(self, digests: Collection[Sha256], known: int) -> None:
+        await self._database.execute(self._line, partial(super().drop, digests, known))
+
+
 class DatabaseReplication(MemoryReplication):
     """The `Replication` protocol of one coordinator over the database."""
 
@@ -274,6 +302,7 @@ class DatabaseMemoryStore(MemoryStore):
         self._line = line
         self.journal = DatabaseJournal(database, line)  # type: ignore[assignment]
         self.blobs: BlobStore = database.blobs
+        self.record_blobs(DatabaseRecordedBlobs(database, line))
         self.replication = DatabaseReplication(database, line)
 
     def clock(self, system: Clock) -> Clock:

@@ -38,6 +38,7 @@ from coordinator.store.directory.journal import (
 from coordinator.store.directory.keys import KEYS_FOLDER, DirectoryKeys
 from coordinator.store.journal import STORE_RETRY_S
 from coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
+from coordinator.store.recorded_blobs import RecordedBlobs
 from coordinator.store.replication import Replication
 from runtime.clock import Clock
 from runtime.durable_files import (
@@ -73,6 +74,7 @@ class RunDirectory:
     """The `Store` protocol over a run directory, locked."""
 
     replication: Replication | None = None
+    recorded_blobs: RecordedBlobs | None = None
     retry_s = STORE_RETRY_S
 
     def __init__(self, run_dir: Path, lock: BinaryIO, blobs: DirectoryBlobs, disk: Disk) -> None:

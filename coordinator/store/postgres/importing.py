@@ -32,7 +32,9 @@ WHERE run_id = %s
 _MARK = """
 INSERT INTO epochal_notes (run_id, name, value) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING RETURNING run_id
 """
-_REMOVE = ("DELETE FROM epochal_runs WHERE run_id = %s", "DELETE FROM epochal_notes WHERE run_id = %s")
+_REMOVE = tuple(
+    f"DELETE FROM {table} WHERE run_id = %s" for table in ("epochal_runs", "epochal_notes", "epochal_blobs")
+)
 
 
 class RunImport:

@@ -12,6 +12,9 @@ this content is then known as the own one. So it is never kept twice, also if th
 After a failover another server answers (`server_identity.py`). Nothing is appended there before the journal was loaded
 again, which tells whether it lacks the record that this coordinator knows as the last, and whether it may lack others.
 The first record that is kept there notes the server, in the same transaction.
+
+Small blobs come with the record by which the run needs them, in the same transaction. Deleting some locks the run's row
+and compares it, so it happens before the next record is kept, or not at all (`coordinator/store/recorded_blobs.py`).
 """
 
 import asyncio
@@ -21,6 +24,7 @@ from functools import partial
 from typing import Any
 
 from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
+from coordinator.store.postgres.blob_statements import BLOBS_PLACE, DROP_BLOBS, with_blobs
 from coordinator.store.postgres.database import BULK_S, STATEMENT_S, Connection, Database
 from coordinator.store.postgres.history import RECORDS_AT_A_TIME, PostgresHistory, head_of
 from coordinator.store.postgres.names import channel_of
@@ -32,6 +36,7 @@ from coordinator.store.postgres.server_identity import (
     identity_of,
     parse_identity,
 )
+from coordinator.store.recorded_blobs import RecordedBytes
 from state.errors import StoreBlocked, StoreConflict
 
 PASSING_S = 2.0
@@ -131,11 +136,15 @@ class PostgresJournal(PostgresHistory):
         writing: the connection that appends; nothing else waits for it.
         reading: another one, for reading histories.
         run_id: the run.
+
+    Attributes:
+        blob_bytes: counts the blobs that come with records.
     """
 
     def __init__(self, writing: Database, reading: Database, run_id: str) -> None:
         super().__init__(reading, run_id)
         self._writing = writing
+        self.blob_bytes = RecordedBytes()
         self._head: bytes | None = None
         """SHA-256 of the last record that is known, or of the first snapshot; None before anything is."""
         self._sequence = 0
@@ -263,6 +272,9 @@ class PostgresJournal(PostgresHistory):
             "news": news,
             "note": NOTE,
         }
+        if record.blobs:
+            values["digests"] = [bytes.fromhex(sha256) for sha256 in record.blobs]
+            values["bodies"] = list(record.blobs.values())
         if not await self._kept(_APPEND, _KEPT_RECORD, values):
             raise StoreConflict(f"record {record.sequence}: another coordinator has appended first")
         self._sequence, self._head = record.sequence, head
@@ -316,19 +328,39 @@ class PostgresJournal(PostgresHistory):
 
     def _change_of(self, change: str, values: dict[str, object]) -> tuple[str, dict[str, object]]:
         """Return the statement to execute, which notes the server if that is due, and its values."""
-        if change is not _APPEND or not self._is_note_due or self._server is None:
+        if change is not _APPEND:
             return change, values
-        return _APPEND_AND_NOTE, values | {"server": self._server.encoded()}
+        if self._is_note_due and self._server is not None:
+            change, values = _APPEND_AND_NOTE, values | {"server": self._server.encoded()}
+        return with_blobs(change) if "bodies" in values else change, values
 
     def _note_kept(self, row: tuple[Any, ...]) -> None:
         """Take over what a change has returned: the journal's size, and of a record whether its commit was synchronous.
 
-        Where that has changed since the server was noted, the next record notes it.
+        Where that has changed since the server was noted, the next record notes it. Of one with blobs, also their size.
         """
         self._journal_bytes = int(row[0])
         if len(row) > 1 and self._server is not None:
             self._is_note_due = bool(row[1]) != self._server.is_synchronous
             self._server = replace(self._server, is_synchronous=bool(row[1]))
+        if len(row) > BLOBS_PLACE:
+            self.blob_bytes.grew(row[BLOBS_PLACE])
+
+    async def drop_blobs(self, digests: list[bytes], known: int) -> None:
+        """Delete blobs by their digests, as `RecordedBlobs.drop` does."""
+        if known != self._sequence:
+            raise StoreConflict(f"record {known} is not the last one that was read")
+        values = {"run": self._run_id, "sequence": self._sequence, "head": self._head, "digests": digests}
+
+        async def drop(connection: Connection) -> tuple[Any, ...] | None:
+            if not await self._is_as_read(connection):
+                return None
+            return await (await connection.execute(DROP_BLOBS, values)).fetchone()
+
+        row = await self._writing.run(drop)
+        if row is None:
+            raise StoreConflict(f"record {self._sequence} is not the last one")
+        self.blob_bytes.grew(-row[0])
 
     async def keep_proof(self, proof: StoredProof) -> None:
         values = {"run": self._run_id, "count": proof.segment_count, "body": proof.body, "size": len(proof.body)}

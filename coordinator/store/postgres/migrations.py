@@ -81,11 +81,23 @@ MIGRATIONS = (
     """
     ALTER TABLE epochal_replicas ADD COLUMN program text, ADD COLUMN rules integer;
     """,
+    """
+    CREATE TABLE epochal_blobs (
+        run_id text NOT NULL,
+        sha256 bytea NOT NULL,
+        size_bytes integer NOT NULL,
+        body bytea NOT NULL,
+        PRIMARY KEY (run_id, sha256) INCLUDE (size_bytes)
+    ) WITH (toast_tuple_target = 8160);
+    ALTER TABLE epochal_blobs ALTER COLUMN body SET STORAGE EXTERNAL;
+    """,
 )
 """The SQL of each step; the first is number 1.
 
 `epochal_runs` has one row for each run: the number of its last record and that record's SHA-256 (`head`), which every
-change compares. `epochal_notes` holds a run's secrets and its `state.toml`. What is unlogged is only true for seconds.
+change compares. `epochal_blobs` holds small results, which come with the records that count them; they do not compress,
+and those of a few kilobytes stay in the row. `epochal_notes` holds a run's secrets and its `state.toml`. What is
+unlogged is only true for seconds.
 """
 
 

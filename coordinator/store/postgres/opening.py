@@ -9,6 +9,7 @@ import psycopg
 
 from coordinator.store.directory.blobs import DirectoryBlobs
 from coordinator.store.kept_runs import KeptRun, KnownCoordinator
+from coordinator.store.layered_blobs import layered_reader
 from coordinator.store.memory import MemoryBlobs
 from coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
 from coordinator.store.postgres.address import DatabaseAddress, parse_address
@@ -77,7 +78,7 @@ async def open_database_store(
             own = await DirectoryBlobs.shared(folder.absolute(), run_id, owner, max_blob_bytes)
             await store.notes.write(BLOBS, str(folder.absolute()).encode())
         note = NoteInDatabase(store.notes, store.name)
-        store.blobs = await with_object_stores(note, own, run_id, place, max_blob_bytes)
+        store.take_blobs(await with_object_stores(note, own, run_id, place, max_blob_bytes))
     except BaseException:
         await store.aclose()
         raise
@@ -164,5 +165,6 @@ def open_database_reader(url: str) -> PostgresReader:
     reader = PostgresReader(address, run.run_id)
     reader.blobs_folder = None if folder is None else Path(folder) / run.run_id
     own = None if reader.blobs_folder is None else DirectoryBlobs.for_reading(reader.blobs_folder)
-    reader.blobs = reader_with_object_stores(NoteInDatabase(reader.notes, reader.name), own)
+    others = reader_with_object_stores(NoteInDatabase(reader.notes, reader.name), own)
+    reader.blobs = layered_reader(others, reader.recorded_blobs)
     return reader

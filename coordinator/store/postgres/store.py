@@ -1,4 +1,7 @@
-"""The store of a run in PostgreSQL. Its blobs lie elsewhere: in an object store, or in a folder that replicas share."""
+"""The store of a run in PostgreSQL.
+
+Small results lie there too; all other blobs lie in an object store, or in a folder that replicas share.
+"""
 
 import asyncio
 import contextlib
@@ -15,7 +18,9 @@ from coordinator.store.postgres.journal import PostgresJournal
 from coordinator.store.postgres.migrations import migrate
 from coordinator.store.postgres.names import lock_of
 from coordinator.store.postgres.notes import MOVED, ORIGIN, STATE_FILE, PostgresKeys, PostgresNotes
+from coordinator.store.postgres.recorded_blobs import PostgresBlobReader, PostgresRecordedBlobs
 from coordinator.store.postgres.replication import PostgresReplication, is_served, served_at
+from coordinator.store.recorded_blobs import WithRecordedBlobs
 from coordinator.store.replication import Program
 from runtime.clock import Clock
 from state.errors import InvalidInput, StoreBlocked, StoreFailed
@@ -59,6 +64,7 @@ class PostgresReader:
     Attributes:
         run_id: the run.
         blobs: the run's; whoever opens the reader sets them.
+        recorded_blobs: those of them that lie in the database.
         blobs_folder: the run's folder of blobs, if it has one.
     """
 
@@ -71,6 +77,7 @@ class PostgresReader:
         self.run_id = run_id
         self._database = Database(address.conninfo, self.name, is_kept=False)
         self.journal = PostgresHistory(self._database, run_id)
+        self.recorded_blobs = PostgresBlobReader(self._database, run_id)
         self.notes = PostgresNotes(self._database, run_id)
         self.keys = PostgresKeys(self.notes, self.name)
 
@@ -101,7 +108,8 @@ class PostgresStore:
         self.notes = PostgresNotes(reading, run_id)
         self.keys = PostgresKeys(self.notes, self.name)
         self.replication = PostgresReplication(meeting, listening, run_id)
-        self.blobs: BlobStore = blobs
+        self.recorded_blobs = PostgresRecordedBlobs(reading, self.journal, run_id)
+        self.take_blobs(blobs)
         self.is_backup = False
         self._is_sweep_put_off = False
         self._origin = b""
@@ -127,6 +135,10 @@ class PostgresStore:
             raise
         return store
 
+    def take_blobs(self, others: BlobStore) -> None:
+        """Let this store take all blobs that do not lie in the database."""
+        self.blobs: BlobStore = WithRecordedBlobs(self.recorded_blobs, others)
+
     async def _begin(self) -> None:
         loop = asyncio.get_running_loop()
 
@@ -139,6 +151,7 @@ class PostgresStore:
             return str(origin[0]).encode(), float(now[0]), (asked_s + loop.time()) / 2
 
         self._origin, database_s, loop_s = await self._reading.run(read)
+        await self.recorded_blobs.recount()
         self._now_s = database_s, loop_s
         moved = await self.notes.read(MOVED)
         if moved is not None:

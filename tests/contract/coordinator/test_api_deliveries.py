@@ -15,17 +15,6 @@ LIMIT = 10_000_000
 STATE = state_file(config__waiting_for_members_extra_time=0.001)
 
 
-def commitment(member: WireClient, data: bytes) -> ResultCommitment:
-    current = member.served.service.run.round
-    assert current is not None
-    metrics = ResultMetrics(loss=1.0, tokens=1, train_s=0.1)
-    return ResultCommitment(current.step, current.attempt, sha256_hex(data), len(data), metrics)
-
-
-async def deliver(member: WireClient, data: bytes) -> httpx.Response:
-    return await send(member, Delivery(commitment(member, data), data).encoded())
-
-
 async def send(member: WireClient, body: bytes) -> httpx.Response:
     headers = {"Authorization": f"Bearer {member.token}", "Content-Type": MEDIA_TYPE}
     return await member.served.http.post(f"{member.served.run_url}/deliveries", content=body, headers=headers)
@@ -45,48 +34,78 @@ async def test_result_with_its_commitment_is_counted_at_once() -> None:
         member, other = await training(run)
         data = member.result(REPLICA, DIFFERENCE)
         for _ in range(2):
-            answer = await deliver(member, data)
+            answer = await member.deliver(data)
             assert (answer.status_code, answer.json()["result_verified"]) == (200, True)
         assert verified(run) == {member.client_id}
         assert (await member.put_blob(data)).status_code == 201
-        assert (await deliver(other, other.result(REPLICA, DIFFERENCE))).status_code == 200
+        assert (await other.deliver(other.result(REPLICA, DIFFERENCE))).status_code == 200
         stored = await other.send("GET", f"/v1/blobs/{sha256_hex(data)}")
         assert stored.content == data
 
 
-async def test_result_is_announced_to_other_coordinators_and_not_told_twice() -> None:
+async def test_result_is_kept_with_the_record_that_counts_it() -> None:
     journal = MemoryJournal()
     store = MemoryStore(LIMIT, journal, bytes(32))
     store.replication = MemoryReplication(MemoryMeetings(), journal)
+    store.record_blobs()
     async with served(STATE, store=store) as run:
         member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
         for _ in range(2):
-            answer = await deliver(member, member.result(REPLICA, DIFFERENCE))
+            answer = await member.deliver(data)
             assert (answer.status_code, answer.json()["result_verified"]) == (200, True)
         assert verified(run) == {member.client_id}
+        assert journal.blobs == {sha256_hex(data): data}
     told = b"".join([record.body async for part in journal.history() for record in part.records])
     kinds = (b"result_committed", b"result_verified", b"result_delivered")
-    assert [told.count(kind) for kind in kinds] == [1, 1, 0]
+    assert [told.count(kind) for kind in kinds] == [0, 0, 1]
+
+
+async def test_recorded_blobs_that_the_run_does_not_need_are_swept() -> None:
+    store = MemoryStore(LIMIT, None, bytes(32))
+    store.record_blobs()
+    unneeded = b"unneeded"
+    async with served(STATE, store=store) as run:
+        member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        assert (await member.deliver(data)).status_code == 200
+        store.journal.blobs[sha256_hex(unneeded)] = unneeded
+        await run.service.maintenance._sweep_blobs()
+        assert store.journal.blobs == {sha256_hex(data): data}
+
+
+async def test_result_that_finds_no_room_beside_recorded_blobs_is_not_kept() -> None:
+    store = MemoryStore(LIMIT, None, bytes(32))
+    store.record_blobs()
+    async with served(STATE, store=store) as run:
+        member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        assert store.recorded_blobs is not None
+        with store.recorded_blobs.arriving(STATE.blobs.max_total_bytes - len(data)):
+            assert problem(await member.deliver(data)) == "blobs-full"
+        assert store.journal.blobs == {}
+        current = run.service.run.round
+        assert current is None or not current.verified
 
 
 async def test_result_that_breaks_a_rule_binds_and_leaves_nothing() -> None:
     async with served(STATE) as run:
         member, other = await training(run)
         before = await held(run)
-        answer = await deliver(member, other.result(REPLICA, DIFFERENCE))
+        answer = await member.deliver(other.result(REPLICA, DIFFERENCE))
         assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "client_id")
         current = run.service.run.round
         assert current is not None
         assert dict(current.rejected) == {member.client_id: "client_id"}
         assert await held(run) == before
-        assert problem(await deliver(member, member.result(REPLICA, DIFFERENCE))) == "already-committed"
+        assert problem(await member.deliver(member.result(REPLICA, DIFFERENCE))) == "already-committed"
 
 
 async def test_result_of_another_digest_or_length_is_no_delivery() -> None:
     async with served(STATE) as run:
         member, _ = await training(run)
         data = member.result(REPLICA, DIFFERENCE)
-        bound = commitment(member, data)
+        bound = member.commitment(data)
         for body in (
             Delivery(bound, data[:-1] + b"x").encoded(),
             Delivery(bound, data + b"x").encoded(),
@@ -97,7 +116,7 @@ async def test_result_of_another_digest_or_length_is_no_delivery() -> None:
         ):
             assert problem(await send(member, body)) == "invalid-body"
         assert problem(await send(member, b"x" * (MAX_DELIVERY_BYTES + 1))) == "body-too-large"
-        assert (await deliver(member, data)).status_code == 200
+        assert (await member.deliver(data)).status_code == 200
 
 
 async def test_result_of_no_round_is_refused_and_nothing_is_kept() -> None:
@@ -155,6 +174,6 @@ async def test_client_of_an_older_coordinator_commits_first() -> None:
             for sender in (member, other):
                 api.use_token(sender.token)
                 data = sender.result(REPLICA, DIFFERENCE)
-                standing = await api.send_result(Delivery(commitment(sender, data), data))
+                standing = await api.send_result(Delivery(sender.commitment(data), data))
                 assert (standing.committed_sha256, standing.result_verified) == (sha256_hex(data), False)
         assert way.paths == ["deliveries", "results", "results"]

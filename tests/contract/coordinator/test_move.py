@@ -4,20 +4,23 @@ import json
 import os
 from pathlib import Path
 
+import httpx
 import pytest
 
 from coordinator.audit import AuditReport, audit_store
 from coordinator.machine.run import Run
 from coordinator.move import move
 from coordinator.serve import ServeOptions, serving
-from coordinator.store.open import runs_in
+from coordinator.store.open import open_store_reader, runs_in
 from runtime.http_server import Endpoint
 from state.errors import InvalidInput, StoreFailed
 from state.phases import RunState
+from state.wire import sha256_hex
 from tests.support.cli import Ran, run_main_in_thread
 from tests.support.postgres_server import PostgresServer
-from tests.support.served import DIFFERENCE, GENESIS, REPLICA, WireClient, served_over_sockets, training
+from tests.support.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
 from tests.support.states import state_file
+from tests.support.stored_blobs import blob_bytes
 
 SOON = {"config__waiting_for_members_extra_time": 0.001}
 
@@ -48,6 +51,10 @@ async def deliver(client: WireClient) -> None:
     data = client.result(REPLICA, DIFFERENCE)
     assert (await client.commit(data)).status_code == 200
     assert (await client.put_blob(data)).status_code in (200, 201, 204)
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*")}
 
 
 async def moved(source: object, target: object, folder: Path | None = None) -> AuditReport:
@@ -83,6 +90,22 @@ async def test_run_moves_into_a_database_and_back_with_its_history(
     assert os.listdir(shared) == []
     here = await served_again(str(back))
     assert (here.lineage, here.coordinator_key, here.members) == (there.lineage, there.coordinator_key, there.members)
+
+
+async def test_result_that_lies_in_the_database_moves_into_a_folder(url: str, shared: Path, tmp_path: Path) -> None:
+    options = ServeOptions(url, Endpoint(port=0), genesis=GENESIS, blobs_folder=shared)
+    async with serving(state_file(**SOON), options) as running, httpx.AsyncClient(base_url=running.url) as http:
+        run = Served(running.handlers.service, running.handlers, http, f"/v1/runs/{state_file(**SOON).run_id}")
+        member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        assert (await member.deliver(data)).status_code == 200
+    digest = sha256_hex(data)
+    assert await open_store_reader(url).blobs.size(digest) == len(data)
+    assert digest not in names_in(shared)
+    back = tmp_path / "back"
+    report = await moved(url, back)
+    assert report.passed
+    assert await blob_bytes(open_store_reader(str(back)).blobs, digest) == data
 
 
 async def test_run_that_is_served_is_not_moved(tmp_path: Path, url: str, shared: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 from coordinator.machine import stimuli
-from coordinator.service import MAX_GROUP
+from coordinator.stimulus_queue import MAX_GROUP
 from state.codecs.named import SPOKEN
 from state.messages import Capabilities, ReadyReport
 from state.phases import RunState

@@ -1,0 +1,165 @@
+"""Small blobs that a journal keeps with its records: durable by the same transaction, and seen by all coordinators.
+
+A blob that comes along with a message needs no writing of its own then, and a group of messages is kept at once.
+
+The rule kept here: a blob is held only if the journal has the record with which it came. So who lists blobs first, and
+reads the journal afterwards, knows of each whether the run needs it. Deleting them is a compare-and-swap, as appending
+is: it does nothing if a record was appended that the deleter does not know, by which the run may need one of them.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from coordinator.store.blobs import BlobReader, BlobStore, SignedPut, check_growth
+from coordinator.store.layered_blobs import LayeredReader
+from state.blob_checks import HashedReadable
+from state.wire import ClientId, Sha256
+
+DROPPED_AT_A_TIME = 1024
+"""Maximum number of blobs that one transaction deletes; meanwhile no record is appended."""
+
+
+class RecordedBlobReader(BlobReader, Protocol):
+    """Blobs kept with records, which are only read."""
+
+    async def read(self, digests: Collection[Sha256]) -> Mapping[Sha256, bytes]:
+        """Return the bytes of those of these blobs that are held; the caller bounds their sizes."""
+
+    async def held(self) -> frozenset[Sha256]:
+        """Return the digests of all of them."""
+
+
+class RecordedBlobs(RecordedBlobReader, Protocol):
+    """Blobs kept with records (`JournalRecord.blobs`), as a coordinator of the run uses them."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all of them, and of those that arrive."""
+
+    def arriving(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Count a blob that waits for its record, until the context is left."""
+
+    async def drop(self, digests: Collection[Sha256], known: int) -> None:
+        """Delete those of these blobs that are held, unless the journal has gone on.
+
+        Args:
+            digests: at most `DROPPED_AT_A_TIME`.
+            known: number of the last record that the coordinator knows; the run after it does not need them.
+
+        Raises:
+            StoreConflict: that is not the last record of the journal; nothing is deleted.
+            StoreFailed: the medium fails; `StoreBlocked` if the same may succeed later.
+        """
+
+    async def recount(self) -> None:
+        """Bring `total_bytes` up to date: other coordinators of the run add and delete blobs as well."""
+
+
+class RecordedBytes:
+    """Counts the sizes of blobs that are kept with records."""
+
+    def __init__(self) -> None:
+        self._kept = 0
+        self._arriving = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes that are kept, and that arrive."""
+        return self._kept + self._arriving
+
+    def grew(self, by: int) -> None:
+        """Note that so many bytes more are kept; less, if it is negative."""
+        self._kept += by
+
+    def recounted(self, kept: int) -> None:
+        """Note how many bytes are kept."""
+        self._kept = kept
+
+    @contextlib.contextmanager
+    def arriving(self, size_bytes: int) -> Iterator[None]:
+        """Count bytes that arrive until the context is left."""
+        self._arriving += size_bytes
+        try:
+            yield
+        finally:
+            self._arriving -= size_bytes
+
+
+class WithRecordedBlobs(LayeredReader[BlobReader]):
+    """The `BlobStore` protocol over those kept with records, and a store that takes all others.
+
+    Both are read and counted; what is received, kept or deleted here is the other store's.
+    """
+
+    def __init__(self, recorded: RecordedBlobs, others: BlobStore) -> None:
+
+        async def layers() -> tuple[BlobReader, ...]:
+            return others, recorded
+
+        super().__init__(layers)
+        self._recorded = recorded
+        self._others = others
+
+    @property
+    def total_bytes(self) -> int:
+        return self._others.total_bytes + self._recorded.total_bytes
+
+    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
+        if await self._recorded.size(sha256) is None:
+            await self._others.receive(sha256, size_bytes, body, spare_bytes + self._recorded.total_bytes)
+            return
+        received_bytes = 0
+        async for piece in body:
+            received_bytes += len(piece)
+            check_growth(received_bytes, size_bytes)
+
+    async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
+        return await self._others.add(size_bytes, body, spare_bytes + self._recorded.total_bytes)
+
+    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
+        await self._others.keep(sha256, data, spare_bytes + self._recorded.total_bytes)
+
+    async def delete(self, sha256: Sha256) -> None:
+        await self._others.delete(sha256)
+
+    async def held(self) -> frozenset[Sha256]:
+        return await self._others.held() | await self._recorded.held()
+
+    async def signed_get(self, sha256: Sha256) -> str | None:
+        if await self._others.size(sha256) is None and await self._recorded.size(sha256) is not None:
+            return None
+        return await self._others.signed_get(sha256)
+
+    async def look(self, sha256: Sha256, *, reads: bool) -> None:
+        await self._others.look(sha256, reads=reads)
+
+    async def signed_put(
+        self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0
+    ) -> SignedPut | None:
+        return await self._others.signed_put(sha256, size_bytes, sender, spare_bytes + self._recorded.total_bytes)
+
+    def end_put(self, sha256: Sha256, sender: ClientId) -> None:
+        self._others.end_put(sha256, sender)
+
+    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> HashedReadable | None:
+        if await self._recorded.size(sha256) is not None:
+            return None
+        return await self._others.take_in(sha256, size_bytes, sender)
+
+    async def settle(self, sha256: Sha256, size_bytes: int, sender: ClientId, found: Sha256 | None) -> None:
+        await self._others.settle(sha256, size_bytes, sender, found)
+
+    async def drop_unfinished(self) -> None:
+        await self._others.drop_unfinished()
+
+    async def swept(self) -> None:
+        await self._others.swept()
+
+    async def recount(self) -> None:
+        await self._others.recount()
+        await self._recorded.recount()
+
+    async def check_answers(self) -> None:
+        await self._others.check_answers()
