@@ -168,3 +168,31 @@ async def test_coordinator_that_cannot_meet_the_others_refuses_until_it_can() ->
         await asyncio.sleep(2 * LEASE_S)
         await one.submit(join_of(1))
         assert one.accepting
+
+
+@in_virtual_time
+async def test_coordinator_stopped_for_longer_than_its_lease_takes_all_as_heard() -> None:
+    async with replicas(count=1) as ((stopped, replication),):
+        await stopped.submit(join_of(1))
+        replication.goes_on.clear()
+        await asyncio.sleep(3 * TIMEOUT_S)
+        replication.goes_on.set()
+        await asyncio.sleep(TIMEOUT_S - MEETING_S)
+        assert stopped.replicas.is_ticking
+        assert stopped.run.members.keys() == {id_of(1)}, "it may have sent what nobody took"
+        await asyncio.sleep(3 * MEETING_S)
+        assert not stopped.run.members
+
+
+@in_virtual_time
+async def test_coordinator_that_begins_to_tick_takes_all_as_heard() -> None:
+    async with replicas(count=2) as ((stopped, replication), (other, _)):
+        await stopped.submit(join_of(1))
+        await asyncio.sleep(2 * MEETING_S)
+        replication.goes_on.clear()
+        await asyncio.sleep(LEASE_S + MEETING_S)
+        assert other.replicas.is_ticking
+        await asyncio.sleep(TIMEOUT_S - LEASE_S)
+        assert other.run.members.keys() == {id_of(1)}, "it may have been heard by the one that is stopped"
+        await asyncio.sleep(LEASE_S + 3 * MEETING_S)
+        assert not other.run.members
