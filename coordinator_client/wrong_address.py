@@ -11,7 +11,7 @@ import ssl
 
 import httpx
 
-from runtime.http_client import causes_of, user_mistake
+from runtime.http_client import causes_of, proxy_of, user_mistake
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 
 PROBE_TIMEOUT_S = 5.0
@@ -33,6 +33,8 @@ async def mistake_in(url: str, error: CoordinatorUnreachable | Refused | Invalid
     address = httpx.URL(url)
     causes = list(causes_of(error))
     if any(isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME for cause in causes):
+        if proxy := proxy_of(url):
+            return f"the proxy {proxy} that the environment names for {url} has no host of this name; check it"
         return f"there is no host {address.host!r}; check the name in {url}"
     broke_off = any(isinstance(cause, httpx.RemoteProtocolError | httpx.ReadError) for cause in causes)
     if isinstance(error, CoordinatorUnreachable) and not broke_off:

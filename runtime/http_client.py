@@ -6,11 +6,13 @@ answer is streamed, and closed under a shield.
 """
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -29,6 +31,8 @@ LEFT_REQUEST_S = 2.0
 """Maximum time for which a request goes on whose caller was cancelled."""
 MAX_LEFT_REQUESTS = 8
 """Maximum number of such requests; another one is given up at once, so that they leave connections to the others."""
+MAX_LABEL = 63
+"""Maximum length of each part of a host's name (RFC 1035, section 2.3.4)."""
 STORE_SCHEMES = ("postgresql", "postgres")
 """Schemes of databases that keep runs."""
 _SET_COOKIE = "set-cookie"
@@ -54,6 +58,13 @@ def check_url(url: str, server: str) -> None:
         )
     if parsed.scheme not in ("http", "https") or not parsed.host or not 0 <= (parsed.port or 0) <= MAX_PORT:
         raise InvalidInput(f"{server} URL {shown}: allowed: http://host:port or https://host:port", url=shown)
+    labels = parsed.raw_host.decode("ascii").removesuffix(".").split(".")
+    if not all(0 < len(label) <= MAX_LABEL for label in labels):
+        raise InvalidInput(
+            f"{server} URL {shown}: {parsed.host} is not the name of a host; allowed: parts of 1 to {MAX_LABEL} "
+            "characters between the dots",
+            url=shown,
+        )
     if parsed.query or parsed.fragment:
         raise InvalidInput(f"{server} URL {shown}: give the address alone, without ? and #", url=shown)
 
@@ -62,11 +73,25 @@ def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.As
     """Return a client for one server, with further options of `httpx.AsyncClient`. The caller closes it.
 
     Raises:
-        InvalidInput: the URL is invalid, or the file of `trust` holds no certificates; the user's fault.
+        InvalidInput: the URL is invalid, or the file of `trust` holds no certificates, or the environment names a proxy
+            that cannot be used; the user's fault.
     """
     check_url(url, server)
-    verify = _context_of(trust) if isinstance(trust, str) else trust
-    return httpx.AsyncClient(base_url=url.rstrip("/"), verify=verify, **options)
+    context = _context_of(trust)
+    try:
+        return httpx.AsyncClient(base_url=url.rstrip("/"), verify=context, **options)
+    except (httpx.InvalidURL, ImportError, ValueError) as error:
+        found = ", ".join(f"{scheme}_proxy={without_password(place)}" for scheme, place in getproxies().items())
+        raise InvalidInput(
+            f"the environment names a proxy that cannot be used ({found}); allowed: http://host:port or https://host:port"
+        ) from error
+
+
+def proxy_of(url: str) -> str | None:
+    """Return the proxy that the environment names for a server's URL, without its password; None if there is none."""
+    found, parsed = getproxies(), httpx.URL(url)
+    proxy = found.get(parsed.scheme) or found.get("all")
+    return None if proxy is None or proxy_bypass(parsed.netloc.decode("ascii")) else without_password(proxy)
 
 
 def open_lean_client(url: str, server: str, trust: Trust, limits: httpx.Limits, **options: Any) -> httpx.AsyncClient:
@@ -119,6 +144,10 @@ def _context_of(trust: Trust) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=trust) if isinstance(trust, str) else httpx.create_ssl_context(trust)
     except OSError as error:  # ssl.SSLError is one
+        if not isinstance(trust, str):
+            file = os.environ.get("SSL_CERT_FILE")
+            reason = f"SSL_CERT_FILE={file}: {error.strerror or error}; allowed: a file of certificates (PEM)"
+            raise InvalidInput(reason, path=file) from error
         raise InvalidInput(f"--tls-ca {trust}: {error.strerror or error}", path=trust) from error
 
 
@@ -214,7 +243,13 @@ def is_temporary(status: int) -> bool:
 
 
 def reason_of(error: Exception, url: str) -> str:
-    """Return why a server did not answer, with a hint if the URL's scheme may be wrong."""
+    """Return why a server did not answer, with a hint if the URL's scheme may be wrong, or a proxy was asked."""
+    if isinstance(error, httpx.TransportError) and (proxy := proxy_of(url)):
+        return f"{_reason_of(error, url)}, by way of the proxy {proxy} that the environment names"
+    return _reason_of(error, url)
+
+
+def _reason_of(error: Exception, url: str) -> str:
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes_of(error)):
         return "connection refused"
     reason = str(error) or type(error).__name__

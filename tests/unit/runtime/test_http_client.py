@@ -16,6 +16,7 @@ from runtime.http_client import (
     LeftRequests,
     check_url,
     open_client,
+    open_lean_client,
     reason_of,
     refusal_in,
     user_mistake,
@@ -24,6 +25,7 @@ from runtime.http_client import (
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, Refusal
 from tests.support.bounds import BOUND_S
+from tests.support.ports import free_port
 
 
 @pytest.mark.parametrize("url", ["http://host", "https://host:8000", "http://[::1]:8000", "https://proxy/behind/it"])
@@ -40,6 +42,56 @@ def test_url_of_no_server_is_the_users_mistake(url: str) -> None:
 def test_file_without_authorities_is_the_users_mistake() -> None:
     with pytest.raises(InvalidInput, match=f"--tls-ca {__file__}"):
         open_client("https://host", "coordinator", __file__)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, f"b.{'a' * 64}.c"])
+def test_name_that_no_host_can_have_is_the_users_mistake(host: str) -> None:
+    with pytest.raises(InvalidInput, match="is not the name of a host; allowed: parts of 1 to 63 characters"):
+        check_url(f"http://{host}:8000", "coordinator")
+
+
+@pytest.mark.parametrize("url", ["http://a.b.:80", "http://[fe80::1]:80", f"http://{'a' * 63}.b"])
+def test_name_at_its_limits_is_accepted(url: str) -> None:
+    check_url(url, "coordinator")
+
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.fixture
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in PROXY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("proxy", ["socks5://user:secret@host:1080", "ftp://host:1", "http://[::1"])
+def test_proxy_that_cannot_be_used_is_named_without_its_password(no_proxies: pytest.MonkeyPatch, proxy: str) -> None:
+    no_proxies.setenv("all_proxy", proxy)
+    with pytest.raises(InvalidInput, match=r"all_proxy=.*; allowed: http://host:port") as raised:
+        open_lean_client("http://host", "coordinator", True, httpx.Limits())
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_missing_file_of_authorities_is_named_by_its_variable(no_proxies: pytest.MonkeyPatch, proxied: bool) -> None:
+    no_proxies.setenv("SSL_CERT_FILE", "/nonexistent")
+    if proxied:
+        no_proxies.setenv("all_proxy", "http://127.0.0.1:9")
+    with pytest.raises(InvalidInput, match=r"^SSL_CERT_FILE=/nonexistent: No such file or directory; allowed"):
+        open_lean_client("http://host", "coordinator", True, httpx.Limits())
+
+
+async def test_proxy_that_does_not_answer_is_named(no_proxies: pytest.MonkeyPatch) -> None:
+    proxy = f"http://127.0.0.1:{free_port()}"
+    no_proxies.setenv("http_proxy", proxy.replace("//", "//user:secret@"))
+    url = "http://coordinator.example"
+    reason = reason_of(await error_at(url), url)
+    shown = proxy.replace("//", "//user:…@")
+    assert reason.endswith(f", by way of the proxy {shown} that the environment names")
+    no_proxies.setenv("no_proxy", "coordinator.example")
+    assert "proxy" not in reason_of(httpx.ConnectError("no way"), url)
 
 
 async def error_at(url: str) -> httpx.HTTPError:
