@@ -22,6 +22,7 @@ from runtime.http_client import (
 )
 from runtime.lean_transport import SHORT
 from runtime.retry import RetryPolicy
+from runtime.shown_urls import without_password
 from state import result_bundles
 from state.blob_messages import (
     CheckerToken,
@@ -103,6 +104,7 @@ class CoordinatorClient:
             CoordinatorUnreachable: there was no answer within `retry_policy`.
         """
         base, _, place = url.partition("/v1/")
+        shown = without_password(base)
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
         http = open_lean_client(base, "coordinator", verify, limits, follow_redirects=True)
         client = cls(http, "")
@@ -111,13 +113,13 @@ class CoordinatorClient:
         try:
             while True:
                 try:
-                    run_id = await client._served_run(base, place.removeprefix("runs").strip("/"))
+                    run_id = await client._served_run(shown, place.removeprefix("runs").strip("/"))
                     return cls(http, run_id, PlainBlobs.at(base))
                 except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
-                    if mistake := await mistake_in(base, error):
-                        raise InvalidInput(mistake, url=url) from error
+                    if mistake := await mistake_in(shown, error):
+                        raise InvalidInput(mistake, url=shown) from error
                     if is_first and retry_policy.attempts > 1:
-                        fields = {"url": base, "reason": str(error), "goes_on_trying_for_s": retry_policy.bound_s}
+                        fields = {"url": shown, "reason": str(error), "goes_on_trying_for_s": retry_policy.bound_s}
                         log.warning("coordinator_does_not_answer_yet", extra=fields)
                     is_first = False
                     await backoff.wait(error)
@@ -376,7 +378,7 @@ class CoordinatorClient:
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> CoordinatorUnreachable:
         self._stored.forget()
-        url = str(self._http.base_url)
+        url = without_password(str(self._http.base_url))
         return CoordinatorUnreachable(f"{url} does not answer {request}: {reason_of(error, url)}", url=url)
 
 

@@ -219,11 +219,14 @@ def _database_opening(url: str) -> ModuleType:
     """Return the module that opens a database. Raise `InvalidInput` if the driver is not installed."""
     try:
         return importlib.import_module("coordinator.store.postgres.opening")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "psycopg":
+    except ImportError as error:  # psycopg without libpq raises one without a name
+        is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "psycopg"
+        if not is_missing and "pq wrapper" not in str(error):
             raise
         scheme = url.partition("://")[0]
-        raise InvalidInput(f"a store at {scheme}:// needs psycopg: pip install 'epochal[postgres]'") from error
+        raise InvalidInput(
+            f"a store at {scheme}:// needs psycopg with libpq: pip install 'epochal[postgres]'"
+        ) from error
 
 
 def _folders_of(url: str) -> tuple[Path, Path | None]:

@@ -1,11 +1,12 @@
 """The URL of a run in PostgreSQL: libpq's own, and two parameters of Epochal's, `run` and `blobs`."""
 
 from dataclasses import dataclass
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from runtime.shown_urls import without_password
 from state.errors import InvalidInput
 
 ALLOWED = "postgresql://USER@HOST:PORT/DATABASE?run=RUN_ID"
@@ -59,7 +60,17 @@ def parse_address(url: str) -> DatabaseAddress:
     Raises:
         InvalidInput: libpq does not take it, or a parameter is empty or given twice.
     """
-    parts = urlsplit(url)
+    shown = without_password(url).partition("?")[0].partition("#")[0]
+    wrong = InvalidInput(
+        f"the store {shown} cannot be opened: it is no URL of a database (in a password, %, #, /, ? and @ are written "
+        f"%25, %23, %2F, %3F and %40), or has a parameter that libpq does not know; allowed: {ALLOWED}"
+    )
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # brackets around something else than an address
+        raise wrong from error
+    if parts.fragment or "@" in parts.path or parts.netloc.count("@") > 1:
+        raise wrong  # what follows would be taken for a host or a port, and shown
     own: dict[str, str] = {}
     others = []
     for item in filter(None, parts.query.split("&")):
@@ -68,14 +79,13 @@ def parse_address(url: str) -> DatabaseAddress:
             others.append(item)
             continue
         if key in own or not value:
-            raise InvalidInput(f"the store {_shown(url)}: {key} is given twice or empty; allowed: {ALLOWED}")
+            raise InvalidInput(f"the store {shown}: {key} is given twice or empty; allowed: {ALLOWED}")
         own[key] = unquote(value)
     try:
         conninfo = _with_defaults(urlunsplit(parts._replace(query="&".join(others), fragment="")), _DEFAULTS)
-    except psycopg.ProgrammingError as error:
-        reason = str(error).strip()
-        raise InvalidInput(f"the store {_shown(url)} cannot be opened: {reason}; allowed: {ALLOWED}") from error
-    return DatabaseAddress(conninfo, _shown(url), own.get("run"), own.get("blobs"))
+    except psycopg.ProgrammingError:
+        raise wrong from None  # libpq shows a password that it cannot decode
+    return DatabaseAddress(conninfo, _name(parts), own.get("run"), own.get("blobs"))
 
 
 def with_run(url: str, run_id: str) -> str:
@@ -90,8 +100,7 @@ def _with_defaults(conninfo: str, defaults: dict[str, str | int]) -> str:
     return make_conninfo(conninfo, **{key: value for key, value in defaults.items() if key not in given})
 
 
-def _shown(url: str) -> str:
+def _name(parts: SplitResult) -> str:
     """Return the URL without parameters and without a password."""
-    parts = urlsplit(url)
     user, at, hosts = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}"

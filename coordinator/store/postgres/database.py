@@ -188,6 +188,11 @@ def failure_of(name: str, error: psycopg.Error) -> StoreFailed:
         return StoreBlocked(message, is_full=False)
     if state is not None and (state.startswith(PASSING_CLASSES) or state in PASSING_STATES):
         return StoreBlocked(message, is_full=state == DISK_FULL)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        message += (
+            ". Whoever reads runs needs SELECT on the tables epochal_…; a coordinator's role owns them, or may create "
+            "them (USAGE and CREATE on the schema)"
+        )
     return StoreFailed(message)
 
 

@@ -9,7 +9,7 @@ from coordinator.store.postgres.address import DatabaseAddress
 from coordinator.store.postgres.database import BULK_S, Connection, Database
 from coordinator.store.postgres.history import RECORDS_AT_A_TIME, head_of
 from coordinator.store.postgres.migrations import migrate
-from coordinator.store.postgres.notes import MOVED, PostgresNotes
+from coordinator.store.postgres.notes import MOVED, ORIGIN, PostgresNotes, origin_of
 from coordinator.store.postgres.replication import is_served
 from coordinator.store.replication import LEASE_S
 from state.errors import InvalidInput, StoreFailed
@@ -86,6 +86,7 @@ class RunImport:
         records, snapshot = self._last.records, self._last.snapshot
         sequence = records[-1].sequence if records else snapshot.sequence
         self._is_ended = True
+        await self.keep_notes({ORIGIN: await origin_of(self._connection)})
         values = (sequence, self._head, version, self._last.number, not records, self._bytes, self._run_id)
         await self._connection.execute(_END, values)
 

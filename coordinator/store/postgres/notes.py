@@ -17,6 +17,10 @@ BLOBS = "blobs"
 BLOBS_OWNER = "blobs-owner"
 OBJECT_STORES = "object-stores.json"
 
+_ORIGIN = """
+SELECT format('%s/%s/%s', (SELECT system_identifier FROM pg_control_system()),
+  (SELECT oid FROM pg_database WHERE datname = current_database()), 'epochal_runs'::regclass::oid)
+"""
 _READ = "SELECT value FROM epochal_notes WHERE run_id = %s AND name = %s"
 _WRITE = """
 INSERT INTO epochal_notes (run_id, name, value) VALUES (%s, %s, %s)
@@ -29,6 +33,13 @@ UPDATE epochal_notes SET name = name || '.old-' || (
 WHERE run_id = %(run)s AND name = %(name)s
 """
 _DELETE = "DELETE FROM epochal_notes WHERE run_id = %s AND name = %s"
+
+
+async def origin_of(connection: Connection) -> bytes:
+    """Return what tells the tables of a database from all copies of them; the value of the note `ORIGIN`."""
+    row = await (await connection.execute(_ORIGIN)).fetchone()
+    assert row is not None
+    return str(row[0]).encode()
 
 
 class PostgresNotes:

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
@@ -13,7 +14,7 @@ from coordinator.store.layered_blobs import layered_reader
 from coordinator.store.memory import MemoryBlobs
 from coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
 from coordinator.store.postgres.address import DatabaseAddress, parse_address
-from coordinator.store.postgres.database import failure_of
+from coordinator.store.postgres.database import Connection, Database
 from coordinator.store.postgres.migrations import LAST_STEP, check_readable
 from coordinator.store.postgres.notes import BLOBS, BLOBS_OWNER, NoteInDatabase
 from coordinator.store.postgres.store import PostgresReader, PostgresStore
@@ -76,7 +77,7 @@ async def open_database_store(
         if folder is not None:
             owner = await store.notes.create(BLOBS_OWNER, os.urandom(16).hex().encode())
             own = await DirectoryBlobs.shared(folder.absolute(), run_id, owner, max_blob_bytes)
-            await store.notes.write(BLOBS, str(folder.absolute()).encode())
+            store.blobs_note = str(folder.absolute()).encode()
         note = NoteInDatabase(store.notes, store.name)
         store.take_blobs(await with_object_stores(note, own, run_id, place, max_blob_bytes))
     except BaseException:
@@ -109,17 +110,24 @@ def kept_runs(url: str) -> list[KeptRun]:
 
 
 def _kept_runs(address: DatabaseAddress) -> list[KeptRun]:
+    with ThreadPoolExecutor(1) as thread:  # the caller's own may be running an event loop
+        return thread.submit(asyncio.run, _listed(address)).result()
+
+
+async def _listed(address: DatabaseAddress) -> list[KeptRun]:
+    """Return the runs in a database, within the limits of `Database`."""
+    database = Database(address.conninfo, address.name, is_kept=False)
+    return await database.run(partial(_read_runs, address.name))
+
+
+async def _read_runs(name: str, connection: Connection) -> list[KeptRun]:
     try:
-        with psycopg.connect(address.conninfo, autocommit=True) as connection:
-            try:
-                row = connection.execute(LAST_STEP).fetchone()
-            except psycopg.errors.UndefinedTable:
-                row = None
-            check_readable(0 if row is None else row[0], address.name)
-            rows = connection.execute(_RUNS, (BLOBS,)).fetchall()
-            serving = _coordinators(connection)
-    except psycopg.Error as error:
-        raise failure_of(address.name, error) from error
+        row = await (await connection.execute(LAST_STEP)).fetchone()
+    except psycopg.errors.UndefinedTable:
+        row = None
+    check_readable(0 if row is None else row[0], name)
+    rows = await (await connection.execute(_RUNS, (BLOBS,))).fetchall()
+    serving = await _coordinators(connection)
     return [
         KeptRun(
             run_id,
@@ -134,10 +142,10 @@ def _kept_runs(address: DatabaseAddress) -> list[KeptRun]:
     ]
 
 
-def _coordinators(connection: psycopg.Connection[tuple[Any, ...]]) -> dict[str, list[KnownCoordinator]]:
+async def _coordinators(connection: Connection) -> dict[str, list[KnownCoordinator]]:
     """Return the coordinators that serve each run now."""
     try:
-        rows = connection.execute(_SERVING, {"lease": LEASE_S}).fetchall()
+        rows = await (await connection.execute(_SERVING, {"lease": LEASE_S})).fetchall()
     except psycopg.errors.FeatureNotSupported:  # a standby has no unlogged tables
         return {}
     found: dict[str, list[KnownCoordinator]] = {}

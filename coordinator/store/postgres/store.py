@@ -17,7 +17,7 @@ from coordinator.store.postgres.history import PostgresHistory
 from coordinator.store.postgres.journal import PostgresJournal
 from coordinator.store.postgres.migrations import migrate
 from coordinator.store.postgres.names import lock_of
-from coordinator.store.postgres.notes import MOVED, ORIGIN, STATE_FILE, PostgresKeys, PostgresNotes
+from coordinator.store.postgres.notes import BLOBS, MOVED, ORIGIN, STATE_FILE, PostgresKeys, PostgresNotes, origin_of
 from coordinator.store.postgres.recorded_blobs import PostgresBlobReader, PostgresRecordedBlobs
 from coordinator.store.postgres.replication import PostgresReplication, is_served, served_at
 from coordinator.store.recorded_blobs import WithRecordedBlobs
@@ -33,10 +33,6 @@ POLL_S = 0.1
 RETRY_S = 0.25
 """Time between two attempts to go on while the database does not keep anything."""
 
-_ORIGIN = """
-SELECT format('%s/%s/%s', (SELECT system_identifier FROM pg_control_system()),
-  (SELECT oid FROM pg_database WHERE datname = current_database()), 'epochal_runs'::regclass::oid)
-"""
 _WRITABLE = "SELECT current_setting('transaction_read_only')"
 
 
@@ -112,6 +108,8 @@ class PostgresStore:
         self.take_blobs(blobs)
         self.is_backup = False
         self._is_sweep_put_off = False
+        self.blobs_note: bytes | None = None
+        """The folder of its blobs, which is noted once a coordinator serves it from there."""
         self._origin = b""
         self._now_s = (0.0, 0.0)
 
@@ -143,12 +141,11 @@ class PostgresStore:
         loop = asyncio.get_running_loop()
 
         async def read(connection: Connection) -> tuple[bytes, float, float]:
-            origin = await (await connection.execute(_ORIGIN)).fetchone()
+            origin = await origin_of(connection)
             asked_s = loop.time()
             now = await (await connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8")).fetchone()
-            assert origin is not None
             assert now is not None
-            return str(origin[0]).encode(), float(now[0]), (asked_s + loop.time()) / 2
+            return origin, float(now[0]), (asked_s + loop.time()) / 2
 
         self._origin, database_s, loop_s = await self._reading.run(read)
         await self.recorded_blobs.recount()
@@ -176,6 +173,8 @@ class PostgresStore:
     async def note_served(self) -> None:
         if await self.notes.read(ORIGIN) != self._origin:
             await self.notes.write(ORIGIN, self._origin)
+        if self.blobs_note is not None:
+            await self.notes.write(BLOBS, self.blobs_note)
         self.is_backup = False
 
     @contextlib.asynccontextmanager

@@ -253,6 +253,29 @@ async def test_backup_of_a_database_is_served_only_as_restored(
     assert (await served_again(restored, shared)).lineage == run.lineage
 
 
+async def test_copy_of_a_run_that_was_only_moved_is_a_backup(
+    run_dir: Path, url: str, shared: Path, database_server: PostgresServer
+) -> None:
+    await moved(run_dir, url, shared)
+    restored = database_server.new_database()
+    database_server.copy(url, restored)
+    with pytest.raises(InvalidInput, match="is a backup; start from it with --restored"):
+        await served_again(restored, shared)
+
+
+async def test_refused_start_leaves_the_note_of_the_blobs_folder(
+    run_dir: Path, url: str, shared: Path, tmp_path: Path
+) -> None:
+    await moved(run_dir, url, shared)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(StoreFailed, match="lacks blobs"):
+        await served_again(url, other)
+    (kept,) = runs_in(url)
+    assert kept.blobs == str(shared)
+    assert (await audit_store(url, recompute=False)).passed
+
+
 async def ran_with(*arguments: str) -> Ran:
     return await run_main_in_thread(*arguments, environment={})
 
