@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,43 @@ async def test_clients_whose_requests_reach_each_replica_finish_the_run(tmp_path
             await run.start_client()
         await run.until(in_training(2))
         assert (await run.finish()).rounds == 6
+
+
+@dataclass(frozen=True)
+class OneDatabase:
+    """A database that has one run beside others."""
+
+    url: str
+    run_id: str
+
+    def new_database(self) -> str:
+        return f"{self.url}?run={self.run_id}"
+
+
+async def test_two_runs_of_one_database_go_on_beside_each_other(tmp_path: Path, server: PostgresServer) -> None:
+    url = server.new_database()
+    folders = {name: tmp_path / name for name in ("first", "second")}
+    for folder in folders.values():
+        folder.mkdir()
+    first_in, second_in = (OneDatabase(url, name) for name in folders)
+    async with (
+        replicated_run(folders["first"], first_in, 2, run_id="first", config__total_steps=100_000) as first,
+        replicated_run(folders["second"], second_in, 2, run_id="second", config__total_steps=12) as second,
+    ):
+        for replicas in (first, second):
+            await replicas.run.start_client()
+            await replicas.run.until(in_training(2))
+        listed = await first.run.command("runs", url, "--json")
+        assert [found["run_id"] for found in json.loads(listed.out)] == ["first", "second"]
+        await (await second.ticking()).kill()
+        assert (await second.run.finish()).rounds == 12
+        await goes_on(first.run)
+        last_step = first.run.end_soon(run_id="first")
+        for replica in first.all:
+            await replica.kill()
+        for number in range(2):
+            await first.start(number)
+        assert (await first.run.finish()).rounds == last_step
 
 
 async def test_run_goes_on_without_the_replica_that_ticked(tmp_path: Path, server: PostgresServer) -> None:
