@@ -13,11 +13,14 @@ import pytest
 
 from coordinator.api.requests import STALE_HEADER
 from coordinator.store.open import open_store_reader
+from state.deliveries import MEDIA_TYPE, Delivery
 from state.phases import RunState
+from tests.support.by_hand import joined_by_hand
 from tests.support.database_relay import DatabaseRelay, database_relay
 from tests.support.postgres_server import PostgresServer, postgres_server
-from tests.support.processes import RealRun, in_phase, in_training
+from tests.support.processes import RealRun, at_round, in_phase, in_training
 from tests.support.replicas import Replica, Replicas, Surroundings, replicated_run
+from tests.support.spooled import fetched
 
 CLIENT_TIMEOUT_S = 6.0
 STOPPED_S = 8.0
@@ -171,6 +174,8 @@ class Scene:
     replicas: Replicas
     relay: DatabaseRelay
     server: PostgresServer
+    shown: Callable[[], Coroutine[None, None, None]]
+    """Returns once another replica shows what was asked for."""
 
 
 async def before_its_transaction(scene: Scene) -> None:
@@ -199,20 +204,20 @@ async def when_its_answer_arrives(scene: Scene) -> None:
 
 
 async def when_others_show_it(scene: Scene) -> None:
-    await scene.replicas.run.until(in_phase(RunState.PAUSED))
+    await scene.shown()
     await scene.asked.kill()
 
 
-@pytest.mark.parametrize(
-    "killed_at",
-    [
-        before_its_transaction,
-        while_its_transaction_waits,
-        after_its_transaction,
-        when_its_answer_arrives,
-        when_others_show_it,
-    ],
+POINTS = (
+    before_its_transaction,
+    while_its_transaction_waits,
+    after_its_transaction,
+    when_its_answer_arrives,
+    when_others_show_it,
 )
+
+
+@pytest.mark.parametrize("killed_at", POINTS)
 async def test_message_whose_replica_is_killed_counts_once_or_not(
     tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
 ) -> None:
@@ -229,8 +234,11 @@ async def test_message_whose_replica_is_killed_counts_once_or_not(
             with contextlib.suppress(httpx.TransportError):
                 await killed.http.post(f"{place}/pause", headers=admin)
 
+        async def shown() -> None:
+            await replicas.run.until(in_phase(RunState.PAUSED))
+
         async with asyncio.TaskGroup() as tasks:
-            at_its_point = tasks.create_task(killed_at(Scene(killed, replicas, relay, server)))
+            at_its_point = tasks.create_task(killed_at(Scene(killed, replicas, relay, server, shown)))
             tasks.create_task(ask())
             await at_its_point
         if is_kept:
@@ -241,3 +249,42 @@ async def test_message_whose_replica_is_killed_counts_once_or_not(
         reader = open_store_reader(replicas.run.store)
         bodies = [record.body async for segment in reader.journal.history() for record in segment.records]
         assert sum(b"pause_requested" in body for body in bodies) == 1
+
+
+@pytest.mark.parametrize("killed_at", POINTS)
+async def test_result_whose_replica_is_killed_is_there_whole_or_not(
+    tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
+) -> None:
+    async with (
+        database_relay(server) as relay,
+        replicated_run(
+            tmp_path, server, 2, Surroundings({0: relay}), config__max_round_train_time=120, config__client_timeout_s=60
+        ) as replicas,
+    ):
+        killed, other = replicas.all
+        replicas.run.url = str(other.http.base_url).rstrip("/")
+        async with joined_by_hand(replicas.run, 1) as hand:
+            await hand.be_ready()
+            document = await hand.watch.until(at_round(1))
+            data, bound = await hand.result(document)
+            delivery = Delivery(bound, data)
+            place = f"/v1/runs/{replicas.run.watch.api.run_id}/deliveries"
+            headers = {"Authorization": hand.api._headers["Authorization"], "Content-Type": MEDIA_TYPE}
+
+            async def ask() -> None:
+                with contextlib.suppress(httpx.TransportError):
+                    await killed.http.post(place, content=delivery.encoded(), headers=headers)
+
+            async def shown() -> None:
+                await hand.results_in(document, 1)
+
+            async with asyncio.TaskGroup() as tasks:
+                at_its_point = tasks.create_task(killed_at(Scene(killed, replicas, relay, server, shown)))
+                tasks.create_task(ask())
+                await at_its_point
+            if killed_at is not before_its_transaction:
+                await shown()
+                assert await fetched(hand.api, bound.result_sha256) == data
+            assert (await hand.api.send_result(delivery)).result_verified
+            assert await hand.results_in(document) == (hand.client_id,)
+            assert await fetched(hand.api, bound.result_sha256) == data
