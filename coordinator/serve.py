@@ -60,6 +60,7 @@ class ServeOptions:
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
         genesis: the run's model at its start, where the operator makes it.
         blobs_folder: folder of blobs that all coordinators share which serve the run from a database.
+        advertised: URL at which others reach this coordinator; None for the address on which it listens.
     """
 
     store: str
@@ -73,6 +74,7 @@ class ServeOptions:
     genesis: Genesis = NO_GENESIS
     other_connections: int = 0
     blobs_folder: Path | None = None
+    advertised: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 http = tasks.create_task(server.serve([listener]))
                 room = tasks.create_task(BlobRoom(service, uploads.form).run())
                 await service.started.wait()
-                store.note_address(endpoint.url_of(listener))
+                store.note_address(options.advertised or endpoint.url_of(listener))
                 refreshing = tasks.create_task(_refresh_admin_token(admin, store))
                 farewell = tasks.create_task(_end_after_failure(service))
                 try:

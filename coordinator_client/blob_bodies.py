@@ -18,6 +18,7 @@ from coordinator_client.stored_blobs import (
     body_from,
 )
 from runtime.http_client import read_whole, reason_of, streamed
+from runtime.shown_urls import without_password
 from runtime.worker_thread import finished
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from state.refusals import Refusal
@@ -159,8 +160,9 @@ async def _blob_from(
                     yield piece
     except httpx.HTTPError as error:
         url = str(http.base_url)
-        message = f"{url} does not answer GET {path}: {reason_of(error, url)}"
-        raise CoordinatorUnreachable(message, url=url) from error
+        shown = without_password(url)
+        message = f"{shown} does not answer GET {path}: {reason_of(error, url)}"
+        raise CoordinatorUnreachable(message, url=shown) from error
 
 
 async def _append(file: "ReceivedBytes", pieces: list[bytes]) -> None:

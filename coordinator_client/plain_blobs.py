@@ -10,6 +10,7 @@ import httpx
 
 from runtime.http_client import is_temporary, reason_of, refusal_in
 from runtime.plain_http import NotPlain, OpenFile, PlainAnswer, PlainHttp, PlainTimeouts, plain_place
+from runtime.shown_urls import without_password
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -110,9 +111,8 @@ class PlainBlobs:
             raise error_of(_as_httpx(answer), f"GET {path}")
 
     def _unreachable(self, request: str, error: OSError) -> CoordinatorUnreachable:
-        return CoordinatorUnreachable(
-            f"{self._url} does not answer {request}: {reason_of(error, self._url)}", url=self._url
-        )
+        shown = without_password(self._url)
+        return CoordinatorUnreachable(f"{shown} does not answer {request}: {reason_of(error, self._url)}", url=shown)
 
 
 def _as_httpx(answer: PlainAnswer) -> httpx.Response:

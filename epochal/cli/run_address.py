@@ -15,6 +15,7 @@ from epochal.checkpoints.runs import ServedRun, StoredRun
 from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE, given_token, required_token
 from epochal.cli.options import trusted
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from runtime.shown_urls import without_password
 from state.errors import EpochalError, InvalidInput
 from state.evaluations import EvaluationReport
 
@@ -63,7 +64,7 @@ class RunAddress:
             return
         url, token = await run.served_at(), given_token(self.admin_token)
         if url is None:
-            yield None, f"no coordinator serves {self.place} on this machine now"
+            yield None, f"no coordinator serves {without_password(self.place)} on this machine now"
             return
         if token is None:
             yield None, f"the coordinator at {url} takes it with the admin token ({ADMIN_TOKEN_VARIABLE})"

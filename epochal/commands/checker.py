@@ -19,6 +19,7 @@ from epochal.cli.options import (
 from epochal.cli.run import run_to_end, say
 from epochal.cli.shutdown import interruption
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from runtime.shown_urls import without_password
 from state.errors import InvalidInput, Refused
 from state.refusals import Refusal
 
@@ -61,9 +62,10 @@ async def _check(url: str, token: str, parallel: int, policy: RetryPolicy, verif
             await coordinator.parameter_names()
         except Refused as refusal:
             if refusal.kind is Refusal.UNAUTHORIZED:
+                shown = without_password(url)
                 raise InvalidInput(
-                    f"--token (or {CHECKER_TOKEN_VARIABLE}) is not a token of the coordinator at {url} and its run, or "
-                    "has expired; `epochal token checker` makes one"
+                    f"--token (or {CHECKER_TOKEN_VARIABLE}) is not a token of the coordinator at {shown} and its run, "
+                    "or has expired; `epochal token checker` makes one"
                 ) from refusal
             if refusal.kind is not Refusal.NOT_NOW:  # the run has no model yet
                 raise

@@ -33,6 +33,7 @@ from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_h
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
 from runtime.garbage import collect_rarely, share_one_heap
+from runtime.http_client import check_url
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import SharedThreads
@@ -55,6 +56,15 @@ StoreOption: TypeAlias = Annotated[
         envvar=STORE_VARIABLE,
         help="Folder (or file:// URL) that keeps the run, or postgresql:// URL of a database, from which any "
         "number of coordinators serve it; a run already there is resumed. Default: runs/RUN_ID.",
+    ),
+]
+AdvertiseOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="EPOCHAL_ADVERTISE",
+        help="Where others reach this coordinator, for `epochal runs` and commands that read the run's store. Default: "
+        "the address on which it listens.",
     ),
 ]
 BlobsOption: TypeAlias = Annotated[
@@ -104,6 +114,7 @@ def coordinator(
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
     allowed_host: AllowedHostOption = None,
+    advertise: AdvertiseOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -114,9 +125,12 @@ def coordinator(
     state = read_supported_state(state_path)
     if data_config is not None:
         check_together(state, str(state_path), read_data_config(data_config), str(data_config))
+    if advertise is not None:
+        check_url(advertise, "--advertise")
     options = ServeOptions(
         store=store or str(RUNS_FOLDER / state.run_id),
         blobs_folder=blobs,
+        advertised=advertise,
         endpoint=Endpoint(host, port, tls_cert, tls_key, insecure),
         version=__version__,
         source=str(state_path),

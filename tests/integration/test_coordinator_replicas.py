@@ -85,7 +85,9 @@ async def test_two_runs_of_one_database_go_on_beside_each_other(tmp_path: Path, 
         for replica in first.all:
             await replica.kill()
         for number in range(2):
-            await first.start(number)
+            await first.start(number, "--advertise", f"http://coordinator-{number}.example:8000")
+        listed = json.loads((await first.run.command("runs", url, "--json")).out)[0]["coordinators"]
+        assert [served["url"] for served in listed if served["is_ticking"]] == ["http://coordinator-0.example:8000"]
         assert (await first.run.finish()).rounds == last_step
 
 

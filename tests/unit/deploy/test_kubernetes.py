@@ -78,7 +78,7 @@ def test_command_is_one_that_epochal_takes(name: str) -> None:
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_every_file_that_a_program_is_told_is_mounted(name: str) -> None:
-    variables = {each["name"]: each["value"] for each in container_of(name)["env"]}
+    variables = {each["name"]: each["value"] for each in container_of(name)["env"] if "value" in each}
     told = [*files_in(container_of(name)["args"]), *variables.values()]
     assert len(told) > 1
     assert [path for path in told if path not in mounted(name)] == []

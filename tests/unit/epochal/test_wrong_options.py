@@ -50,6 +50,10 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             "epochal: --seed does not go with `checkpoint = { Hub = … }`: this start makes no model from a seed",
         ),
         (
+            ("coordinator", "state.toml", "--store", "run", "--advertise", "coordinator:8000"),
+            "--advertise URL coordinator:8000: allowed: http://host:port",
+        ),
+        (
             ("coordinator", "state.toml", "--store", "mysql://host/db"),
             "epochal: the store mysql://host/db cannot be opened; allowed: a folder, file:///PATH/OF/A/FOLDER, or "
             "postgresql://USER@HOST/DATABASE",
