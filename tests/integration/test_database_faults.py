@@ -133,7 +133,8 @@ async def test_replica_that_ticked_and_is_cut_off_is_replaced_and_returns(
             assert "does not answer" in await replicas.ready(cut_off, is_ready=False)
             assert asyncio.get_running_loop().time() - began_s < UNHEARD_S
             await run.until_logged(other.child, "ticking_begun")
-            await run.until(in_training(run.watch.seen[-1].step + 2))
+            before = run.watch.seen[-1].step
+            await run.until(lambda document: document.step >= min(before + 2, 40))  # it may be at its end
             assert "ready" in await replicas.ready(other)
             relay.flows.set()
             await replicas.ready(cut_off)
