@@ -193,7 +193,6 @@ class HistoryPage(WireDocument):
 
     Attributes:
         run_id, lineage: of the run; under another lineage, the last rounds may be other ones.
-        version: of the run document when the page was made.
         next: number of the round that ends next: all before it have ended.
         detailed_from: number of the first round of which the clients' figures are held; `next` if there is none.
         first_version: the first version of the run document to which a reader may go back; later ones are kept whole.
@@ -202,7 +201,6 @@ class HistoryPage(WireDocument):
 
     run_id: str
     lineage: str
-    version: Count
     next: Count
     detailed_from: Count
     first_version: Count
