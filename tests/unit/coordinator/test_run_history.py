@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.machine.history import History
-from coordinator.machine.records import opened_by, replay, replay_tail
+from coordinator.machine.instructions import Instruction
+from coordinator.machine.records import Kept, opened_by, replay, replay_tail
 from coordinator.run_history import JournalHistory, RunHistory, read_history
 from coordinator.store.journal import Segment
 from coordinator.store.memory import MemoryJournal
@@ -137,3 +138,22 @@ def test_snapshot_of_a_segment_gives_the_run_that_opens_it(kept: KeptRun) -> Non
     for segment in kept.segments:
         assert opened_by(segment.snapshot) == replay(Segment(segment.number, segment.snapshot, ())).run
     assert History().next == 0
+
+
+@pytest.mark.parametrize("lacking", [0, 2])
+async def test_rounds_that_end_while_the_journal_is_read_are_added_once(kept: KeptRun, lacking: int) -> None:
+    told: list[tuple[tuple[Instruction, ...], Kept]] = []
+    for segment in kept.segments:
+        replay(segment, lambda _, instructions, record: told.append((instructions, record)))
+    whole = await read_history(journal_of(kept))
+    journal = journal_of(kept)
+    journal.segments = list(kept.segments[: len(kept.segments) - lacking])
+    history = RunHistory(journal, InlineWorker())
+    for instructions, record in told[-len(told) // 2 :]:
+        history.take(instructions, record)
+    task = asyncio.create_task(history.run())
+    await history.is_read.wait()
+    for instructions, record in told[-1:]:
+        history.take(instructions, record)
+    task.cancel()
+    assert history.history.rows == whole.history.rows
