@@ -9,7 +9,7 @@ from benchmarks.figures import Figure
 from benchmarks.load import Connection, all_answered, connections, request_bytes
 from benchmarks.servers import bare_process, coordinator_process
 from coordinator.machine.instructions import Instruction
-from coordinator.machine.records import replay
+from coordinator.machine.records import Kept, replay
 from coordinator.machine.run import Run
 from coordinator.machine.views import document_of
 from coordinator.store.open import open_store_reader
@@ -33,7 +33,7 @@ async def round_starts(store: str) -> tuple[dict[int, float], int]:
     starts: dict[int, float] = {}
     longest_bytes = 0
 
-    def watch(run: Run, _instructions: tuple[Instruction, ...]) -> None:
+    def watch(run: Run, _instructions: tuple[Instruction, ...], _kept: Kept) -> None:
         nonlocal longest_bytes
         longest_bytes = max(longest_bytes, len(canonical_json(document_of(run, version=10**9))))
         if run.phase is RunState.ROUND_TRAIN:

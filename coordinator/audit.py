@@ -16,7 +16,7 @@ from coordinator.kept_blobs import wrong_blobs
 from coordinator.ledger import Ledger, balance, known_digests
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction
-from coordinator.machine.records import ReplayDiffers, Replayed, replay, replay_tail
+from coordinator.machine.records import Kept, ReplayDiffers, Replayed, replay, replay_tail
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from coordinator.recompute import Recomputed, recompute
 from coordinator.store.journal import JournalReader, Segment, StoredProof
@@ -111,7 +111,7 @@ class _Findings:
     replay_identical: bool = True
     problems: list[str] = field(default_factory=list)
 
-    def watch(self, _run: Run, instructions: tuple[Instruction, ...]) -> None:
+    def watch(self, _run: Run, instructions: tuple[Instruction, ...], _kept: Kept) -> None:
         assert self.ledger is not None, "a segment opens before its records are replayed"
         last_step = self.ledger.last_step
         for outcome in self.ledger.take(instructions):

@@ -21,8 +21,9 @@ from functools import partial
 
 from coordinator.journal_proof import is_named, is_named_by, join_problems, named, parse_proof, proof_of
 from coordinator.ledger import Ledger
+from coordinator.machine.history import History
 from coordinator.machine.instructions import Instruction
-from coordinator.machine.records import Replayed, replay, replay_tail
+from coordinator.machine.records import Kept, Replayed, replay, replay_tail
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from coordinator.machine.stimuli import JournalCompacted
 from coordinator.store.journal import Segment, StoredProof
@@ -122,23 +123,27 @@ class Compaction:
     ) -> StoredProof:
         """Replay a segment, compare its end with the following one, and return the proof of both base and segment."""
         opening = await self._worker.run(partial(_opening, covered))
-        ledger = Ledger.begin(opening.run) if base is None else parse_proof(base).ledger()
+        ledger, history = Ledger.begin(opening.run), History()
         if base is not None:
-            _refuse(join_problems(parse_proof(base), opening, covered.snapshot))
-        last = await self._replayed(opening, covered, ledger)
+            known = parse_proof(base)
+            _refuse(join_problems(known, opening, covered.snapshot))
+            ledger, history = known.ledger(), await self._worker.run(partial(History.decoded, known.history))
+        last = await self._replayed(opening, covered, ledger, history)
         if not await self._worker.run(partial(_is_same, last, goes_on)):
             raise StoreFailed(f"segment {following.number} of the journal does not continue the one before it")
         before = None if base is None else sha256_hex(base.body)
-        proof = proof_of(ledger, goes_on, following.snapshot, following.number, before)
+        told = await self._worker.run(history.encoded)
+        proof = proof_of(ledger, told, goes_on, following.snapshot, following.number, before)
         _refuse(join_problems(parse_proof(proof), goes_on, following.snapshot))
         return proof
 
-    async def _replayed(self, opening: Replayed, segment: Segment, ledger: Ledger) -> Replayed:
-        """Replay a segment into the ledger; rest as long as each piece took, because others need the processor."""
+    async def _replayed(self, opening: Replayed, segment: Segment, ledger: Ledger, history: History) -> Replayed:
+        """Replay a segment into ledger and history; rest as long as each piece took: others need the processor."""
         loop, last = asyncio.get_running_loop(), opening
 
-        def watch(_run: Run, instructions: tuple[Instruction, ...]) -> None:
+        def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
             ledger.take(instructions)
+            history.take(instructions, kept.version)
 
         for start in range(0, len(segment.records), RECORDS_AT_A_TIME):
             began_s = loop.time()

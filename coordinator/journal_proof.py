@@ -20,7 +20,9 @@ from state.intervals import BatchId, coalesce
 from state.wire import Sha256, canonical_json, parse_document, sha256_hex
 from state.wire_document import WireDocument
 
-PROOF_FORMAT = 1
+PROOF_FORMAT = 2
+READ_FORMATS = (1, PROOF_FORMAT)
+"""Formats that are read; the first one has no history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class JournalProof(WireDocument):
         snapshot_sha256: digest of the snapshot that opens the segment after them.
         sequence, version: number of their last record, and of the document that it published.
         replica_step, replica_digest: the last replica whose digest is known at their end.
+        history: the run's figures at their end (`History.encoded`), on which nothing depends; "" in the first format.
     """
 
     format: int
@@ -52,6 +55,7 @@ class JournalProof(WireDocument):
     replica_chain: Sha256
     replica_step: int | None
     replica_digest: Sha256 | None
+    history: str = ""
 
     def ledger(self) -> Ledger:
         """Return the ledger at the end of the segments."""
@@ -67,11 +71,13 @@ class JournalProof(WireDocument):
         )
 
 
-def proof_of(ledger: Ledger, opening: Replayed, snapshot: Snapshot, count: int, before: Sha256 | None) -> StoredProof:
+def proof_of(
+    ledger: Ledger, history: str, opening: Replayed, snapshot: Snapshot, count: int, before: Sha256 | None
+) -> StoredProof:
     """Return the proof of a journal's first segments.
 
     Args:
-        ledger: at their end.
+        ledger, history: at their end.
         opening: the run that the snapshot holds, which opens the segment after them.
         snapshot: that snapshot.
         count: number of segments.
@@ -97,6 +103,7 @@ def proof_of(ledger: Ledger, opening: Replayed, snapshot: Snapshot, count: int, 
         replica_chain=ledger.replica_chain,
         replica_step=last,
         replica_digest=None if last is None else known[last],
+        history=history,
     )
     return StoredProof(count, canonical_json(proof))
 
@@ -108,8 +115,9 @@ def parse_proof(stored: StoredProof) -> JournalProof:
         proof: JournalProof = parse_document(JournalProof, stored.body)
     except InvalidDocument as error:
         raise StoreFailed(f"{name} is damaged: {error.message}") from error
-    if proof.format != PROOF_FORMAT:
-        raise StoreFailed(f"{name} has format {proof.format}; this program reads {PROOF_FORMAT}")
+    if proof.format not in READ_FORMATS:
+        allowed = " and ".join(map(str, READ_FORMATS))
+        raise StoreFailed(f"{name} has format {proof.format}; this program reads {allowed}")
     if proof.segment_count != stored.segment_count:
         raise StoreFailed(f"{name} is of {proof.segment_count} segments: it was kept for other ones")
     return proof

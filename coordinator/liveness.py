@@ -101,6 +101,22 @@ class Liveness:
             if client_id not in self._waits and has_gone():
                 self._closed[client_id] = self._since_s if now_s is None else now_s()
 
+    @contextmanager
+    def waiting_reader(
+        self, client_id: ClientId | None, has_gone: HasGone, now_s: Callable[[], float]
+    ) -> Iterator[None]:
+        """Note that a member's request waits for news, as `waiting`; for a stranger's (None), do nothing.
+
+        The member was heard when the wait ends, unless it has closed the connection.
+        """
+        if client_id is None:
+            yield
+            return
+        with self.waiting(client_id, has_gone, now_s):
+            yield
+        if not has_gone():
+            self.heard(client_id, now_s())
+
     def free_in_s(self, client_id: ClientId, now_s: float) -> float:
         """Return the seconds until another process may use this member's key if nothing more is heard; 0 if it may."""
         waits = self._waits.get(client_id, [])

@@ -42,6 +42,9 @@ GATHERED_S = 0.05
 STRANGERS_TOLD_PER_S = 50.0
 """Number of strangers that are told of news in a second if more of them wait: their number must not slow the run."""
 
+VIEWERS_TOLD_PER_S = 1000.0
+"""Number of viewers that are told of news in a second if more of them wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -85,6 +88,8 @@ class Readers:
         self._round_news = Broadcast()
         """Of a round that has ended, or waits for nobody any more."""
         self.pages = ResultPages()
+        self.viewer_news = PacedBroadcast(PROMPT_STRANGERS, VIEWERS_TOLD_PER_S)
+        """Of the document, for those who are told all news."""
         self._news_for_strangers = PacedBroadcast(PROMPT_STRANGERS, STRANGERS_TOLD_PER_S)
         self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
         self._is_released = False
@@ -110,6 +115,7 @@ class Readers:
             self.published = published
             self._news.notify()
             self._news_for_strangers.notify()
+            self.viewer_news.notify()
 
     def release(self) -> None:
         """Answer every waiting reader, because the service stops."""
@@ -118,6 +124,7 @@ class Readers:
         self._results_news.close()
         self._round_news.close()
         self._news_for_strangers.close()
+        self.viewer_news.close()
 
     async def wait_published(
         self, after: int, lineage: str | None, timeout_s: float, *, is_stranger: bool = False

@@ -19,7 +19,7 @@ from coordinator.machine.run import Run
 from coordinator.machine.stimuli import Stamped
 from coordinator.machine.views import document_of
 from coordinator.publication import Published
-from coordinator.store.journal import NO_BLOBS, Journal
+from coordinator.store.journal import NO_BLOBS, Journal, Segment
 from state.documents import RunDocument
 from state.errors import StoreConflict, StoreFailed
 from state.wire import Sha256
@@ -29,6 +29,10 @@ log = logging.getLogger(__name__)
 MAX_KNOWN_LINEAGES = 64
 MAX_SEGMENT_RECORDS = 20_000
 """A longer segment is followed by another within the epoch, so that a start replays a bounded number of records."""
+SEGMENT_RECORDS = 1_024
+SEGMENT_GROWTH = 16
+"""A segment of this many records is followed by another if they are this many times as long as a snapshot: so a look
+back replays few records, and snapshots of many members take a small part of the journal."""
 
 
 class RunJournal:
@@ -37,6 +41,7 @@ class RunJournal:
     Attributes:
         run: the run after the last known record.
         published: its published document.
+        load_count: number of times that the journal was read anew, because what was known is not in it any more.
         is_doubtful: whether readers may have seen later documents of its lineage, which are not in the journal.
     """
 
@@ -44,9 +49,12 @@ class RunJournal:
         self._journal = journal
         self._sequence = found.sequence
         self._record_count = record_count
+        self._snapshot_bytes = self._record_bytes = 0
+        """Size of the newest segment's snapshot and of its records, as far as they were seen here."""
         self._is_segment_due = False
         self.run = found.run
         self.published = Published.of(found.document)
+        self.load_count = 0
         self.is_doubtful = is_doubtful
         self._lineages = deque([found.run.lineage], MAX_KNOWN_LINEAGES)
         """Those that this coordinator may have shown."""
@@ -69,7 +77,13 @@ class RunJournal:
         segment = await journal.load(is_restored=is_restored)
         if segment is None:
             return None
-        return cls(journal, replay(segment), len(segment.records), is_doubtful=segment.may_lack_last)
+        loaded = cls(journal, replay(segment), len(segment.records), is_doubtful=segment.may_lack_last)
+        loaded._note_sizes(segment)
+        return loaded
+
+    def _note_sizes(self, segment: Segment) -> None:
+        self._snapshot_bytes = len(segment.snapshot.body)
+        self._record_bytes = sum(len(record.body) for record in segment.records)
 
     @classmethod
     async def begin(cls, journal: Journal, run: Run) -> "RunJournal":
@@ -108,7 +122,13 @@ class RunJournal:
         self._sequence, self.run, self.published = sequence, run, published
         self._note_lineage()
         self._record_count += 1
-        self._is_segment_due |= ends_segment or self._record_count >= MAX_SEGMENT_RECORDS
+        self._record_bytes += len(record.body)
+        self._is_segment_due |= ends_segment or self._is_long()
+
+    def _is_long(self) -> bool:
+        """Return whether the newest segment has so many records that another is to follow it."""
+        is_grown = self._record_bytes >= SEGMENT_GROWTH * self._snapshot_bytes
+        return self._record_count >= (SEGMENT_RECORDS if is_grown else MAX_SEGMENT_RECORDS)
 
     def _document_of(self, run: Run) -> RunDocument:
         """Return the document of a run that follows the last known one, in its version."""
@@ -129,6 +149,7 @@ class RunJournal:
         published = self.published
         snapshot = encode_snapshot(self._sequence, published.version, published.sha256, self.run)
         await self._journal.open_segment(snapshot)
+        self._snapshot_bytes, self._record_bytes = len(snapshot.body), 0
 
     async def catch_up(self, watch: Watch | None = None) -> bool:
         """Read what other coordinators have appended, and replay it; return whether there was any.
@@ -146,6 +167,7 @@ class RunJournal:
             return False
         found = replay_tail(Replayed(self._sequence, self.published.document, self.run), tail.records, watch)
         self._is_segment_due &= tail.segment_records == self._record_count + len(tail.records)
+        self._record_bytes += sum(len(record.body) for record in tail.records)
         self._take(found, tail.segment_records)
         return True
 
@@ -154,11 +176,13 @@ class RunJournal:
         segment = await self._journal.load()
         if segment is None:
             raise StoreFailed("the journal is gone")
+        self.load_count += 1
         found = replay(segment, watch)
         self._is_segment_due = False
         is_lost = (segment.lacks_known or found.sequence < self._sequence) and found.run.lineage in self._lineages
         is_news = found.sequence != self._sequence or found.document != self.published.document
         before = self._sequence
+        self._note_sizes(segment)
         self._take(found, len(segment.records))
         self.is_doubtful = segment.may_lack_last or is_lost
         if self.is_doubtful:

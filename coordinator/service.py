@@ -12,7 +12,7 @@ run are in `coordinator/replicas.py`, readers and their waiting in `coordinator/
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from coordinator.compaction import Compaction
 from coordinator.kept_blobs import LostBlobs
@@ -20,6 +20,7 @@ from coordinator.liveness import HasGone, Liveness
 from coordinator.lost_records import catch_up
 from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged, SegmentEnded, SweepBlobs
+from coordinator.machine.records import Kept
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import (
     BlobsNearedBound,
@@ -34,6 +35,7 @@ from coordinator.maintenance import Maintenance
 from coordinator.opening import OpenedRun, ServiceOptions, open_run
 from coordinator.publication import Published, Readers, TokenRate, status_of
 from coordinator.replicas import Following, Replicas
+from coordinator.run_history import RunHistory
 from coordinator.run_log import log_instruction
 from coordinator.service_events import GroupKept, ServiceEvent
 from coordinator.stimulus_queue import HandledGroup, StimulusQueue, Waiting
@@ -85,6 +87,7 @@ class CoordinatorService:
         )
         self._compaction = Compaction(options.store, lambda: self.run, self.submit, options.worker)
         self.readers = Readers(journal.run, journal.published, self._clock)
+        self.history = RunHistory(options.store.journal, options.worker)
         self.is_serving = False
         self.started = asyncio.Event()
         self._watcher: Callable[[ServiceEvent], None] = lambda _: None
@@ -119,6 +122,7 @@ class CoordinatorService:
                 tasks.create_task(self._tick())
                 tasks.create_task(self.maintenance.run())
                 tasks.create_task(self._compaction.run())
+                tasks.create_task(self.history.run())
                 tasks.create_task(self._go_on_when_unblocked())
         finally:
             self.is_serving = False
@@ -171,8 +175,15 @@ class CoordinatorService:
             return (until is None or until > self._journal.sequence) and await self._catch_up()
 
     async def _catch_up(self) -> bool:
-        heard = self.liveness.take_changes
-        is_news = await catch_up(self._journal, self._options, self._clock, self._execute, heard)
+        def watch(run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
+            self.liveness.take_changes(run, instructions)
+            if self._journal.load_count == load_count:  # else records are replayed again
+                self.history.take(instructions, kept)
+
+        load_count = self._journal.load_count
+        is_news = await catch_up(self._journal, self._options, self._clock, self._execute, watch)
+        if self._journal.load_count != load_count:
+            self.history.read_again()
         if is_news:
             self.readers.show(self._journal.run, self._journal.published)
         return is_news
@@ -180,8 +191,7 @@ class CoordinatorService:
     async def _drop_blobs(self, held: frozenset[Sha256]) -> frozenset[Sha256]:
         """Delete some of these blobs of the journal's that the run as it is kept does not need; return which.
 
-        Raises:
-            StoreConflict: another coordinator appended first; nothing is deleted.
+        Raise `StoreConflict` if another coordinator appended first: then nothing is deleted.
         """
         assert self.recorded_blobs is not None, "they are listed where there are some"
         async with self._writing:
@@ -313,6 +323,7 @@ class CoordinatorService:
             case PhaseChanged(before, after):
                 self.maintenance.phase_changed(before, after)
             case OutcomeDecided():
+                self.history.take((instruction,), Kept(self._journal.sequence, self._journal.published.version))
                 self._rate.add(self._clock.now_s(), self.run.tokens_applied)
             case SweepBlobs():
                 self.maintenance.sweep()
@@ -362,19 +373,9 @@ class CoordinatorService:
         """Record that a request of this member arrived."""
         self.liveness.heard(client_id, self._clock.now_s())
 
-    @contextlib.contextmanager
-    def waiting(self, client_id: ClientId | None, has_gone: HasGone) -> Iterator[None]:
-        """Note that a member's request waits for news; for a stranger's (None), do nothing.
-
-        The member was heard when the wait ends, unless it has closed the connection.
-        """
-        if client_id is None:
-            yield
-            return
-        with self.liveness.waiting(client_id, has_gone, self._clock.now_s):
-            yield
-        if not has_gone():
-            self.heard(client_id)
+    def waiting(self, client_id: ClientId | None, has_gone: HasGone) -> contextlib.AbstractContextManager[None]:
+        """Note that a request waits for news, as `Liveness.waiting_reader`."""
+        return self.liveness.waiting_reader(client_id, has_gone, self._clock.now_s)
 
     def key_free_in_s(self, client_id: ClientId) -> float:
         """Return the seconds until another process may use this member's key, as `Liveness.free_in_s`."""

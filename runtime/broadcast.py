@@ -20,6 +20,11 @@ class Broadcast:
         """Event that the next notification sets."""
         return self._event
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether every wait returns at once."""
+        return self._is_closed
+
     async def wait(self) -> None:
         """Return at the next notification. The caller sets a timeout."""
         await self._event.wait()
@@ -58,6 +63,11 @@ class PacedBroadcast:
     def is_prompt(self) -> bool:
         """Whether so few tasks wait that a notification wakes them at once."""
         return max(self._waiting_count, self._woken_lately()) <= self._prompt_count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._broadcast.is_closed
 
     async def wait(self) -> None:
         """Return when the tasks are woken. The caller sets a timeout."""

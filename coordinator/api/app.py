@@ -12,6 +12,7 @@ from coordinator.api.blobs import blob_routes
 from coordinator.api.checks import check_routes
 from coordinator.api.description import SUMMARY, describe
 from coordinator.api.fresh_view import FreshView
+from coordinator.api.history import EventsEndpoint, history_routes
 from coordinator.api.hot_routes import HotRoutes
 from coordinator.api.long_poll import RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
@@ -20,11 +21,14 @@ from coordinator.api.operator import evaluation_routes, health_routes, operator_
 from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
+from coordinator.history_views import HistoryViews
 from coordinator.long_polls import LongPolls
+from coordinator.viewers import Viewers
 from runtime.http_errors import answer_errors
 from runtime.http_hosts import ANY_HOST, CheckedHosts
 from runtime.metrics import MeasuredRequests, metrics_route, new_registry
 from runtime.openapi import description_routes, only_get
+from runtime.worker_thread import SharedThreads
 
 
 class CoordinatorApp(FastAPI):
@@ -70,6 +74,9 @@ def create_app(
     polls = LongPolls()
     metrics.watch(handlers.service, polls, handlers.arrivals)
     document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
+    views = HistoryViews(handlers, SharedThreads())
+    viewers = Viewers(handlers.service, views)
+    events = only_get(Route(EventsEndpoint.path, EventsEndpoint(views, viewers), methods=["GET"], name="events"))
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers)
     hot = HotRoutes(app.behind, document=document, routes=[*reading.routes, *membership.routes])
     app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)
@@ -81,9 +88,10 @@ def create_app(
         operator_routes(handlers),
         origin_routes(handlers),
         evaluation_routes(handlers),
+        history_routes(views),
         health_routes(handlers, metrics.http.notes),
     ):
         app.include_router(router)
-    app.router.routes += [document, only_get(metrics_route(metrics.registry))]
+    app.router.routes += [document, events, only_get(metrics_route(metrics.registry))]
     app.router.routes += description_routes(lambda: describe(app))
     return app

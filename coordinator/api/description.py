@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from coordinator.api.requests import RUN
+from coordinator.history_views import DEFAULT_POINTS, MAX_POINTS
 from runtime.http_bodies import openapi_answer, openapi_schemas
 from runtime.openapi import (
     EVERY_MESSAGE,
@@ -26,7 +27,7 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state import blob_messages, checkpoint_parts, documents, evaluations, messages
+from state import blob_messages, checkpoint_parts, documents, evaluations, history, messages
 from state.deliveries import MEDIA_TYPE
 from state.documents import RunDocument
 from state.generations import DataAppendSetting, DataHistory
@@ -51,8 +52,11 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "client_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     "lease": {"type": "string", "description": "Names the lease, as its answer says."},
     "step": {**WHOLE, "description": "Number of the round's step."},
+    "number": {**WHOLE, "description": "Number of the round in the run's history, from 0."},
+    "version": {**WHOLE, "description": "Version of the run document."},
 }
 _NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages) | vars(blob_messages)
+_NAMES |= vars(history)
 DOCUMENTS = (
     *(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind)),
     DataAppendSetting,
@@ -85,6 +89,9 @@ _REPORTS: Mapping[type, tuple[Refusal, ...]] = {
 }  # fmt: skip
 
 _READERS = (None, SESSION, DATA_SERVER)
+_VIEWERS = (None, SESSION, ADMIN)
+_LAST_EVENT_ID = "The id of the last event that was received: what was missed since is sent first."
+_EVENTS = "Events `document` (RunDocument), `rounds` (HistoryPage), `reset` and `dropped` (each with a `detail`)"
 _WAIT_S = Parameter("wait_s", {**SECONDS, "description": "Most seconds to wait for news."}, default=0)
 _BYTES: Schema = {"type": "string", "format": "binary"}
 _BLOB_BODY = content("application/octet-stream", "The blob's bytes", _BYTES)
@@ -151,6 +158,46 @@ def _reading_operations() -> Operations:
         ("GET", f"{RUN}/quarantine"): Operation(_OF_RUN),
         ("GET", f"{RUN}/data-generations"): Operation(_OF_RUN),
         ("GET", f"{RUN}/evaluations"): Operation(_OF_RUN),
+    }
+
+
+def _history_operations() -> Operations:
+    refusals = (*(*_OF_ADMIN, Refusal.OVERLOADED, Refusal.INVALID_PARAMETER),)
+    seen = Parameter("If-None-Match", {"type": "string"}, "header")
+    tag = {"headers": {"ETag": {"required": True, "schema": {"type": "string"}}}}
+    same: dict[int | str, Any] = {304: {"description": "The reader has it", **tag}}
+
+    def answers(kind: type) -> dict[int | str, Any]:
+        return {200: {**openapi_answer(kind)[200], **tag}, **same}
+
+    points = {**WHOLE, "minimum": 1, "maximum": MAX_POINTS, "description": "Most rows; more are merged."}
+    return {
+        ("GET", f"{RUN}/history"): Operation(
+            refusals,
+            _VIEWERS,
+            (
+                Parameter("from", {**WHOLE, "description": "Number of the first round."}, default=0),
+                Parameter(
+                    "to", {**WHOLE, "description": "Number of the last one; of the last that ended, by default."}
+                ),
+                Parameter("points", points, default=DEFAULT_POINTS),
+                seen,
+            ),
+            answers(history.HistoryPage),
+        ),
+        ("GET", f"{RUN}/history/rounds/{{number}}"): Operation(
+            (*refusals, Refusal.NOT_FOUND), _VIEWERS, (seen,), answers(history.RoundDetail)
+        ),
+        ("GET", f"{RUN}/history/versions/{{version}}"): Operation(
+            (*refusals, Refusal.NOT_FOUND), _VIEWERS, (seen,), answers(history.Moment)
+        ),
+        ("GET", f"{RUN}/events"): Operation(
+            refusals,
+            _VIEWERS,
+            (Parameter("Last-Event-ID", {"type": "string", "description": _LAST_EVENT_ID}, "header"),),
+            {200: content("text/event-stream", _EVENTS)},
+            summary="News of the run, as server-sent events, without end",
+        ),
     }
 
 
@@ -280,6 +327,7 @@ def _list_of(item: Schema) -> Schema:
 
 OPERATIONS: Operations = {
     **_reading_operations(),
+    **_history_operations(),
     **_membership_operations(),
     **_report_operations(),
     **_blob_operations(),

@@ -3,9 +3,10 @@
 The service executes them after it has kept the run that gave them (`coordinator/service.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from coordinator.machine.round import Round
 from state.documents import Outcome
 from state.evaluations import Evaluation
 from state.intervals import BatchId
@@ -37,13 +38,42 @@ class SegmentEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedRound:
+    """A round that has ended, for the run's history (`coordinator/machine/figures.py`): itself, and the run around it.
+
+    Attributes:
+        epoch: in which it ended.
+        ended_s: when it ended, on the coordinator's clock.
+        witness_s: seconds of RoundWitness.
+        members, ready: number of members, and of those that were ready.
+        carried_batches, quarantined_batches: number of batches that wait for another attempt, and that left the run.
+        learning_rate: of its first local step.
+        tokens_per_batch: number of tokens of each batch.
+        tokens_total: number of tokens that the run has applied.
+    """
+
+    round: Round
+    epoch: int
+    ended_s: float
+    witness_s: float
+    members: int
+    ready: int
+    carried_batches: int
+    quarantined_batches: int
+    learning_rate: float
+    tokens_per_batch: int
+    tokens_total: int
+
+
+@dataclass(frozen=True, slots=True)
 class OutcomeDecided:
-    """Log the end of a round. `outcome` is None when it was empty."""
+    """Log the end of a round, and take it into the run's history. `outcome` is None when it was empty."""
 
     step: int
     attempt: int
     outcome: Outcome | None
     reason: str
+    ended: EndedRound | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ The rule kept here ("exactly once"): every batch below the cursor is either appl
 Tests of the machine check it after every stimulus, and the audit (`coordinator/audit.py`) over the whole journal.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.machine.blame import blame_after
 from coordinator.machine.data_waits import after_round
+from coordinator.machine.figures import ended_round, mean_loss
 from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
 from coordinator.machine.pace import with_pace
 from coordinator.machine.round import Round
@@ -109,8 +109,10 @@ def end_round(run: Run, current: Round) -> Handled:
     verdict = judge_round(run.state_file.run_id, current)
     outcome = verdict.outcome
     included = frozenset(entry.client_id for entry in outcome.entries) if outcome else frozenset()
+    before = run
     run, instructions = settle_work(run, current, included, None if outcome is None else outcome.replica_digest)
-    instructions = (OutcomeDecided(current.step, current.attempt, outcome, verdict.reason), *instructions)
+    ended = ended_round(before, run, current)
+    instructions = (OutcomeDecided(current.step, current.attempt, outcome, verdict.reason, ended), *instructions)
     run = with_pace(run, current, is_applied=outcome is not None)
     run = replace(run, height=run.height + 1, rebuild=verdict.replicas_differ)
     if outcome is None:
@@ -156,19 +158,8 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
 
 
 def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, float], ...]:
-    commitments = plain(current.commitments)
-    weighted = [
-        (metrics.loss, metrics.tokens)
-        for entry in outcome.entries
-        if (metrics := commitments[entry.client_id].metrics).loss is not None and metrics.tokens
-    ]
-    tokens = sum(count for _, count in weighted)
-    if not tokens:
-        return run.losses
-    mean = sum(loss * count for loss, count in weighted) / tokens
-    if not math.isfinite(mean):  # from absurd claims; a snapshot could not hold it
-        return run.losses
-    return (*run.losses, (outcome.step, mean))[-LOSS_HISTORY_LENGTH:]
+    mean, _ = mean_loss(current, outcome)
+    return run.losses if mean is None else (*run.losses, (outcome.step, mean))[-LOSS_HISTORY_LENGTH:]
 
 
 def _with_figures(run: Run, current: Round) -> dict[ClientId, Member]:

@@ -57,6 +57,11 @@ def train_limit_s(run: Run) -> float:
     return min(most, usual * 2.0 ** min(run.slow_rounds, MAX_DOUBLINGS))
 
 
+def elapsed_s(run: Run, current: Round) -> float:
+    """Return the seconds since the round under way began, without outages of the coordinator."""
+    return (current.trained_s or 0.0) + run.now_s - run.phase_started_s
+
+
 def is_late(run: Run) -> bool:
     """Whether a result that arrives now, in RoundTrain, is late: twice the work might not have arrived in time."""
     if run.phase_ends_s is None:
@@ -105,7 +110,7 @@ def closed(current: Round, elapsed_s: float) -> Round:
     waited_s = 0.0
     if current.settled_in_s is not None:  # a client whose result was rejected may have delivered another one since
         waited_s = max(0.0, complete_in_s - max(current.settled_in_s, current.last_in_s or 0.0))
-    current = replace(current, waited_s=waited_s)
+    current = replace(current, waited_s=waited_s, trained_s=elapsed_s)
     if current.pending:
         return replace(current, timed_out=True, train_s=current.mostly_in_s)
     if current.mostly_in_s is None:

@@ -7,7 +7,7 @@ nothing.
 from dataclasses import replace
 from typing import Any
 
-from coordinator.machine.pace import is_late, with_delivery
+from coordinator.machine.pace import elapsed_s, is_late, with_delivery
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run
 from coordinator.machine.shared import added, joined, removed
@@ -35,6 +35,14 @@ def commit_result(run: Run, event: ResultCommitted) -> Handled:
     Raises:
         Refused: `late-result`, `not-in-roster` or `already-committed`.
     """
+    after = _committed(run, event)
+    if after is run or after.round is None:
+        return after, ()
+    return replace(after, round=after.round.with_arrival(event.client_id, committed_s=elapsed_s(run, after.round))), ()
+
+
+def _committed(run: Run, event: ResultCommitted | ResultDelivered) -> Run:
+    """Return the run with a client bound to a result. Raises as `commit_result`."""
     client_id, report = event.client_id, event.report
     current = _training_round(run, report.step, report.attempt, client_id, "commitment")
     before = current.commitments.get(client_id)
@@ -45,10 +53,10 @@ def commit_result(run: Run, event: ResultCommitted) -> Handled:
                 f"client {client_id} is bound to result {before.result_sha256} in this round",
                 committed=before.result_sha256,
             )
-        return run, ()
+        return run
     if client_id in current.failures:
         raise Refused(Refusal.ALREADY_COMMITTED, f"client {client_id} reported that it failed in this round")
-    return replace(run, round=current.with_commitment(client_id, report)), ()
+    return replace(run, round=current.with_commitment(client_id, report))
 
 
 def verify_result(run: Run, event: ResultVerified) -> Handled:
@@ -65,7 +73,8 @@ def verify_result(run: Run, event: ResultVerified) -> Handled:
 
 def _verified(run: Run, current: Round, client_id: ClientId, replica_digest: Sha256) -> Round:
     """Return the round with a verified result."""
-    current = with_delivery(current, client_id, run.now_s - run.phase_started_s)
+    took_s = elapsed_s(run, current)
+    current = with_delivery(current, client_id, took_s).with_arrival(client_id, delivered_s=took_s)
     current = current.with_verified(client_id, replica_digest).no_longer_waiting_for((client_id,))
     if client_id in current.rejected:
         current = replace(current, rejected=removed(current.rejected, client_id))
@@ -78,7 +87,7 @@ def deliver_result(run: Run, event: ResultDelivered) -> Handled:
     Raises:
         Refused: as `commit_result`.
     """
-    run, _ = commit_result(run, ResultCommitted(event.client_id, event.report))
+    run = _committed(run, event)
     current = run.round
     assert current is not None, "it was committed to"
     if event.client_id in current.verified:
@@ -139,6 +148,7 @@ def attest(run: Run, event: AttestationReceived) -> Handled:
     closing = current.closing | {client_id} if run.phase is RunState.ROUND_WITNESS else current.closing
     if before == attested and closing == current.closing:
         return run, ()
+    current = current.with_arrival(client_id, attested_s=elapsed_s(run, current))
     return _with(run, current, attestations={**current.attestations, client_id: attested}, closing=closing)
 
 

@@ -51,6 +51,22 @@ class Ahead:
     roster: Roster | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The times at which a client's messages of a round came, in seconds since the round began; None: none came.
+
+    Attributes:
+        committed_s: of its commitment, if its result did not come along.
+        delivered_s: of its result, held and checked.
+        attested_s: of its last attestation.
+    """
+
+    committed_s: float | None = None
+    delivered_s: float | None = None
+    attested_s: float | None = None
+
+
+NO_ARRIVALS = Arrivals()
 _NOT_YET_ASSIGNED = RoundAssignment({}, {}, (), 0, frozenset(), 0)
 
 
@@ -79,6 +95,9 @@ class Round:
         train_s: time that the round took its quicker clients (`coordinator/machine/pace.py`), once RoundTrain is over.
         waited_s: time for which RoundTrain had waited, in vain, only for clients that never delivered.
         ahead: the provisional next round; None if there is none.
+        arrivals: when each client's messages came, for display only, as the next; not compared, because snapshots of
+            earlier versions have none.
+        trained_s: seconds that RoundTrain took, once it is over.
         plan: not in snapshots; computed when the round is made or read.
         decisive_pending: number of pending clients of the electorate; kept like the plan, as is the next.
         verified_bits: bit set of the clients with a verified result.
@@ -114,6 +133,8 @@ class Round:
     train_s: float | None = None
     waited_s: float = 0.0
     ahead: Ahead | None = None
+    arrivals: Mapped[ClientId, Arrivals] = field(default_factory=dict, compare=False)
+    trained_s: float | None = field(default=None, compare=False)
     plan: Annotated[RoundAssignment, Field(exclude=True)] = field(default=_NOT_YET_ASSIGNED, repr=False, compare=False)
     decisive_pending: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
     verified_bits: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
@@ -167,6 +188,11 @@ class Round:
         assert self.verified_bits is not None
         bits = self.verified_bits | 1 << self.plan.positions[client_id]
         return replace(self, verified=added(self.verified, client_id, replica_digest), verified_bits=bits)
+
+    def with_arrival(self, client_id: ClientId, **times: float) -> "Round":
+        """Return the round with times at which messages of a client came, by the names in `Arrivals`."""
+        known = self.arrivals.get(client_id, NO_ARRIVALS)
+        return replace(self, arrivals=added(self.arrivals, client_id, replace(known, **times)))
 
     def bits_of(self, clients: Iterable[ClientId]) -> int:
         """Return the bit set of these clients' roster positions, as attestations have it."""

@@ -117,8 +117,8 @@ class Access(Section):
         mode: anyone, the owners of `keys`, or clients with the code of one of `invitations`.
         keys: raw Ed25519 public keys, lowercase hex.
         invitations: SHA-256 digests of invitation codes, lowercase hex.
-        genesis: who makes the run's first checkpoint: the operator, or a member that is elected for it, which needs
-            members that can be trusted.
+        genesis: who makes the first checkpoint: the operator, or an elected member, which needs trusted members.
+        dashboard: who may look at the run's history and news: anyone, members and the operator, or the operator.
     """
 
     mode: Literal["open", "keys", "invitations"] = "open"
@@ -130,6 +130,7 @@ class Access(Section):
         Field(description="a list of SHA-256 digests of invitation codes, each 64 lowercase hex characters"),
     ] = ()
     genesis: Literal["operator", "members"] = "operator"
+    dashboard: Literal["public", "members", "admin"] = "public"
 
 
 class MergeConfig(Section):

@@ -68,6 +68,7 @@ async def test_generated_requests_are_answered_as_described(tmp_path: Path, who:
         token = await token_of(who, running)
         command = ["-m", "schemathesis.cli", "--config-file", str(config), "run", f"{running.url}/openapi.json"]
         command += ["--checks", "all", "--phases", "coverage,fuzzing", "--max-time", str(MAX_TIME_S), "--workers", "1"]
+        command += ["--exclude-path", "/v1/runs/{run_id}/events"]  # it answers without end
         command += ["--generation-deterministic", "--no-shrink", "--warnings", "off"]
         command += [] if token is None else ["--header", f"Authorization: Bearer {token}"]
         command += ["--exclude-method", "DELETE"] if who == "member" else []  # its session would be over

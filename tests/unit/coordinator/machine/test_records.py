@@ -53,7 +53,7 @@ def test_replay_gives_the_run_its_document_and_the_last_sequence() -> None:
 def test_replay_tells_each_stimulus_to_who_watches() -> None:
     segment, _ = segment_of(1, 2)
     seen = []
-    replay(segment, lambda run, instructions: seen.append((len(run.members), len(instructions))))
+    replay(segment, lambda run, instructions, _: seen.append((len(run.members), len(instructions))))
     assert seen == [(3, 1), (2, 1)]
 
 
@@ -61,7 +61,7 @@ def test_records_up_to_the_known_one_are_not_replayed_again() -> None:
     segment, run = segment_of(1, 2, 3)
     known = replay(Segment(0, segment.snapshot, segment.records[:2]))
     seen: list[int] = []
-    found = replay_tail(known, segment.records, lambda run, _: seen.append(len(run.members)))
+    found = replay_tail(known, segment.records, lambda run, *_: seen.append(len(run.members)))
     assert (found.sequence, found.run, seen) == (10, run, [1])
     assert replay_tail(found, segment.records) == found
 

@@ -1,0 +1,167 @@
+"""A run's history: reading it from a long journal, looking back at any version, and telling a thousand viewers.
+
+The run has three clients that do no arithmetic; the machine plays it alone, into a run directory.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from statistics import median
+
+from benchmarks.figures import Figure
+from coordinator.machine import stimuli
+from coordinator.machine.checkpointers import current_checkpointer
+from coordinator.machine.handle import handle
+from coordinator.machine.instructions import Instruction, SegmentEnded
+from coordinator.machine.run import new_run
+from coordinator.machine.stimuli import Stamped, Stimulus
+from coordinator.run_history import RunHistory, read_history
+from coordinator.run_journal import RunJournal
+from coordinator.store.directory.run_directory import RunDirectory
+from coordinator.store.memory import MemoryJournal
+from coordinator.store.open import open_store_reader
+from runtime.worker_thread import InlineWorker
+from state.codecs.named import SPOKEN
+from state.documents import CheckpointRef
+from state.messages import Attestation, Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
+from state.phases import RunState
+from state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
+from tests.support.states import state_file
+
+CLIENTS = 3
+ROUNDS = 10_000
+EPOCH_S = 8
+"""Time of an epoch: of some hundred rounds, each of whose stimuli takes a hundredth of a second."""
+LOOKS = 40
+STRIDE = 7919
+"""Between two looks, in versions: they lie all over the journal."""
+MAX_BLOB_BYTES = 1 << 30
+
+
+class Player:
+    """Plays a run by the machine alone, and keeps each stimulus in a journal."""
+
+    def __init__(self, journal: RunJournal) -> None:
+        self._journal = journal
+        self._now_s = journal.run.now_s
+        self._keys = {client_id_of(bytes([number]) * 32): bytes([number]) * 32 for number in range(CLIENTS)}
+        self._count = 0
+
+    async def send(self, stimulus: Stimulus) -> tuple[Instruction, ...]:
+        """Keep what the machine makes of a stimulus."""
+        self._now_s += 0.01
+        self._count += 1
+        stamped = Stamped(stimulus, self._now_s, Seed(sha256_hex(b"%d" % self._count)))
+        run, instructions = handle(self._journal.run, stamped)
+        if run is not self._journal.run:
+            ended = any(isinstance(one, SegmentEnded) for one in instructions)
+            await self._journal.append(run, (stamped,), ends_segment=ended)
+            await self._journal.open_due_segment()
+        return instructions
+
+    async def begin(self) -> None:
+        """Play until the members have joined."""
+        await self.send(stimuli.CoordinatorStarted())
+        spec, digest = self._journal.run.state_file.model.LLM.spec, _digest(1)
+        await self.send(stimuli.GenesisProvided(CheckpointRef(0, digest, 100, digest), spec))
+        for client_id, key in self._keys.items():
+            joined = stimuli.ClientJoined(client_id, key.hex(), Capabilities(codecs=SPOKEN), key.hex(), 1e12)
+            await self.send(joined)
+
+    async def go_on(self) -> None:
+        """Play until the next round: the checkpoint of an epoch that ends, and the beginning of the next."""
+        while (phase := self._journal.run.phase) is not RunState.ROUND_TRAIN:
+            step = self._journal.run.replica_step
+            if phase is RunState.WARMUP:
+                report = ReadyReport(step, _digest(step + 1), "data")
+                for client_id in self._keys:
+                    await self.send(stimuli.ClientBecameReady(client_id, report))
+            elif phase is RunState.COOLDOWN:
+                await self._make_checkpoint(step, _digest(step + 1))
+            else:
+                self._now_s += 1
+                await self.send(stimuli.Ticked())
+
+    async def _make_checkpoint(self, step: int, digest: Sha256) -> None:
+        writer = current_checkpointer(self._journal.run)
+        assert writer is not None
+        blob = sha256_hex(b"checkpoint %d" % step)
+        await self.send(stimuli.CheckpointReported(writer, CheckpointReport(step, digest, blob, 100)))
+        await self.send(stimuli.CheckpointHeld(writer, CheckpointRef(step, blob, 100, digest)))
+        for client_id in self._keys:
+            if self._journal.run.checkpointing is not None and client_id != writer:
+                await self.send(stimuli.CheckpointReported(client_id, CheckpointReport(step, digest, None, 0)))
+
+    async def play_round(self) -> None:
+        """Play the next round."""
+        await self.go_on()
+        current = self._journal.run.round
+        assert current is not None, self._journal.run.reason
+        digest = _digest(current.step)
+        for client_id, batches in current.plan.assignments.items():
+            if batches:
+                await self._deliver(client_id, current.step, current.attempt, digest)
+        for witness in current.plan.witnesses:
+            now = self._journal.run.round
+            if now is not None and now.step == current.step:
+                attested = Attestation(current.step, current.attempt, digest, f"{now.verified_bits or 0:x}")
+                await self.send(stimuli.AttestationReceived(witness, attested))
+
+    async def _deliver(self, client_id: ClientId, step: int, attempt: int, digest: Sha256) -> None:
+        result = sha256_hex(f"{client_id} {step} {attempt}".encode())
+        metrics = ResultMetrics(loss=5 / (1 + step / 100), tokens=64, train_s=0.01)
+        report = ResultCommitment(step, attempt, result, 10_000, metrics)
+        await self.send(stimuli.ResultCommitted(client_id, report))
+        await self.send(stimuli.ResultVerified(client_id, step, attempt, result, digest))
+
+
+def _digest(step: int) -> Sha256:
+    return sha256_hex(b"replica %d" % step)
+
+
+async def _played(folder: Path, rounds: int) -> None:
+    fields = {
+        "config__total_steps": 10 * rounds,
+        "config__epoch_time": EPOCH_S,
+        "config__warmup_time": 7,
+        "config__max_round_train_time": 7,
+        "config__min_clients": 1,
+    }
+    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
+    memory = MemoryJournal()  # a directory syncs each record: minutes
+    run = new_run(state_file(**fields), lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1000.0)
+    player = Player(await RunJournal.begin(memory, run))
+    await player.begin()
+    for _ in range(rounds):
+        await player.play_round()
+    for segment in memory.segments:
+        await store.journal.open_segment(segment.snapshot)
+        for record in segment.records:
+            await store.journal.append(record)
+    await store.aclose()
+
+
+async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
+    """Return the figures of a history of this many rounds."""
+    await _played(folder / "run", rounds)
+    journal = open_store_reader(str(folder / "run")).journal
+    start_s = time.perf_counter()
+    found = await read_history(journal)
+    read_s = time.perf_counter() - start_s
+    assert found.history.next == rounds
+    history = RunHistory(journal, InlineWorker())
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(history.run())
+        await history.is_read.wait()
+        reading.cancel()
+    last, times = found.history.rows[-1].version, []
+    for number in range(LOOKS):
+        start_s = time.perf_counter()
+        await history.moment(number * STRIDE % last, last)
+        times.append(time.perf_counter() - start_s)
+    return [
+        Figure(f"reading the history of {rounds:,} rounds from their journal", read_s, "s"),
+        Figure(f"a look back at any version of {rounds:,} rounds, median", median(times), "s"),
+        Figure(f"a look back at any version of {rounds:,} rounds, longest", max(times), "s", "≤ 0.5"),
+        Figure("a kept history, as a compacted journal holds it", len(found.history.encoded()) / 1e6, "MB"),
+    ]

@@ -1,0 +1,119 @@
+"""Routes of the run's history and of its news, for those whom `[access] dashboard` lets see them."""
+
+from contextlib import ExitStack, aclosing
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from coordinator.api.requests import RUN
+from coordinator.encoded_documents import takes_gzip
+from coordinator.history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
+from coordinator.viewers import Place, Viewers, parse_place
+from runtime.by_address import sender_of
+from runtime.http_bodies import bearer_token, has_gone, json_response, openapi_answer
+from runtime.http_parameters import Query, parse_whole
+from runtime.problem_json import problem_response
+from state.history import HistoryPage, Moment, RoundDetail
+
+EVENT_STREAM = "text/event-stream"
+LAST_EVENT_ID = "last-event-id"
+
+
+def history_routes(views: HistoryViews) -> APIRouter:
+    """Return the routes of the history: rows, one round, and the run as it was."""
+    router = APIRouter()
+
+    def check(run_id: str, request: Request) -> None:
+        views.check(run_id, bearer_token(request.headers))
+
+    @router.get(
+        f"{RUN}/history", summary="The figures of rounds that have ended", responses=openapi_answer(HistoryPage)
+    )
+    async def history(run_id: str, request: Request) -> Response:
+        check(run_id, request)
+        query = Query(request.scope["query_string"])
+        last = None if query.text("to") is None else query.whole("to", 0)
+        return _sent(await views.page(query.whole("from", 0), last, query.whole("points", DEFAULT_POINTS)), request)
+
+    @router.get(
+        f"{RUN}/history/rounds/{{number}}",
+        summary="One of the last rounds, with each of its clients",
+        responses=openapi_answer(RoundDetail),
+    )
+    async def one_round(run_id: str, number: str, request: Request) -> Response:
+        check(run_id, request)
+        return _sent(await views.round(parse_whole("number", number)), request)
+
+    @router.get(
+        f"{RUN}/history/versions/{{version}}",
+        summary="The run as it was at a version of its document",
+        responses=openapi_answer(Moment),
+    )
+    async def moment(run_id: str, version: str, request: Request) -> Response:
+        check(run_id, request)
+        return _sent(await views.moment(parse_whole("version", version)), request)
+
+    return router
+
+
+def _sent(page: EncodedPage, request: Request) -> Response:
+    """Return the answer with a page, compressed if its reader takes that; 304 if the reader has it."""
+    headers = {"ETag": page.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding, Authorization"}
+    if request.headers.get("if-none-match") == page.etag:
+        return Response(status_code=304, headers=headers)
+    is_compressed = page.compressed is not None and takes_gzip(request.headers)
+    response = json_response(page.compressed or page.plain if is_compressed else page.plain, "no-cache")
+    response.headers.update(headers | ({"Content-Encoding": "gzip"} if is_compressed else {}))
+    return response
+
+
+class EventsEndpoint:
+    """`GET /v1/runs/{run_id}/events`: server-sent events, until the viewer or the coordinator leaves."""
+
+    path = f"{RUN}/events"
+
+    def __init__(self, views: HistoryViews, viewers: Viewers) -> None:
+        self._views = views
+        self._viewers = viewers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+            try:
+                seen = await self._admitted(scope, held)
+            except Exception as error:
+                await problem_response(error)(scope, receive, send)  # which logs what is no refusal
+                return
+            await self._stream(seen, receive, send)
+
+    async def _admitted(self, scope: Scope, held: ExitStack) -> Place | None:
+        """Return the last event that the viewer has seen, once it may be told what follows. Raise `Refused`."""
+        headers = Headers(scope=scope)
+        self._views.check(scope["path_params"]["run_id"], bearer_token(headers))
+        last = headers.get(LAST_EVENT_ID)
+        seen = None if not last else parse_place(last)
+        host, _ = scope.get("client") or ("", 0)
+        held.enter_context(self._viewers.place(sender_of(host)))
+        await self._viewers.ready()
+        return seen
+
+    async def _stream(self, seen: Place | None, receive: Receive, send: Send) -> None:
+        gone = partial(has_gone, receive)
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        async with aclosing(self._viewers.frames(seen)) as frames:
+            async for frame in frames:
+                if gone():
+                    return
+                self._viewers.sent_bytes += len(frame)
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+_HEADERS = [
+    (b"content-type", EVENT_STREAM.encode()),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # or nginx would gather events
+]

@@ -1,0 +1,194 @@
+"""The run's history as viewers are sent it: who may see it, and pages that are encoded once for all who ask.
+
+Encoding takes milliseconds to a second, so it is done in a thread, for a bounded number of requests at a time.
+"""
+
+import asyncio
+import gzip
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from coordinator.handlers import Handlers
+from coordinator.machine.history import History
+from runtime.worker_thread import Worker
+from state.errors import Refused
+from state.history import HistoryPage, RoundColumns, RoundFigures, thinned
+from state.refusals import Refusal
+from state.wire import canonical_json
+
+DEFAULT_POINTS = 1024
+MAX_POINTS = 4096
+"""Maximum number of rows in a page."""
+MAX_ENCODED_PAGES = 32
+"""Maximum number of pages that are kept as they were encoded."""
+MAX_ENCODED_PAGE_BYTES = 16 * 1024 * 1024
+"""Maximum size of all of them together, unless a single one is larger."""
+MAX_ENCODING = 64
+"""Maximum number of requests for which a page is being encoded, or waits for that."""
+MIN_COMPRESSED_BYTES = 1024
+_LEVEL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPage:
+    """A page as it is sent: as JSON, and the same compressed with gzip, or None if it is short."""
+
+    etag: str
+    plain: bytes
+    compressed: bytes | None
+
+
+class HistoryViews:
+    """The history of one coordinator's run, for viewers.
+
+    Args:
+        handlers: of the coordinator.
+        worker: encodes pages.
+    """
+
+    def __init__(self, handlers: Handlers, worker: Worker) -> None:
+        self._handlers = handlers
+        self._worker = worker
+        self._pages: OrderedDict[str, EncodedPage] = OrderedDict()
+        self._kept_bytes = 0
+        self._encoding: dict[str, asyncio.Event] = {}
+        self._asking_count = 0
+        self._turn = asyncio.Lock()
+
+    def check(self, run_id: str, token: str | None) -> None:
+        """Raise `Refused` unless the run is served, and `[access] dashboard` lets the owner of the token see it.
+
+        Args:
+            run_id: in the request's path.
+            token: a member's session token or the admin token; None if the request shows none.
+        """
+        self._handlers.check_run(run_id)
+        rule = self._handlers.service.run.state_file.access.dashboard
+        if rule == "public" or (token is not None and self._handlers.admin.matches(token)):
+            return
+        if rule == "members":
+            self._handlers.authenticate(token)
+        else:
+            self._handlers.check_admin(token)
+
+    def page_of(self, rows: list[RoundFigures]) -> HistoryPage:
+        """Return a page with these rows."""
+        service = self._handlers.service
+        history = service.history.history
+        return HistoryPage(
+            run_id=service.run.state_file.run_id,
+            lineage=service.run.lineage,
+            next=history.next,
+            detailed_from=history.detailed_from,
+            first_version=service.history.first_version,
+            rounds=RoundColumns.of(rows),
+        )
+
+    async def page(self, first: int, last: int | None, points: int) -> EncodedPage:
+        """Return the rows of some rounds, merged into at most `points`.
+
+        Args:
+            first, last: numbers of the first and the last round; None for the last of all.
+            points: maximum number of rows.
+
+        Raises:
+            Refused: `invalid-parameter`; `overloaded` while the history is read, or if too many ask; `store-failed`.
+        """
+        if not 1 <= points <= MAX_POINTS:
+            raise Refused(Refusal.INVALID_PARAMETER, f"points={points}; allowed: 1 to {MAX_POINTS}")
+        if last is not None and last < first:
+            raise Refused(Refusal.INVALID_PARAMETER, f"to={last} lies before from={first}")
+        history = self._history()
+        until = history.next - 1 if last is None else min(last, history.next - 1)
+        empty = self.page_of([])
+        name = f"{empty.lineage}-{empty.next}-{empty.first_version}-{first}-{until}-{points}"
+
+        async def encode() -> bytes:
+            rows = history.between(first, until)
+
+            def work() -> bytes:
+                few = RoundColumns.of(thinned(rows, points))
+                return canonical_json({**_fields_of(empty), "rounds": few})
+
+            return await self._worker.run(work)
+
+        return await self._encoded(name, encode)
+
+    async def round(self, number: int) -> EncodedPage:
+        """Return a round with its clients.
+
+        Raises:
+            Refused: `not-found` if they are not held; and as `page`.
+        """
+        history = self._history()
+        detail = history.detail(number)
+        if detail is None:
+            held = f"{history.detailed_from} to {history.next - 1}" if history.details else "none yet"
+            raise Refused(Refusal.NOT_FOUND, f"the clients' figures of round {number} are not held; held: {held}")
+        lineage = self._handlers.service.run.lineage
+        name = f"{lineage}-round-{number}-{detail.figures.version}"
+
+        async def encode() -> bytes:
+            return await self._worker.run(lambda: canonical_json(detail))
+
+        return await self._encoded(name, encode)
+
+    async def moment(self, version: int) -> EncodedPage:
+        """Return the run as it was at a version. Raises as `RunHistory.moment`, and `overloaded`."""
+        service = self._handlers.service
+        self._history()
+        present = service.published
+
+        async def encode() -> bytes:
+            moment = await service.history.moment(version, present.version)
+            return await self._worker.run(lambda: canonical_json(moment))
+
+        if version == present.version:  # figures change while the document stays as it is
+            return await self._encoded(f"{present.etag[1:-1]}-at-{service.run.now_s:.6f}", encode)
+        return await self._encoded(f"{present.document.lineage}-version-{version}", encode)
+
+    def _history(self) -> History:
+        return self._handlers.service.history.history
+
+    async def _encoded(self, name: str, encode: Callable[[], Awaitable[bytes]]) -> EncodedPage:
+        """Return a page of this name; encode it if it is not kept. Others who ask for it meanwhile wait."""
+        if name in self._pages:
+            self._pages.move_to_end(name)
+            return self._pages[name]
+        if self._asking_count >= MAX_ENCODING:
+            raise Refused(Refusal.OVERLOADED, f"{MAX_ENCODING} requests for the run's history wait; try again soon")
+        self._asking_count += 1
+        try:
+            async with self._turn:
+                if name not in self._pages:
+                    plain = await encode()
+                    packed = await self._worker.run(lambda: gzip.compress(plain, _LEVEL, mtime=0))
+                    self._keep(
+                        name, EncodedPage(f'"{name}"', plain, packed if len(plain) >= MIN_COMPRESSED_BYTES else None)
+                    )
+                return self._pages[name]
+        finally:
+            self._asking_count -= 1
+
+    def _keep(self, name: str, page: EncodedPage) -> None:
+        self._pages[name] = page
+        self._kept_bytes += _size(page)
+        while len(self._pages) > 1 and (
+            len(self._pages) > MAX_ENCODED_PAGES or self._kept_bytes > MAX_ENCODED_PAGE_BYTES
+        ):
+            self._kept_bytes -= _size(self._pages.popitem(last=False)[1])
+
+
+def _size(page: EncodedPage) -> int:
+    return len(page.plain) + len(page.compressed or b"")
+
+
+def _fields_of(page: HistoryPage) -> dict[str, object]:
+    return {
+        "run_id": page.run_id,
+        "lineage": page.lineage,
+        "next": page.next,
+        "detailed_from": page.detailed_from,
+        "first_version": page.first_version,
+    }

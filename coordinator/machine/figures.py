@@ -1,0 +1,177 @@
+"""The figures of a round that has ended, for the run's history. Nothing is decided by them."""
+
+import math
+
+from coordinator.machine.instructions import EndedRound, OutcomeDecided
+from coordinator.machine.round import NO_ARRIVALS, Round
+from coordinator.machine.run import Run
+from coordinator.machine.shared import plain
+from state.documents import Outcome
+from state.history import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
+from state.intervals import data_index_count, total_batches
+from state.schedule import InnerSchedule
+from state.wire import ClientId
+
+_PLACES = 4
+"""Number of decimal places of seconds: a tenth of a millisecond, below what any clock here means."""
+
+
+def ended_round(before: Run, after: Run, current: Round) -> EndedRound:
+    """Return a round at its end.
+
+    Args:
+        before: the run in the round's last moment.
+        after: the run with the round's work settled.
+        current: the round.
+    """
+    config = before.state_file.config
+    rates = InnerSchedule(
+        before.state_file.model.LLM.lr_schedule,
+        before.state_file.merge.local_steps,
+        before.state_file.model.LLM.cold_start_warmup_steps,
+        before.cold_start_step,
+    )
+    return EndedRound(
+        round=current,
+        epoch=before.epoch,
+        ended_s=before.now_s,
+        witness_s=before.now_s - before.phase_started_s,
+        members=len(before.members),
+        ready=before.numbers().ready,
+        carried_batches=total_batches(after.carried) + total_batches(item.batch_id for item in after.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in after.quarantined),
+        learning_rate=rates.rate(current.step, 0),
+        tokens_per_batch=data_index_count(1, config.data_indices_per_batch) * before.state_file.model.LLM.max_seq_len,
+        tokens_total=after.tokens_applied,
+    )
+
+
+def mean_loss(current: Round, outcome: Outcome) -> tuple[float | None, int]:
+    """Return the mean loss of the applied results, and the number of tokens that it is of; (None, 0) if none has one.
+
+    Absurd claims, whose mean is not finite, have none: a snapshot could not hold it.
+    """
+    commitments = plain(current.commitments)
+    weighted = [
+        (metrics.loss, metrics.tokens)
+        for entry in outcome.entries
+        if (metrics := commitments[entry.client_id].metrics).loss is not None and metrics.tokens
+    ]
+    tokens = sum(count for _, count in weighted)
+    if not tokens:
+        return None, 0
+    mean = sum(loss * count for loss, count in weighted) / tokens
+    return (mean, tokens) if math.isfinite(mean) else (None, 0)
+
+
+def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigures:
+    """Return the row of a round that has ended.
+
+    Args:
+        decided: the round's end, with `ended`.
+        number: of the round in the history.
+        version: of the run document that was published with its end.
+    """
+    ended, outcome = decided.ended, decided.outcome
+    assert ended is not None, "every end of a round tells the round"
+    current = ended.round
+    loss, loss_tokens = (None, 0) if outcome is None else mean_loss(current, outcome)
+    applied = 0 if outcome is None else total_batches(batch for entry in outcome.entries for batch in entry.assignment)
+    train_s, batches = max(0.0, current.trained_s or 0.0), current.work.batch_count()
+    verified = plain(current.verified)
+    return RoundFigures(
+        number=number,
+        rounds=1,
+        epoch=ended.epoch,
+        step=current.step,
+        attempt=current.attempt,
+        version=version,
+        started_s=_seconds(ended.ended_s - ended.witness_s - train_s),
+        ended_s=_seconds(ended.ended_s),
+        train_s=_seconds(train_s),
+        witness_s=_seconds(max(0.0, ended.witness_s)),
+        applied_rounds=int(outcome is not None),
+        loss=loss,
+        loss_tokens=loss_tokens,
+        learning_rate=ended.learning_rate,
+        tokens=applied * ended.tokens_per_batch,
+        tokens_total=ended.tokens_total,
+        members=ended.members,
+        ready=ended.ready,
+        clients=len(current.roster.clients),
+        results=len(verified),
+        batches=batches,
+        applied_batches=applied,
+        lost_batches=batches - applied,
+        carried_batches=ended.carried_batches,
+        quarantined_batches=ended.quarantined_batches,
+        result_bytes=sum(current.commitments[client_id].size_bytes for client_id in verified),
+    )
+
+
+def detail_of(decided: OutcomeDecided, figures: RoundFigures) -> RoundDetail:
+    """Return a round that has ended, with each of its clients."""
+    assert decided.ended is not None, "every end of a round tells the round"
+    applied = frozenset[ClientId](
+        () if decided.outcome is None else (entry.client_id for entry in decided.outcome.entries)
+    )
+    return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients_of(decided.ended.round, applied))
+
+
+def clients_of(current: Round, applied: frozenset[ClientId] = frozenset()) -> tuple[ClientFigures, ...]:
+    """Return each client's part of a round, as far as it has come.
+
+    Args:
+        current: the round.
+        applied: the clients whose results were applied.
+    """
+    witnesses = frozenset(current.plan.witnesses)
+    arrivals, commitments = plain(current.arrivals), plain(current.commitments)
+    found = []
+    for entry in current.roster.clients:
+        client_id = ClientId(entry.client_id)
+        fate, detail = _fate(current, client_id, applied)
+        times, bound = arrivals.get(client_id, NO_ARRIVALS), commitments.get(client_id)
+        metrics = None if bound is None else bound.metrics
+        waits = None if metrics is None else metrics.data
+        found.append(
+            ClientFigures(
+                client_id=client_id,
+                batches=total_batches(current.plan.assignments.get(client_id, ())),
+                witness=client_id in witnesses,
+                fate=fate,
+                detail=detail[:MAX_DETAIL_CHARS],
+                committed_s=_known(times.committed_s),
+                delivered_s=_known(times.delivered_s),
+                attested_s=_known(times.attested_s),
+                result_bytes=0 if bound is None else bound.size_bytes,
+                train_s=None if metrics is None else _seconds(metrics.train_s),
+                fetching_s=None if waits is None else _seconds(waits.fetching_s),
+                decoding_s=None if waits is None else _seconds(waits.decoding_s),
+                packing_s=None if waits is None else _seconds(waits.packing_s),
+                tokens=0 if metrics is None else metrics.tokens,
+                loss=None if metrics is None else metrics.loss,
+            )
+        )
+    return tuple(found)
+
+
+def _fate(current: Round, client_id: ClientId, applied: frozenset[ClientId]) -> tuple[ClientFate, str]:
+    if client_id in applied:
+        return "applied", ""
+    if client_id in current.verified:
+        return "lost", ""
+    if client_id in current.rejected:
+        return "rejected", current.rejected[client_id]
+    if client_id in current.failures:
+        report = current.failures[client_id]
+        return "failed", f"{report.kind}: {report.message}"
+    return ("missing", "") if current.plan.assignments.get(client_id) else ("idle", "")
+
+
+def _seconds(value: float) -> float:
+    return round(value, _PLACES)
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None else _seconds(value)

@@ -1,0 +1,300 @@
+"""The history of the run that a service owns: read from the journal in the background, then kept as rounds end.
+
+Theory of operation. The journal's segments are replayed a few records at a time, in a thread, with rests; a compacted
+journal begins with the history that its proof holds. Rounds that end meanwhile wait, and are added once the journal was
+read up to them. So a start is as fast as before. Where the journal went back, its history is read again.
+
+A look back at one version replays the segment that holds it, from its snapshot. Which segment that is, is known from
+reading the history; segments are short enough for that (`run_journal.SEGMENT_RECORDS`).
+"""
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from coordinator.journal_proof import parse_proof
+from coordinator.machine.figures import clients_of
+from coordinator.machine.history import History
+from coordinator.machine.instructions import Instruction, OutcomeDecided
+from coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked, replay_until
+from coordinator.machine.run import Run
+from coordinator.store.journal import JournalReader, JournalRecord, Segment
+from runtime.worker_thread import InlineWorker, Worker
+from state.errors import Refused, StoreFailed
+from state.history import Moment, RoundDetail
+from state.phases import ROUND_PHASES
+from state.refusals import Refusal
+
+log = logging.getLogger(__name__)
+
+RECORDS_AT_A_TIME = 64
+"""Number of records that are replayed in one call."""
+MAX_WAITING_ROUNDS = 4096
+"""Maximum number of rounds that may end while the journal is read; with more, it is read again."""
+READ_RETRY_S = 5.0
+"""Time after which a journal is read again that could not be read."""
+MAX_LOOKS = 16
+"""Maximum number of looks back that wait or are under way; one at a time is."""
+ASK_AGAIN_S = 2.0
+
+Ended = Callable[[RoundDetail], None]
+
+
+class JournalHistory:
+    """The history of a journal as far as it was read.
+
+    Attributes:
+        history: its rounds.
+        sequence: number of the last record that was read; -1 before any segment was.
+        openings: version and number of each segment, in their order.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.sequence = -1
+        self.openings: list[tuple[int, int]] = []
+
+
+async def read_history(
+    journal: JournalReader, worker: Worker | None = None, *, has_rests: bool = False
+) -> JournalHistory:
+    """Return the history of a run from its journal, which may have been compacted, and be appended to meanwhile.
+
+    Args:
+        journal: of the run.
+        worker: replays its records; inline if none is given.
+        has_rests: whether to rest as long as each piece took, because others need the processor.
+
+    Raises:
+        StoreFailed: it cannot be read, or was written under other rules.
+    """
+    loop, worker = asyncio.get_running_loop(), worker or InlineWorker()
+    proofs = await journal.proofs()
+    history = History.decoded(parse_proof(proofs[-1]).history) if proofs else History()
+    found = JournalHistory(history)
+
+    def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
+        history.take(instructions, kept.version)
+
+    async with aclosing(journal.history(proofs[-1].segment_count if proofs else None)) as segments:
+        async for segment in segments:
+            run = await worker.run(partial(opened_by, segment.snapshot))
+            found.openings.append((opening_version(segment.snapshot), segment.number))
+            found.sequence = segment.snapshot.sequence
+            for start in range(0, len(segment.records), RECORDS_AT_A_TIME):
+                began_s = loop.time()
+                records: tuple[JournalRecord, ...] = segment.records[start : start + RECORDS_AT_A_TIME]
+                run = await worker.run(partial(replay_unchecked, run, records, watch))
+                found.sequence = records[-1].sequence
+                if has_rests:
+                    await asyncio.sleep(loop.time() - began_s)
+    return found
+
+
+class RunHistory:
+    """Keeps the history of one service's run.
+
+    Args:
+        journal: of the run.
+        worker: replays its records.
+    """
+
+    def __init__(self, journal: JournalReader, worker: Worker) -> None:
+        self._journal = journal
+        self._worker = worker
+        self._read: JournalHistory | None = None
+        self._problem: str | None = None
+        self._waiting: list[tuple[OutcomeDecided, Kept]] = []
+        self._is_read_due = asyncio.Event()
+        self._is_read_due.set()
+        self._look = asyncio.Lock()
+        self._look_count = 0
+        self._on_ended: list[Ended] = []
+        self.is_read = asyncio.Event()
+        """Set while the history is complete."""
+
+    def on_ended(self, told: Ended) -> None:
+        """Call `told` with each round that ends from now on, while the history is complete."""
+        self._on_ended.append(told)
+
+    @property
+    def history(self) -> History:
+        """The history.
+
+        Raises:
+            Refused: `overloaded` while the journal is being read, `store-failed` if it cannot be.
+        """
+        return self._journal_history().history
+
+    @property
+    def first_version(self) -> int:
+        """The first version to which one may look back. Raises as `history`."""
+        return self._journal_history().openings[0][0]
+
+    def _journal_history(self) -> JournalHistory:
+        if self._read is not None:
+            return self._read
+        if self._problem is not None:
+            raise Refused(Refusal.STORE_FAILED, f"the run's history cannot be read: {self._problem}")
+        raise Refused(
+            Refusal.OVERLOADED,
+            "the run's history is being read from its journal, since the coordinator has started; ask again soon",
+            retry_after_s=ASK_AGAIN_S,
+        )
+
+    def take(self, instructions: Iterable[Instruction], kept: Kept) -> None:
+        """Add the rounds that ended with a stimulus, once it is kept.
+
+        Args:
+            instructions: the stimulus gave.
+            kept: the record that holds it.
+        """
+        for one in instructions:
+            if not isinstance(one, OutcomeDecided) or one.ended is None:
+                continue
+            if self._read is None:
+                self._waiting.append((one, kept))
+                if len(self._waiting) > MAX_WAITING_ROUNDS:
+                    self.read_again()
+            elif kept.sequence > self._read.sequence:
+                self._add(self._read, one, kept)
+
+    def _add(self, read: JournalHistory, decided: OutcomeDecided, kept: Kept) -> None:
+        detail = read.history.add(decided, kept.version)
+        for told in self._on_ended:
+            told(detail)
+
+    def read_again(self) -> None:
+        """Read the journal again, because it went back."""
+        self._read = None
+        self._waiting.clear()
+        self.is_read.clear()
+        self._is_read_due.set()
+
+    async def run(self) -> None:
+        """Read the journal whenever that is due, until cancelled."""
+        while True:
+            await self._is_read_due.wait()
+            self._is_read_due.clear()
+            try:
+                found = await read_history(self._journal, self._worker, has_rests=True)
+            except StoreFailed as error:
+                if self._problem != error.message:
+                    self._problem = error.message
+                    log.warning("history_not_read", extra={"reason": error.message})
+                await asyncio.sleep(READ_RETRY_S)
+                self._is_read_due.set()
+                continue
+            if self._is_read_due.is_set():  # the journal went back meanwhile
+                continue
+            self._problem, self._read = None, found
+            waiting, self._waiting = self._waiting, []
+            for decided, kept in waiting:
+                if kept.sequence > found.sequence:
+                    found.history.add(decided, kept.version)
+            self.is_read.set()
+
+    async def moment(self, version: int, present_version: int) -> Moment:
+        """Return the run as it was when the document of this version was the published one.
+
+        Args:
+            version: to look back at.
+            present_version: that of the present document.
+
+        Raises:
+            Refused: `not-found` if it lies in the future or in what was compacted; `overloaded` if too many look back;
+                and as `history`.
+        """
+        read = self._journal_history()
+        if not read.openings[0][0] <= version <= present_version:
+            raise _no_version(version, read.openings[0][0], present_version)
+        if self._look_count >= MAX_LOOKS:
+            raise Refused(Refusal.OVERLOADED, f"{MAX_LOOKS} looks back are under way; try again in a moment")
+        self._look_count += 1
+        try:
+            async with self._look:
+                segment = await self._segment_of(read, version)
+                if segment is None:
+                    raise _no_version(version, read.openings[0][0], present_version)
+                return await self._worker.run(partial(_moment_of, segment, version, read.history))
+        except StoreFailed as error:
+            raise Refused(Refusal.STORE_FAILED, f"the journal cannot be read: {error.message}") from error
+        finally:
+            self._look_count -= 1
+
+    async def _segment_of(self, read: JournalHistory, version: int) -> Segment | None:
+        """Return the last segment that was opened at this version or before; None if it is not kept any more."""
+        place = bisect_right(read.openings, version, key=lambda opening: opening[0]) - 1
+        following = read.openings[place + 1 : place + 2]
+        found: Segment | None = None
+        async with aclosing(self._journal.history(read.openings[place][1])) as segments:
+            try:
+                async for segment in segments:
+                    if found is None and segment.number != read.openings[place][1]:
+                        break  # it was compacted
+                    opened_at = opening_version(segment.snapshot)
+                    if found is not None and not following and segment.number > read.openings[-1][1]:
+                        read.openings.append((opened_at, segment.number))
+                    if found is not None and opened_at > version:
+                        break
+                    found = segment
+                    if following:
+                        break
+            except StoreFailed:
+                await self._forget_compacted(read)
+                if read.openings[0][0] <= version:
+                    raise
+                return None
+        if found is None:
+            await self._forget_compacted(read)
+        return found
+
+    async def _forget_compacted(self, read: JournalHistory) -> None:
+        proofs = await self._journal.proofs()
+        first = proofs[-1].segment_count if proofs else 0
+        kept = [opening for opening in read.openings if opening[1] >= first]
+        read.openings = kept or read.openings[-1:]
+
+
+def _no_version(version: int, first: int, last: int) -> Refused:
+    return Refused(Refusal.NOT_FOUND, f"version {version} is not kept; allowed: {first} to {last}")
+
+
+def _moment_of(segment: Segment, version: int, known: History) -> Moment:
+    """Return the run as it was at a version that a segment holds.
+
+    Args:
+        segment: which holds it.
+        version: of the document.
+        known: the run's whole history, in which rounds have their numbers.
+    """
+    history = History()
+
+    def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
+        history.take(instructions, kept.version)
+
+    found = replay_until(segment, version, watch)
+    run = found.run
+    current = run.round if run.phase in ROUND_PHASES else None
+    return Moment(
+        document=found.document,
+        at_s=run.now_s,
+        members=len(run.members),
+        ready=run.numbers().ready,
+        loss=run.losses[-1][1] if run.losses else None,
+        tokens_total=run.tokens_applied,
+        under_way=() if current is None else clients_of(current),
+        last_round=_numbered(history.details[-1], known) if history.details else None,
+    )
+
+
+def _numbered(detail: RoundDetail, known: History) -> RoundDetail:
+    """Return a round with its number in the whole history, or that of the row into which it was merged."""
+    figures = detail.figures
+    name = figures.version, figures.step, figures.attempt
+    found = next((row for row in known.rows if (row.version, row.step, row.attempt) >= name), None)
+    return detail if found is None else replace(detail, figures=replace(figures, number=found.number))

@@ -1,0 +1,233 @@
+"""Viewers of a run, who are sent its news as server-sent events: serialised once for all of them.
+
+Theory of operation. News are frames of bytes in one short ring that all viewers read; each knows only its place in it.
+So memory does not grow with the viewers, and one that is so slow that its place has left the ring is told so, and ends.
+A frame holds the rounds that ended since the one before, and the run document if it has changed. The more viewers wait,
+the longer a frame gathers news: telling them takes a bounded part of a processor, however many they are.
+
+An event's id names lineage, version and the next round: with it a viewer that comes back is sent the rounds that it has
+missed. Where that is impossible, `reset` tells it to read the whole history again.
+"""
+
+import asyncio
+import re
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from coordinator.history_views import HistoryViews
+from coordinator.machine.history import History
+from coordinator.publication import Published
+from coordinator.service import CoordinatorService
+from runtime.http_parameters import MAX_SHOWN_CHARS
+from state.errors import Refused
+from state.refusals import Refusal
+from state.wire import canonical_json
+
+MAX_VIEWERS = 2_000
+MAX_VIEWERS_OF_ADDRESS = 1_024
+"""Maximum number of viewers at one address, behind which may be a proxy."""
+MAX_FRAMES = 256
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+"""Maximum size of all frames together, unless the newest alone is larger."""
+MAX_MISSED_ROUNDS = 1_024
+"""Maximum number of rounds in one frame, or for a viewer that comes back; with more it reads the history."""
+MAX_OPENINGS = 16
+"""Maximum number of first frames that are kept for others who come back from the same place."""
+HEARTBEAT_S = 15.0
+"""Time without news after which a comment is sent, so that proxies keep the connection."""
+MAX_STREAM_S = 3600.0
+"""Time after which a stream ends, and its viewer comes back: with a token that is still valid."""
+RECONNECT_MS = 2000
+"""Time after which a viewer is asked to come back."""
+READ_WAIT_S = 20.0
+"""Maximum time for which a viewer waits for a history that is being read."""
+
+_ID = re.compile(r"([0-9a-f]{1,64})-([0-9]{1,18})-([0-9]{1,18})")
+HEARTBEAT = b": alive\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The last event that a viewer has seen: lineage and version of the run document, and the next round's number."""
+
+    lineage: str
+    version: int
+    next: int
+
+    def __str__(self) -> str:
+        return f"{self.lineage}-{self.version}-{self.next}"
+
+
+def parse_place(text: str) -> Place:
+    """Return the place that an event's id names. Raise `Refused` (`invalid-parameter`) if it is no such id."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        shown = text[:MAX_SHOWN_CHARS]
+        raise Refused(
+            Refusal.INVALID_PARAMETER, f"Last-Event-ID: {shown!r} is no id of an event; allowed: as it was sent"
+        )
+    return Place(found[1], int(found[2]), int(found[3]))
+
+
+class Viewers:
+    """The viewers of one coordinator's run.
+
+    Args:
+        service: owns the run.
+        views: make the pages of its history.
+    """
+
+    def __init__(self, service: CoordinatorService, views: HistoryViews) -> None:
+        self._service = service
+        self._views = views
+        self._frames: deque[bytes] = deque()
+        self._first = 0
+        """Number of the oldest frame in the ring."""
+        self._bytes = 0
+        self._shown: Published | None = None
+        self._next: int | None = None
+        """Number of the first round that no frame has told; None if the history is to be read again."""
+        self._openings: OrderedDict[tuple[Place | None, Place], bytes] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+        self.dropped_count = 0
+        self.sent_bytes = 0
+
+    @property
+    def count(self) -> int:
+        """Number of viewers."""
+        return self._counts.total()
+
+    @contextmanager
+    def place(self, address: str) -> Iterator[None]:
+        """Hold a place for a viewer. Raise `Refused` (`overloaded`) if there is none."""
+        if self.count >= MAX_VIEWERS or self._counts[address] >= MAX_VIEWERS_OF_ADDRESS:
+            raise Refused(
+                Refusal.OVERLOADED,
+                f"too many viewers; allowed: {MAX_VIEWERS}, and {MAX_VIEWERS_OF_ADDRESS} at one address",
+                retry_after_s=HEARTBEAT_S,
+            )
+        if not self.count:  # nobody has followed: nothing is old news
+            self._forget()
+        self._counts[address] += 1
+        try:
+            yield
+        finally:
+            self._counts[address] -= 1
+            if not self._counts[address]:
+                del self._counts[address]
+
+    def _forget(self) -> None:
+        self._first += len(self._frames)
+        self._frames.clear()
+        self._bytes, self._shown, self._next = 0, None, None
+        self._collect()
+        self._first += len(self._frames)
+        self._frames.clear()
+        self._bytes = 0
+
+    async def ready(self) -> None:
+        """Return once the history was read. Raise `Refused` if it is not after `READ_WAIT_S`."""
+        try:
+            async with asyncio.timeout(READ_WAIT_S):
+                await self._service.history.is_read.wait()
+        except TimeoutError:
+            _ = self._service.history.history  # which says why
+
+    async def frames(self, seen: Place | None) -> AsyncGenerator[bytes, None]:
+        """Yield what a viewer is sent, until its stream is to end: a comment at least each `HEARTBEAT_S`.
+
+        Args:
+            seen: the last event that it has seen, if it comes back.
+        """
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + MAX_STREAM_S
+        self._collect()
+        place = self._first + len(self._frames)
+        yield self._opening(seen)
+        news = self._service.readers.viewer_news
+        while loop.time() < ends_s and self._service.health.failure is None:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await news.wait()
+            except TimeoutError:
+                yield HEARTBEAT
+            if news.is_closed:
+                return
+            self._collect()
+            if place < self._first:
+                self.dropped_count += 1
+                yield _event("dropped", canonical_json({"detail": "you read too slowly for the run; come back"}))
+                return
+            told = [self._frames[number - self._first] for number in range(place, self._first + len(self._frames))]
+            if told:
+                place += len(told)
+                yield b"".join(told)
+
+    def _history(self) -> History | None:
+        return self._service.history.history if self._service.history.is_read.is_set() else None
+
+    def _collect(self) -> None:
+        """Add a frame with what has changed since the last one, if anything has."""
+        published, history, parts = self._service.readers.published, self._history(), list[bytes]()
+        lineage = published.document.lineage
+        if self._shown is not None and self._shown.document.lineage != lineage:
+            parts.append(_reset("the run went back, and goes on differently"))
+            self._next = None
+        if history is not None and self._next is None:
+            self._next = history.next
+        place = Place(lineage, published.version, self._next or 0)
+        if history is not None and self._next is not None and history.next > self._next:
+            place = Place(lineage, published.version, history.next)
+            parts.append(self._rounds_since(history, self._next, place))
+            self._next = history.next
+        if self._shown is None or self._shown.etag != published.etag:
+            parts.append(_event("document", published.body, place))
+        self._shown = published
+        if parts:
+            self._add(b"".join(parts))
+
+    def _add(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        while len(self._frames) > 1 and (len(self._frames) > MAX_FRAMES or self._bytes > MAX_FRAME_BYTES):
+            self._bytes -= len(self._frames.popleft())
+            self._first += 1
+
+    def _rounds_since(self, history: History, first: int, place: Place) -> bytes:
+        rows = history.between(first, history.next - 1)
+        if len(rows) > MAX_MISSED_ROUNDS or (rows and rows[0].number != first):
+            return _reset("you have missed more rounds than are sent here", place)
+        return _event("rounds", canonical_json(self._views.page_of(rows)), place)
+
+    def _opening(self, seen: Place | None) -> bytes:
+        """Return the first frame of a viewer's stream."""
+        assert self._shown is not None, "something was collected"
+        place = Place(self._shown.document.lineage, self._shown.version, self._next or 0)
+        name = seen, place
+        if name not in self._openings:
+            self._openings[name] = self._made_opening(seen, place, self._shown)
+            while len(self._openings) > MAX_OPENINGS:
+                self._openings.popitem(last=False)
+        return self._openings[name]
+
+    def _made_opening(self, seen: Place | None, place: Place, shown: Published) -> bytes:
+        parts, history = [b"retry: %d\n\n" % RECONNECT_MS], self._history()
+        if seen is not None and (seen.lineage != place.lineage or seen.next > place.next):
+            parts.append(_reset("the run went back, and goes on differently", place))
+        elif seen is not None and history is not None and seen.next < place.next:
+            parts.append(self._rounds_since(history, seen.next, place))
+        if seen is None or (seen.lineage, seen.version) != (place.lineage, place.version):
+            parts.append(_event("document", shown.body, place))
+        return b"".join(parts)
+
+
+def _event(kind: str, data: bytes, place: Place | None = None) -> bytes:
+    """Return an event. `data` is JSON on one line, as canonical JSON is."""
+    name = b"" if place is None else b"id: %b\n" % str(place).encode()
+    return b"event: %b\n%bdata: %b\n\n" % (kind.encode(), name, data)
+
+
+def _reset(detail: str, place: Place | None = None) -> bytes:
+    return _event("reset", canonical_json({"detail": f"{detail}; read the history again"}), place)

@@ -1,0 +1,281 @@
+"""A run's history as figures: a row for each round that has ended, and how rows are merged where fewer are wanted.
+
+Rows are numbered from 0 over the whole run, empty rounds included, so that a reader knows whether it has all of them.
+Older rows may be merged with their neighbours: a merged row says how many rounds it stands for, and sums stay sums.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from state.documents import Count, HexId, RunDocument
+from state.wire_document import WireDocument
+
+MAX_DETAIL_CHARS = 240
+"""Maximum length of the reason for which a client's work was not applied."""
+
+Seconds = Annotated[float, Field(ge=0)]
+RoundCount = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures(WireDocument):
+    """The figures of a round that has ended, or of several neighbours that were merged.
+
+    Of merged rounds, counts of work, bytes and seconds are sums, the loss is their mean by `loss_tokens`, `number` and
+    `started_s` are the first one's, and everything else is the last one's.
+
+    Attributes:
+        number: counts the rounds that have ended since the run began, from 0.
+        rounds: number of rounds that this row stands for, from `number` on.
+        epoch, step, attempt: name the round.
+        version: of the run document that its end published.
+        started_s, ended_s: seconds since 1970 on the coordinator's clock.
+        train_s, witness_s: seconds of RoundTrain and of RoundWitness, without outages of the coordinator.
+        applied_rounds: number of the rounds of which something was applied.
+        loss: mean training loss in nats per token, as the clients say; None if none was applied that has one.
+        loss_tokens: number of tokens of which the loss is the mean, as the clients say.
+        learning_rate: of the round's first local step.
+        tokens: number of tokens that were applied.
+        tokens_total: number of tokens that the run had applied at its end.
+        members, ready: number of members at its end, and of those that were ready.
+        clients: number of clients in its roster.
+        results: number of results that were delivered and checked.
+        batches: number of batches in its work list.
+        applied_batches, lost_batches: number of those that were applied, and of the others.
+        carried_batches, quarantined_batches: number of batches that waited for another attempt at its end, and of those
+            that had left the run.
+        result_bytes: size of the results that were delivered and checked.
+    """
+
+    number: Count
+    rounds: RoundCount
+    epoch: Count
+    step: Count
+    attempt: Count
+    version: Count
+    started_s: float
+    ended_s: float
+    train_s: Seconds
+    witness_s: Seconds
+    applied_rounds: Count
+    loss: float | None
+    loss_tokens: Count
+    learning_rate: float
+    tokens: Count
+    tokens_total: Count
+    members: Count
+    ready: Count
+    clients: Count
+    results: Count
+    batches: Count
+    applied_batches: Count
+    lost_batches: Count
+    carried_batches: Count
+    quarantined_batches: Count
+    result_bytes: Count
+
+    @property
+    def next_number(self) -> int:
+        """Number of the round that follows."""
+        return self.number + self.rounds
+
+
+@dataclass(frozen=True, slots=True)
+class RoundColumns(WireDocument):
+    """Rows of a history, as a list of values for each field of `RoundFigures`; all lists are of one length."""
+
+    number: tuple[Count, ...]
+    rounds: tuple[RoundCount, ...]
+    epoch: tuple[Count, ...]
+    step: tuple[Count, ...]
+    attempt: tuple[Count, ...]
+    version: tuple[Count, ...]
+    started_s: tuple[float, ...]
+    ended_s: tuple[float, ...]
+    train_s: tuple[Seconds, ...]
+    witness_s: tuple[Seconds, ...]
+    applied_rounds: tuple[Count, ...]
+    loss: tuple[float | None, ...]
+    loss_tokens: tuple[Count, ...]
+    learning_rate: tuple[float, ...]
+    tokens: tuple[Count, ...]
+    tokens_total: tuple[Count, ...]
+    members: tuple[Count, ...]
+    ready: tuple[Count, ...]
+    clients: tuple[Count, ...]
+    results: tuple[Count, ...]
+    batches: tuple[Count, ...]
+    applied_batches: tuple[Count, ...]
+    lost_batches: tuple[Count, ...]
+    carried_batches: tuple[Count, ...]
+    quarantined_batches: tuple[Count, ...]
+    result_bytes: tuple[Count, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[RoundFigures]) -> "RoundColumns":
+        """Return rows as columns."""
+        return cls(*(tuple(getattr(row, name) for row in rows) for name in FIGURES))
+
+    def rows(self) -> list[RoundFigures]:
+        """Return the columns as rows. Raise `ValueError` unless all columns are of one length."""
+        return [RoundFigures(*row) for row in zip(*(getattr(self, name) for name in FIGURES), strict=True)]
+
+
+FIGURES = tuple(found.name for found in fields(RoundFigures))
+"""Names of the fields of a row, in their order."""
+
+ClientFate = Literal["applied", "lost", "rejected", "failed", "missing", "idle"]
+"""The end of a client's work in a round: it was applied; its result was delivered and not applied; its result broke a
+rule; it said that it failed; nothing came; or it had no work."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFigures(WireDocument):
+    """One client's part of a round. What the coordinator observes comes first, then what the client says of itself.
+
+    Times are seconds since the round began. The coordinator does not know when a client took the run document, nor how
+    an upload's time divides into sending and checking: none of both is in the journal.
+
+    Attributes:
+        batches: number of batches that it was to train on.
+        witness: whether it was elected to attest results.
+        fate: the end of its work.
+        detail: why its work was not applied, if that is known: the rule that its result broke, or its own report.
+        committed_s: when it had trained and encoded its result, and announced it; None if it did not, or if the result
+            came along with the announcement.
+        delivered_s: when its result was held and checked; None if it never was.
+        attested_s: when its last attestation came; None if none came.
+        result_bytes: size of its result; 0 if it announced none.
+        train_s: time in its trainer, as it says; None if it announced no result, as for the rest.
+        fetching_s, decoding_s, packing_s: time for which its trainer waited for data; None if it does not say so.
+        tokens: number of tokens that it predicted.
+        loss: mean loss in nats per token.
+    """
+
+    client_id: HexId
+    batches: Count
+    witness: bool
+    fate: ClientFate
+    detail: Annotated[str, Field(max_length=MAX_DETAIL_CHARS)]
+    committed_s: float | None
+    delivered_s: float | None
+    attested_s: float | None
+    result_bytes: Count
+    train_s: float | None
+    fetching_s: float | None
+    decoding_s: float | None
+    packing_s: float | None
+    tokens: Count
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDetail(WireDocument):
+    """A round that has ended, with each of its clients in the order of the roster.
+
+    Attributes:
+        reason: why it ended as it did, in words.
+    """
+
+    figures: RoundFigures
+    reason: str
+    clients: tuple[ClientFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage(WireDocument):
+    """A part of a run's history (`GET …/history`).
+
+    Attributes:
+        run_id, lineage: of the run; under another lineage, the last rounds may be other ones.
+        next: number of the round that ends next: all before it have ended.
+        detailed_from: number of the first round of which the clients' figures are held; `next` if there is none.
+        first_version: the first version of the run document to which a reader may go back; later ones are kept whole.
+        rounds: the rows that were asked for, merged if that is needed to be as few as were asked for.
+    """
+
+    run_id: str
+    lineage: str
+    next: Count
+    detailed_from: Count
+    first_version: Count
+    rounds: RoundColumns
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(WireDocument):
+    """A run as it was at one version (`GET …/history/versions/{version}`).
+
+    Attributes:
+        document: the run document of that version.
+        at_s: when the last message came that it knows of, in seconds since 1970 on the coordinator's clock.
+        members, ready: number of members, and of those that were ready.
+        loss: the last training loss; None before the first.
+        tokens_total: number of tokens that were applied.
+        under_way: the clients of the round under way, as far as they had come, in the order of the roster.
+        last_round: the last round that had ended, if it ended in the same segment of the journal.
+    """
+
+    document: RunDocument
+    at_s: float
+    members: Count
+    ready: Count
+    loss: float | None
+    tokens_total: Count
+    under_way: tuple[ClientFigures, ...]
+    last_round: RoundDetail | None
+
+
+def merged(first: RoundFigures, second: RoundFigures) -> RoundFigures:
+    """Return one row in the place of two neighbours."""
+    loss, loss_tokens = _mean_loss(first, second)
+    return RoundFigures(
+        number=first.number,
+        rounds=first.rounds + second.rounds,
+        epoch=second.epoch,
+        step=second.step,
+        attempt=second.attempt,
+        version=second.version,
+        started_s=first.started_s,
+        ended_s=second.ended_s,
+        train_s=first.train_s + second.train_s,
+        witness_s=first.witness_s + second.witness_s,
+        applied_rounds=first.applied_rounds + second.applied_rounds,
+        loss=loss,
+        loss_tokens=loss_tokens,
+        learning_rate=second.learning_rate,
+        tokens=first.tokens + second.tokens,
+        tokens_total=second.tokens_total,
+        members=second.members,
+        ready=second.ready,
+        clients=second.clients,
+        results=first.results + second.results,
+        batches=first.batches + second.batches,
+        applied_batches=first.applied_batches + second.applied_batches,
+        lost_batches=first.lost_batches + second.lost_batches,
+        carried_batches=second.carried_batches,
+        quarantined_batches=second.quarantined_batches,
+        result_bytes=first.result_bytes + second.result_bytes,
+    )
+
+
+def _mean_loss(first: RoundFigures, second: RoundFigures) -> tuple[float | None, int]:
+    known = [row for row in (first, second) if row.loss is not None]
+    tokens = sum(row.loss_tokens for row in known)
+    if not tokens:
+        return None, 0
+    mean = sum((row.loss or 0.0) * (row.loss_tokens / tokens) for row in known)
+    return (mean, tokens) if math.isfinite(mean) else (None, 0)
+
+
+def thinned(rows: Sequence[RoundFigures], most: int) -> list[RoundFigures]:
+    """Return the rows merged into at most `most` (1 or more), each of about as many; the same rows if they are few."""
+    size = -(-len(rows) // most)
+    if size <= 1:
+        return list(rows)
+    return [reduce(merged, rows[start : start + size]) for start in range(0, len(rows), size)]

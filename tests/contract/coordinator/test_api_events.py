@@ -1,0 +1,172 @@
+"""News of a run as server-sent events: what a viewer is told, also when it comes back, is slow, or one of too many."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coordinator.viewers import HEARTBEAT
+from state.documents import RunDocument
+from state.history import HistoryPage
+from state.wire import canonical_json, parse_document
+from tests.support.bounds import BOUND_S
+from tests.support.event_stream import viewing
+from tests.support.played_rounds import play_round
+from tests.support.served import GENESIS, Served, WireClient, problem, served_over_sockets, training
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[tuple[Served, list[WireClient]]]:
+    """A served run in its first round."""
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as coordinator:
+        clients = await training(coordinator)
+        await coordinator.service.history.is_read.wait()
+        yield coordinator, clients
+
+
+async def test_viewer_is_told_the_document_and_each_round_that_ends(run: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = run
+    async with viewing(coordinator) as viewer:
+        first = await viewer.next()
+        assert first is not None
+        assert (first.kind, viewer.retry_ms) == ("document", 2000)
+        published = coordinator.service.published
+        assert canonical_json(first.data) == published.body
+        assert first.id == f"{published.document.lineage}-{published.version}-0"
+        for number in range(3):
+            await play_round(coordinator, clients)
+            told = await viewer.until("rounds")
+            page: HistoryPage = parse_document(HistoryPage, canonical_json(told.data))
+            assert page.rounds.rows() == coordinator.service.history.history.between(number, number)
+            document = await viewer.until("document")
+            assert document.data["step"] >= number + 2
+            assert document.id is not None
+            assert document.id.endswith(f"-{number + 1}")
+
+
+async def test_viewer_that_comes_back_is_told_what_it_missed_once(run: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = run
+    async with viewing(coordinator) as viewer:
+        await play_round(coordinator, clients)
+        seen = (await viewer.until("rounds")).id
+    await play_round(coordinator, clients)
+    await play_round(coordinator, clients)
+    async with viewing(coordinator, seen) as again:
+        told = await again.next()
+        assert told is not None
+        assert (told.kind, told.data["rounds"]["number"]) == ("rounds", [1, 2])
+        now = await again.next()
+        assert now is not None
+        assert now.kind == "document"
+        assert parse_document(RunDocument, canonical_json(now.data)) == coordinator.service.published.document
+    async with viewing(coordinator, now.id) as third:
+        await play_round(coordinator, clients)
+        told = await third.until("rounds")
+        assert told.data["rounds"]["number"] == [3]
+
+
+async def test_viewer_that_missed_too_much_is_told_to_read_again(
+    monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
+) -> None:
+    monkeypatch.setattr("coordinator.viewers.MAX_MISSED_ROUNDS", 1)
+    coordinator, clients = run
+    async with viewing(coordinator) as viewer:
+        first = await viewer.next()
+        assert first is not None
+    for _ in range(2):
+        await play_round(coordinator, clients)
+    async with viewing(coordinator, first.id) as again:
+        told = await again.next()
+        assert told is not None
+        assert told.kind == "reset"
+        assert "read the history again" in told.data["detail"]
+        assert (await again.until("document")).data["step"] == 3
+
+
+async def test_viewer_of_another_lineage_is_told_to_read_again(run: tuple[Served, list[WireClient]]) -> None:
+    async with viewing(run[0], f"{'ab' * 16}-3-0") as viewer:
+        told = await viewer.next()
+        assert told is not None
+        assert told.kind == "reset"
+        assert "the run went back" in told.data["detail"]
+
+
+@pytest.mark.parametrize("last", ["x", "ab-1", "ab-1-2-3", "AB-1-2", "ab--1-2", "ab-1-2\tc"])
+async def test_id_that_no_event_has_is_refused(run: tuple[Served, list[WireClient]], last: str) -> None:
+    coordinator, _ = run
+    answer = await coordinator.http.get(f"{coordinator.run_url}/events", headers={"Last-Event-ID": last})
+    assert problem(answer) == "invalid-parameter"
+
+
+async def test_viewer_beyond_the_limits_is_refused(
+    monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
+) -> None:
+    monkeypatch.setattr("coordinator.viewers.MAX_VIEWERS_OF_ADDRESS", 2)
+    coordinator, _ = run
+    url = f"{coordinator.run_url}/events"
+    async with viewing(coordinator) as first, viewing(coordinator) as second:
+        await first.next()
+        await second.next()
+        answer = await coordinator.http.get(url)
+        assert problem(answer) == "overloaded"
+        assert answer.headers["retry-after"] == "15"
+
+
+async def test_quiet_stream_is_kept_alive_by_comments(
+    monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
+) -> None:
+    monkeypatch.setattr("coordinator.viewers.HEARTBEAT_S", 0.01)
+    coordinator, _ = run
+    async with coordinator.http.stream("GET", f"{coordinator.run_url}/events") as answer:
+        pieces = answer.aiter_raw()
+        assert b"event: document" in await anext(pieces)
+        assert await anext(pieces) == HEARTBEAT
+
+
+async def test_stream_ends_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
+) -> None:
+    monkeypatch.setattr("coordinator.viewers.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("coordinator.viewers.MAX_STREAM_S", 0.05)
+    async with viewing(run[0]) as viewer:
+        assert (await viewer.next()) is not None
+        assert (await viewer.next()) is None
+
+
+async def test_viewer_that_does_not_read_is_dropped_and_told(
+    monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
+) -> None:
+    monkeypatch.setattr("coordinator.viewers.MAX_FRAMES", 2)
+    coordinator, clients = run
+    url = httpx.URL(coordinator.http.base_url)
+    slow = socket.create_connection((url.host, url.port or 80))
+    slow.sendall(f"GET {coordinator.run_url}/events HTTP/1.1\r\nHost: {url.host}\r\n\r\n".encode())
+    slow.settimeout(BOUND_S)
+    monkeypatch.setattr("coordinator.viewers._event", _long)
+    async with viewing(coordinator) as quick:
+        for _ in range(12):
+            await play_round(coordinator, clients)
+            await quick.until("rounds")
+    received = await asyncio.to_thread(_all_of, slow)
+    assert b"event: dropped" in received
+    assert b"you read too slowly" in received
+
+
+def _long(kind: str, data: bytes, place: object = None) -> bytes:
+    """An event of two megabytes, which fills what a connection holds."""
+    return b"event: %b\ndata: %b%b\n\n" % (kind.encode(), data, b" " * 2_000_000)
+
+
+def _all_of(connection: socket.socket) -> bytes:
+    found = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while piece := connection.recv(1 << 20):
+            found += piece
+            if b"event: dropped" in found:
+                break
+    connection.close()
+    return bytes(found)

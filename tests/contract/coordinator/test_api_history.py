@@ -1,0 +1,164 @@
+"""The run's history over HTTP: pages, one round, one version; who may see it; what is refused."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from state.history import HistoryPage, Moment, RoundDetail
+from state.wire import parse_document
+from tests.support.played_rounds import play_round
+from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
+from tests.support.states import state_file
+
+ROUNDS = 5
+
+
+@pytest.fixture
+async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
+    """A run of which some rounds have ended."""
+    state = state_file(config__waiting_for_members_extra_time=0.001, config__total_steps=100)
+    async with served(state) as coordinator:
+        clients = await training(coordinator)
+        for _ in range(ROUNDS):
+            await play_round(coordinator, clients)
+        await coordinator.service.history.is_read.wait()
+        yield coordinator, clients
+
+
+async def page(coordinator: Served, query: str = "") -> HistoryPage:
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history{query}")
+    assert answer.status_code == 200, answer.text
+    found: HistoryPage = parse_document(HistoryPage, answer.content)
+    return found
+
+
+async def test_history_has_a_row_for_each_round_that_has_ended(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    found = await page(coordinator)
+    run = coordinator.service.run
+    assert (found.next, found.detailed_from, found.first_version, found.lineage) == (ROUNDS, 0, 0, run.lineage)
+    assert found.rounds.number == tuple(range(ROUNDS))
+    assert found.rounds.step == tuple(range(1, ROUNDS + 1))
+    assert found.rounds.loss == (1.0,) * ROUNDS
+    assert found.rounds.tokens_total[-1] == run.tokens_applied
+    assert sum(found.rounds.tokens) == run.tokens_applied
+    assert list(found.rounds.version) == sorted(found.rounds.version)
+    assert found.rounds.rows() == coordinator.service.history.history.rows
+
+
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ("?from=2", (2, 3, 4)),
+        ("?to=1", (0, 1)),
+        ("?from=1&to=3", (1, 2, 3)),
+        ("?from=4&to=9", (4,)),
+        ("?from=7", ()),
+        ("?points=2", (0, 3)),
+        ("?from=1&points=1", (1,)),
+    ],
+)
+async def test_history_is_cut_and_thinned_as_asked(
+    played: tuple[Served, list[WireClient]], query: str, numbers: tuple[int, ...]
+) -> None:
+    found = await page(played[0], query)
+    assert found.rounds.number == numbers
+    assert found.next == ROUNDS
+
+
+@pytest.mark.parametrize("query", ["from=-1", "to=x", "points=0", "points=4097", "from=3&to=2", "from=1&from=2"])
+async def test_history_that_cannot_be_cut_so_is_refused(played: tuple[Served, list[WireClient]], query: str) -> None:
+    coordinator, _ = played
+    assert problem(await coordinator.http.get(f"{coordinator.run_url}/history?{query}")) == "invalid-parameter"
+
+
+async def test_page_is_sent_once_to_who_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, played: tuple[Served, list[WireClient]]
+) -> None:
+    monkeypatch.setattr("coordinator.history_views.MIN_COMPRESSED_BYTES", 1)
+    coordinator, clients = played
+    url = f"{coordinator.run_url}/history"
+    first = await coordinator.http.get(url, headers={"Accept-Encoding": "gzip"})
+    assert first.headers["content-encoding"] == "gzip"
+    assert first.headers["vary"] == "Accept-Encoding, Authorization"
+    plain = await coordinator.http.get(url, headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.content == first.content
+    same = await coordinator.http.get(url, headers={"If-None-Match": first.headers["etag"]})
+    assert (same.status_code, same.content) == (304, b"")
+    await play_round(coordinator, clients)
+    other = await coordinator.http.get(url, headers={"If-None-Match": first.headers["etag"]})
+    assert (other.status_code, other.json()["next"]) == (200, ROUNDS + 1)
+
+
+async def test_round_is_shown_with_each_of_its_clients(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history/rounds/3")
+    detail: RoundDetail = parse_document(RoundDetail, answer.content)
+    assert detail.figures == (await page(coordinator, "?from=3&to=3")).rounds.rows()[0]
+    assert {found.client_id for found in detail.clients} == {client.client_id for client in clients}
+    for found in detail.clients:
+        assert found.fate == ("applied" if found.batches else "idle")
+        assert (found.delivered_s or 0) >= (found.committed_s or 0) > 0
+    missing = await coordinator.http.get(f"{coordinator.run_url}/history/rounds/{ROUNDS}")
+    assert problem(missing) == "not-found"
+    assert f"held: 0 to {ROUNDS - 1}" in missing.json()["detail"]
+
+
+async def test_version_is_shown_as_it_was(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    row = (await page(coordinator)).rounds.rows()[2]
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{row.version}")
+    moment: Moment = parse_document(Moment, answer.content)
+    assert (moment.document.version, moment.document.step) == (row.version, row.step + 1)
+    assert moment.last_round is not None
+    assert moment.last_round.figures == row
+    assert (moment.members, moment.loss, moment.tokens_total) == (2, 1.0, row.tokens_total)
+    present = coordinator.service.published.version
+    beyond = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{present + 1}")
+    assert problem(beyond) == "not-found"
+    assert f"allowed: 0 to {present}" in beyond.json()["detail"]
+    data = clients[0].result(REPLICA, DIFFERENCE)
+    await clients[0].commit(data)
+    now = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{present}")
+    committed = [found["client_id"] for found in now.json()["under_way"] if found["committed_s"] is not None]
+    assert committed == [clients[0].client_id]
+
+
+async def test_history_that_is_being_read_is_not_shown_yet(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    coordinator.service.history.read_again()
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history")
+    assert problem(answer) == "overloaded"
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("place", ["/history", "/history/rounds/0", "/history/versions/0", "/events"])
+@pytest.mark.parametrize(
+    ("rule", "nobody", "wrong", "member"),
+    [("members", "unauthorized", "unauthorized", None), ("admin", "unauthorized", "forbidden", "forbidden")],
+)
+async def test_dashboard_is_shown_to_those_whom_the_rule_allows(
+    rule: str, nobody: str, wrong: str, member: str | None, place: str
+) -> None:
+    state = state_file(config__waiting_for_members_extra_time=0.001, access__dashboard=rule)
+    async with served(state) as coordinator:
+        client = WireClient(coordinator, 1)
+        await client.join()
+        url = f"{coordinator.run_url}{place}"
+        assert problem(await coordinator.http.get(url)) == nobody
+        bad = await coordinator.http.get(url, headers={"Authorization": "Bearer guess"})
+        assert problem(bad) == wrong
+        if place == "/events":
+            return  # it has no end; `test_api_events.py` reads it
+        for token, refused in ((client.token, member), (ADMIN, None)):
+            answer = await coordinator.http.get(url, headers={"Authorization": f"Bearer {token}"})
+            if refused is not None:
+                assert problem(answer) == refused
+            else:
+                assert answer.status_code in (200, 404, 503)
+
+
+async def test_public_dashboard_of_another_run_is_not_here(coordinator: Served) -> None:
+    for place in ("/history", "/history/rounds/0", "/history/versions/0", "/events"):
+        assert problem(await coordinator.http.get(f"/v1/runs/other{place}")) == "unknown-run"

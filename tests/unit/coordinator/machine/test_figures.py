@@ -1,0 +1,203 @@
+"""Figures of a round: what arrived when, what came of each client's work, and how rows are kept and merged."""
+
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.machine import stimuli
+from coordinator.machine.figures import clients_of
+from coordinator.machine.history import History
+from coordinator.machine.instructions import OutcomeDecided
+from coordinator.machine.run import parse_snapshot, snapshot_bytes
+from state.data_metrics import DataMetrics
+from state.errors import StoreFailed
+from state.history import ClientFigures, RoundColumns, RoundDetail, RoundFigures, merged, thinned
+from state.messages import FailureReport, ResultCommitment, ResultMetrics
+from state.wire import ClientId
+from tests.support.machine_driver import Driver, client, digest_of
+from tests.support.states import state_file
+
+METRICS = ResultMetrics(loss=3.0, tokens=48, train_s=1.25, data=DataMetrics(0.5, 0.25, 0.125))
+
+
+def in_round(*numbers: int, **overrides: Any) -> Driver:
+    fields = {"config__min_clients": 1, "config__init_min_clients": 1, "config__total_steps": 100}
+    driver = Driver(state_file(**(fields | overrides)))
+    driver.join(*numbers)
+    driver.next_round()
+    return driver
+
+
+def ended(driver: Driver) -> list[OutcomeDecided]:
+    return [one for one in driver.instructions if isinstance(one, OutcomeDecided)]
+
+
+def history_of(driver: Driver) -> History:
+    history = History()
+    for version, one in enumerate(ended(driver)):
+        history.add(one, version)
+    return history
+
+
+def commit(driver: Driver, client_id: ClientId, metrics: ResultMetrics = METRICS) -> ResultCommitment:
+    current = driver.round
+    result = digest_of(f"{client_id} {current.step} {current.attempt}")
+    report = ResultCommitment(current.step, current.attempt, result, 700, metrics)
+    driver.send(stimuli.ResultCommitted(client_id, report))
+    return report
+
+
+def verify(driver: Driver, client_id: ClientId, report: ResultCommitment) -> None:
+    digest = driver.replica_digest()
+    driver.send(stimuli.ResultVerified(client_id, report.step, report.attempt, report.result_sha256, digest))
+
+
+def by_client(detail: RoundDetail) -> dict[ClientId, ClientFigures]:
+    return {ClientId(found.client_id): found for found in detail.clients}
+
+
+def test_times_of_a_round_are_told_by_what_arrived() -> None:
+    driver = in_round(1, 2)
+    began_s, first, second = driver.now_s, client(1), client(2)
+    driver.now_s += 2
+    report = commit(driver, first)
+    driver.now_s += 3
+    verify(driver, first, report)
+    driver.now_s += 1
+    digest = driver.replica_digest()
+    direct = replace(report, result_sha256=digest_of("direct"))
+    driver.send(stimuli.ResultDelivered(second, direct, digest))
+    driver.now_s += 0.5
+    driver.attest(*driver.round.plan.witnesses)
+    (detail,) = history_of(driver).details
+    row, clients = detail.figures, by_client(detail)
+    assert (row.started_s, row.ended_s, row.train_s, row.witness_s) == (began_s, began_s + 6.5, 6.5, 0.0)
+    assert (clients[first].committed_s, clients[first].delivered_s, clients[first].attested_s) == (2.0, 5.0, 6.5)
+    assert (clients[second].committed_s, clients[second].delivered_s) == (None, 6.0), "it came in one message"
+    assert (clients[first].train_s, clients[first].fetching_s, clients[first].decoding_s) == (1.25, 0.5, 0.25)
+    assert {found.fate for found in detail.clients} == {"applied"}
+    assert (row.results, row.result_bytes, row.loss, row.loss_tokens) == (2, 1400, 3.0, 96)
+
+
+def test_outage_of_the_coordinator_takes_no_time_of_a_round() -> None:
+    driver = in_round(1, 2)
+    driver.now_s += 1
+    report = commit(driver, client(1))
+    driver.now_s += 1000
+    driver.send(stimuli.CoordinatorStarted())
+    driver.now_s += 1
+    verify(driver, client(1), report)
+    driver.deliver(client(2))
+    driver.attest(*driver.round.plan.witnesses)
+    (detail,) = history_of(driver).details
+    assert (detail.figures.train_s, by_client(detail)[client(1)].delivered_s) == (2.0, 2.0)
+
+
+def test_lost_work_is_told_with_its_reason() -> None:
+    driver = in_round(1, 2, 3, config__global_batch_size_start=9, config__global_batch_size_end=9)
+    current, silent = driver.round, client(3)
+    report = commit(driver, client(1))
+    rejected = stimuli.ResultRejected(client(1), report.step, report.attempt, report.result_sha256, "finite")
+    driver.send(rejected)
+    failure = FailureReport(current.step, current.attempt, "unavailable", "the disk is away")
+    driver.send(stimuli.StepFailed(client(2), failure))
+    driver.pass_time(1000)
+    driver.pass_time(1000)
+    detail = history_of(driver).details[0]
+    clients = by_client(detail)
+    assert (clients[client(1)].fate, clients[client(1)].detail) == ("rejected", "finite")
+    assert (clients[client(2)].fate, clients[client(2)].detail) == ("failed", "unavailable: the disk is away")
+    assert (clients[silent].fate, clients[silent].delivered_s) == ("missing", None)
+    row = detail.figures
+    assert (row.applied_batches, row.lost_batches, row.batches) == (0, 9, 9)
+    assert (row.loss, row.tokens, row.applied_rounds, row.carried_batches) == (None, 0, 0, 9)
+
+
+def test_arrivals_survive_a_snapshot_in_the_middle_of_a_round() -> None:
+    driver = in_round(1, 2)
+    driver.now_s += 2
+    commit(driver, client(1))
+    again = parse_snapshot(snapshot_bytes(driver.run))
+    assert again.round is not None
+    assert clients_of(again.round) == clients_of(driver.round)
+    assert clients_of(again.round)[again.round.plan.positions[client(1)]].committed_s == 2.0
+
+
+def test_newest_rounds_keep_their_clients_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.machine.history.MAX_DETAILED_ROUNDS", 3)
+    driver = in_round(1, 2)
+    for _ in range(5):
+        driver.play_round()
+        driver.next_round()
+    history = history_of(driver)
+    assert [detail.figures.number for detail in history.details] == [2, 3, 4]
+    assert history.detail(1) is None
+    assert history.detail(3) == history.details[1]
+    assert history.detail(5) is None
+    monkeypatch.setattr("coordinator.machine.history.MAX_DETAILED_CLIENTS", 3)
+    assert [detail.figures.number for detail in history_of(driver).details] == [4]
+
+
+def test_rows_are_merged_beyond_their_limit_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.machine.history.MAX_ROWS", 8)
+    driver = in_round(1, 2)
+    for _ in range(21):
+        driver.play_round()
+        driver.next_round()
+    history, one = history_of(driver), ended(driver)
+    assert len(history.rows) <= 8
+    assert [row.number for row in history.rows[1:]] == [row.next_number for row in history.rows[:-1]]
+    assert (history.rows[0].number, history.next) == (0, len(one))
+    assert sum(row.tokens for row in history.rows) == history.rows[-1].tokens_total
+    assert [row.rounds for row in history.rows[-4:]] == [1] * 4, "the newest are whole"
+
+
+def test_history_is_read_as_it_was_written() -> None:
+    driver = in_round(1, 2)
+    for _ in range(3):
+        driver.play_round()
+        driver.next_round()
+    history = history_of(driver)
+    again = History.decoded(history.encoded())
+    assert (again.rows, list(again.details), again.next) == (history.rows, list(history.details), 3)
+    assert History.decoded("").rows == []
+
+
+@pytest.mark.parametrize("text", ["%", "eJw=", "eJyrVspUslJQMlKqBQAMmgJq"])
+def test_kept_history_that_is_damaged_is_refused(text: str) -> None:
+    with pytest.raises(StoreFailed, match="a kept history cannot be read"):
+        History.decoded(text)
+
+
+ROW = RoundFigures(
+    0, 1, 0, 1, 0, 5, 10.0, 12.0, 1.5, 0.5, 1, 2.0, 8, 0.1, 16, 16, 3, 3, 3, 3, 4, 4, 0, 0, 0, 300
+)  # fmt: skip
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[RoundFigures]:
+    count = draw(st.integers(0, 40))
+    losses = draw(st.lists(st.none() | st.floats(0, 10), min_size=count, max_size=count))
+    return [
+        replace(ROW, number=number, loss=loss, loss_tokens=0 if loss is None else 8, ended_s=12.0 + number)
+        for number, loss in enumerate(losses)
+    ]
+
+
+@given(rows(), st.integers(1, 50))
+def test_thinned_rows_stand_for_the_same_rounds(whole: list[RoundFigures], most: int) -> None:
+    found = thinned(whole, most)
+    assert len(found) <= most
+    assert sum(row.rounds for row in found) == len(whole)
+    assert sum(row.result_bytes for row in found) == 300 * len(whole)
+    assert [row.number for row in found[1:]] == [row.next_number for row in found[:-1]]
+    if found:
+        once, twice = reduce(merged, whole), reduce(merged, found)
+        assert twice.loss_tokens == once.loss_tokens
+        assert (twice.loss is None) == (once.loss is None)
+        assert once.loss is None or twice.loss == pytest.approx(once.loss)
+    assert RoundColumns.of(found).rows() == found

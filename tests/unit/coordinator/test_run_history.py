@@ -1,0 +1,159 @@
+"""A run's history is the same wherever it is read from, and a look back shows what was published then."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator.machine.history import History
+from coordinator.machine.instructions import Instruction
+from coordinator.machine.records import Kept, opened_by, replay, replay_tail
+from coordinator.run_history import JournalHistory, RunHistory, read_history
+from coordinator.store.journal import Segment
+from coordinator.store.memory import MemoryJournal
+from coordinator.store.open import open_store_reader
+from runtime.worker_thread import InlineWorker
+from state.documents import RunDocument
+from state.errors import Refused
+from tests.support.journaled_run import KeptRun, compact, compact_state, keep_in, simulated_segments
+from tests.support.virtual_time import run_virtually
+
+SHORT = {"config__epoch_time": 0.25, "config__warmup_time": 0.2, "config__max_round_train_time": 0.2}
+
+
+@pytest.fixture(scope="module")
+def kept() -> KeptRun:
+    return run_virtually(simulated_segments(3, compact_state(**SHORT, run__keep_journal="all")))
+
+
+def journal_of(kept: KeptRun) -> MemoryJournal:
+    journal = MemoryJournal()
+    journal.segments = list(kept.segments)
+    return journal
+
+
+def content(found: JournalHistory) -> tuple[object, ...]:
+    return found.history.rows, list(found.history.details), found.history.next, found.sequence
+
+
+@pytest.mark.parametrize(("rows", "details"), [(16_384, 64), (8, 3)])
+async def test_history_of_a_compacted_journal_is_that_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun, tmp_path: Path, rows: int, details: int
+) -> None:
+    monkeypatch.setattr("coordinator.machine.history.MAX_ROWS", rows)
+    monkeypatch.setattr("coordinator.machine.history.MAX_DETAILED_ROUNDS", details)
+    expected = content(await read_history(journal_of(kept)))
+    assert expected[2] == 24
+    await keep_in(tmp_path / "run", kept)
+    offline = open_store_reader(str(tmp_path / "run")).journal
+    assert content(await read_history(offline)) == expected
+    steps = 0
+    while await compact(tmp_path / "run", steps=1):
+        steps += 1
+        found = await read_history(offline)
+        assert content(found)[:3] == expected[:3]
+        assert len(found.openings) == len(kept.segments) - steps
+    assert steps > 1
+
+
+async def running(kept: KeptRun) -> tuple[RunHistory, int]:
+    """A history that has been read, and the present version."""
+    history = RunHistory(journal_of(kept), InlineWorker())
+    task = asyncio.create_task(history.run())
+    async with asyncio.timeout(60):
+        await history.is_read.wait()
+    task.cancel()
+    return history, replay(kept.segments[-1]).document.version
+
+
+def documents_of(segments: tuple[Segment, ...]) -> dict[int, RunDocument]:
+    found = {}
+    for segment in segments:
+        known = replay(Segment(segment.number, segment.snapshot, ()))
+        found[known.document.version] = known.document
+        for record in segment.records:
+            known = replay_tail(known, (record,))
+            found[known.document.version] = known.document
+    return found
+
+
+async def test_look_back_shows_the_document_of_every_version(kept: KeptRun) -> None:
+    history, last = await running(kept)
+    documents = documents_of(kept.segments)
+    assert sorted(documents) == list(range(last + 1))
+    for version in range(0, last + 1, 7):
+        moment = await history.moment(version, last)
+        assert moment.document == documents[version]
+        ended = [row for row in history.history.rows if row.version <= version]
+        assert moment.tokens_total == (ended[-1].tokens_total if ended else 0)
+        if moment.last_round is not None:
+            assert moment.last_round.figures == ended[-1]
+        if moment.document.round is not None:
+            assert len(moment.under_way) == moment.document.round.roster_count
+
+
+async def test_version_that_is_not_kept_is_refused_with_those_that_are(kept: KeptRun) -> None:
+    history, last = await running(kept)
+    for version in (last + 1, 10**9):
+        with pytest.raises(Refused, match=f"version {version} is not kept; allowed: 0 to {last}"):
+            await history.moment(version, last)
+
+
+async def test_version_that_was_compacted_since_is_refused(kept: KeptRun) -> None:
+    journal = journal_of(kept)
+    history = RunHistory(journal, InlineWorker())
+    task = asyncio.create_task(history.run())
+    await history.is_read.wait()
+    task.cancel()
+    last = replay(kept.segments[-1]).document.version
+    journal.stored_proofs = {2: b""}
+    await journal.drop_covered(2)
+    with pytest.raises(Refused, match=r"version 1 is not kept; allowed: [1-9]"):
+        await history.moment(1, last)
+    assert history.first_version > 0
+    assert (await history.moment(history.first_version, last)).document.version == history.first_version
+
+
+async def test_segments_of_which_nobody_has_heard_are_found_by_a_look_back(kept: KeptRun) -> None:
+    journal = journal_of(kept)
+    journal.segments = list(kept.segments[:1])
+    history = RunHistory(journal, InlineWorker())
+    task = asyncio.create_task(history.run())
+    await history.is_read.wait()
+    task.cancel()
+    journal.segments = list(kept.segments)
+    last = replay(kept.segments[-1]).document.version
+    assert (await history.moment(last, last)).document.version == last
+    assert (await history.moment(1, last)).document.version == 1
+
+
+async def test_history_that_is_being_read_is_not_shown_yet(kept: KeptRun) -> None:
+    history = RunHistory(journal_of(kept), InlineWorker())
+    with pytest.raises(Refused, match="is being read") as error:
+        _ = history.history
+    assert error.value.kind == "overloaded"
+
+
+def test_snapshot_of_a_segment_gives_the_run_that_opens_it(kept: KeptRun) -> None:
+    for segment in kept.segments:
+        assert opened_by(segment.snapshot) == replay(Segment(segment.number, segment.snapshot, ())).run
+    assert History().next == 0
+
+
+@pytest.mark.parametrize("lacking", [0, 2])
+async def test_rounds_that_end_while_the_journal_is_read_are_added_once(kept: KeptRun, lacking: int) -> None:
+    told: list[tuple[tuple[Instruction, ...], Kept]] = []
+    for segment in kept.segments:
+        replay(segment, lambda _, instructions, record: told.append((instructions, record)))
+    whole = await read_history(journal_of(kept))
+    journal = journal_of(kept)
+    journal.segments = list(kept.segments[: len(kept.segments) - lacking])
+    history = RunHistory(journal, InlineWorker())
+    for instructions, record in told[-len(told) // 2 :]:
+        history.take(instructions, record)
+    task = asyncio.create_task(history.run())
+    await history.is_read.wait()
+    for instructions, record in told[-1:]:
+        history.take(instructions, record)
+    task.cancel()
+    assert history.history.rows == whole.history.rows
