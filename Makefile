@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs bench bench-scale bench-peers bench-peer-training chaos mutants fuzz clean
+.PHONY: help setup demo test check lint types layers docs docs-serve bench bench-scale bench-peers bench-peer-training chaos mutants fuzz clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -38,8 +38,17 @@ types: $(STAMP)  ## strict types
 layers: $(STAMP)  ## imports go down only
 	$(BIN)/lint-imports
 
-docs: $(STAMP)  ## the documentation, warnings as errors
+export NO_MKDOCS_2_WARNING := 1
+NEED_MKDOCS = $(BIN)/python -c 'import material' 2> /dev/null || $(BIN)/python -m pip install --quiet --editable '.[docs]'
+
+docs: $(STAMP)  ## the documentation and its site, warnings as errors
 	$(BIN)/python -m docs.build
+	@$(NEED_MKDOCS)
+	$(BIN)/python -m mkdocs build --quiet
+
+docs-serve: $(STAMP)  ## the site of the documentation on http://127.0.0.1:8800, built anew when a page changes
+	@$(NEED_MKDOCS)
+	$(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8800
 
 bench: $(STAMP)  ## the figures, each beside its baseline in one run
 	$(BIN)/python -m benchmarks --write benchmarks
@@ -94,4 +103,4 @@ bench-peer-training: $(STAMP) $(TRAINING_PEERS:=/.installed)  ## torchft and hiv
 	$(BIN)/python -m benchmarks peer-training --write benchmarks-peer-training
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(PEERS) $(TRAINING_PEERS) runs .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(PEERS) $(TRAINING_PEERS) runs site .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

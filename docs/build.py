@@ -37,6 +37,19 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
+def slug(heading: str, separator: str) -> str:
+    """Return the anchor that the site gives to a heading: the same as `anchor`, whatever the separator."""
+    del separator
+    return anchor(heading)
+
+
+def pages_without_place() -> list[str]:
+    """Return the pages of `docs/` that the site's navigation lacks."""
+    placed = set(re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    return [f"docs/{page} has no place in the site: name it in `nav` of mkdocs.yml" for page in sorted(pages - placed)]
+
+
 def broken_links(page: Path, text: str) -> list[str]:
     """Return the page's links to files or headings that do not exist."""
     broken = []
@@ -54,7 +67,7 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Check or write the pages; return the exit code."""
-    problems: list[str] = []
+    problems = pages_without_place()
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy/README.md"]
     for page in pages:
         text = page.read_text(encoding="utf-8")

@@ -1,0 +1,51 @@
+"""Hooks of mkdocs: pages from outside `docs/`, and links that leave it.
+
+The site has no public address of its source, so that a link to a file of the repository becomes the file's path.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+"""Pages of the site by the file of the repository that holds them."""
+
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages from outside `docs/`."""
+    for source, page in OTHER_PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the page's text with its links as the site needs them."""
+    sources = {site: source for source, site in OTHER_PAGES.items()}
+    here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    return with_site_links(markdown, here)
+
+
+def with_site_links(markdown: str, here: str) -> str:
+    """Return a page's text; links that leave the site are the path of their file.
+
+    Args:
+        markdown: the text.
+        here: path of its file in the repository.
+    """
+
+    def site_link(match: re.Match[str]) -> str:
+        text, target, anchor = match.groups()
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(here), target))
+        page = OTHER_PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+        if page is not None:
+            at = posixpath.relpath(page, posixpath.dirname(OTHER_PAGES.get(here, here.removeprefix("docs/"))) or ".")
+            return f"[{text}]({at}{anchor or ''})"
+        return text if path in text else f"{text} (`{path}`)"
+
+    return _LINK.sub(site_link, markdown)

@@ -1,0 +1,60 @@
+"""The site: every page has a place, and a reader needs no other host."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.heavy import need_module
+
+ROOT = Path(__file__).parents[3]
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="?(https?:[^">\s]*)|<link\b[^>]*\bhref="?(https?:[^">\s]*)"""
+)
+"""What a browser fetches when it opens a page."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need_module("material")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_site_is_built_with_every_link_checked(site: Path) -> None:
+    assert (site / "index.html").exists()
+    assert (site / "changelog.html").exists()
+
+
+def test_page_of_the_site_fetches_nothing_from_another_host(site: Path) -> None:
+    pages = {page.name: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    fetched = {name: found for name, text in pages.items() if (found := FETCHED.findall(text))}
+    assert fetched == {}
+
+
+def test_link_that_leaves_the_site_becomes_the_path_of_its_file() -> None:
+    need_module("mkdocs")
+    from docs.site_hooks import with_site_links
+
+    text = "[units](../deploy/systemd/) [changes](../CHANGELOG.md) [state](state-file.md#config) [x](https://x.example)"
+    site_text = "units (`deploy/systemd`) [changes](changelog.md) [state](state-file.md#config) [x](https://x.example)"
+    assert with_site_links(text, "docs/torch.md") == site_text
+
+
+def test_link_of_a_page_outside_docs_leads_into_the_site() -> None:
+    need_module("mkdocs")
+    from docs.site_hooks import with_site_links
+
+    assert with_site_links("[rooms](docs/architecture.md#rooms)", "CONTRIBUTING.md") == "[rooms](architecture.md#rooms)"
