@@ -49,7 +49,7 @@ HEARTBEAT = b": alive\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EventPlace:
     """The last event that a viewer has seen: lineage and version of the run document, and the next round's number."""
 
     lineage: str
@@ -60,7 +60,7 @@ class Place:
         return f"{self.lineage}-{self.version}-{self.next}"
 
 
-def parse_place(text: str) -> Place:
+def parse_place(text: str) -> EventPlace:
     """Return the place that an event's id names. Raise `Refused` (`invalid-parameter`) if it is no such id."""
     found = _ID.fullmatch(text)
     if found is None:
@@ -68,7 +68,7 @@ def parse_place(text: str) -> Place:
         raise Refused(
             Refusal.INVALID_PARAMETER, f"Last-Event-ID: {shown!r} is no id of an event; allowed: as it was sent"
         )
-    return Place(found[1], int(found[2]), int(found[3]))
+    return EventPlace(found[1], int(found[2]), int(found[3]))
 
 
 class Viewers:
@@ -89,7 +89,7 @@ class Viewers:
         self._shown: Published | None = None
         self._next: int | None = None
         """Number of the first round that no frame has told; None if the history is to be read again."""
-        self._openings: OrderedDict[tuple[Place | None, Place], bytes] = OrderedDict()
+        self._openings: OrderedDict[tuple[EventPlace | None, EventPlace], bytes] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self.dropped_count = 0
         self.sent_bytes = 0
@@ -135,7 +135,7 @@ class Viewers:
         except TimeoutError:
             _ = self._service.history.history  # which says why
 
-    async def frames(self, seen: Place | None) -> AsyncGenerator[bytes, None]:
+    async def frames(self, seen: EventPlace | None) -> AsyncGenerator[bytes, None]:
         """Yield what a viewer is sent, until its stream is to end: a comment at least each `HEARTBEAT_S`.
 
         Args:
@@ -177,9 +177,9 @@ class Viewers:
             self._next = None
         if history is not None and self._next is None:
             self._next = history.next
-        place = Place(lineage, published.version, self._next or 0)
+        place = EventPlace(lineage, published.version, self._next or 0)
         if history is not None and self._next is not None and history.next > self._next:
-            place = Place(lineage, published.version, history.next)
+            place = EventPlace(lineage, published.version, history.next)
             parts.append(self._rounds_since(history, self._next, place))
             self._next = history.next
         if self._shown is None or self._shown.etag != published.etag:
@@ -195,16 +195,16 @@ class Viewers:
             self._bytes -= len(self._frames.popleft())
             self._first += 1
 
-    def _rounds_since(self, history: History, first: int, place: Place) -> bytes:
+    def _rounds_since(self, history: History, first: int, place: EventPlace) -> bytes:
         rows = history.between(first, history.next - 1)
         if len(rows) > MAX_MISSED_ROUNDS or (rows and rows[0].number != first):
             return _reset("you have missed more rounds than are sent here", place)
         return _event("rounds", canonical_json(self._views.page_of(rows)), place)
 
-    def _opening(self, seen: Place | None) -> bytes:
+    def _opening(self, seen: EventPlace | None) -> bytes:
         """Return the first frame of a viewer's stream."""
         assert self._shown is not None, "something was collected"
-        place = Place(self._shown.document.lineage, self._shown.version, self._next or 0)
+        place = EventPlace(self._shown.document.lineage, self._shown.version, self._next or 0)
         name = seen, place
         if name not in self._openings:
             self._openings[name] = self._made_opening(seen, place, self._shown)
@@ -212,7 +212,7 @@ class Viewers:
                 self._openings.popitem(last=False)
         return self._openings[name]
 
-    def _made_opening(self, seen: Place | None, place: Place, shown: Published) -> bytes:
+    def _made_opening(self, seen: EventPlace | None, place: EventPlace, shown: Published) -> bytes:
         parts, history = [b"retry: %d\n\n" % RECONNECT_MS], self._history()
         if seen is not None and (seen.lineage != place.lineage or seen.next > place.next):
             parts.append(_reset("the run went back, and goes on differently", place))
@@ -223,11 +223,11 @@ class Viewers:
         return b"".join(parts)
 
 
-def _event(kind: str, data: bytes, place: Place | None = None) -> bytes:
+def _event(kind: str, data: bytes, place: EventPlace | None = None) -> bytes:
     """Return an event. `data` is JSON on one line, as canonical JSON is."""
     name = b"" if place is None else b"id: %b\n" % str(place).encode()
     return b"event: %b\n%bdata: %b\n\n" % (kind.encode(), name, data)
 
 
-def _reset(detail: str, place: Place | None = None) -> bytes:
+def _reset(detail: str, place: EventPlace | None = None) -> bytes:
     return _event("reset", canonical_json({"detail": f"{detail}; read the history again"}), place)

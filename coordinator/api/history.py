@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from coordinator.api.requests import RUN
 from coordinator.encoded_documents import takes_gzip
 from coordinator.history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
-from coordinator.viewers import Place, Viewers, parse_place
+from coordinator.viewers import EventPlace, Viewers, parse_place
 from runtime.by_address import sender_of
 from runtime.http_bodies import bearer_token, has_gone, json_response, openapi_answer
 from runtime.http_parameters import Query, parse_whole
@@ -89,7 +89,7 @@ class EventsEndpoint:
                 return
             await self._stream(seen, receive, send)
 
-    async def _admitted(self, scope: Scope, held: ExitStack) -> Place | None:
+    async def _admitted(self, scope: Scope, held: ExitStack) -> EventPlace | None:
         """Return the last event that the viewer has seen, once it may be told what follows. Raise `Refused`."""
         headers = Headers(scope=scope)
         self._views.check(scope["path_params"]["run_id"], bearer_token(headers))
@@ -100,7 +100,7 @@ class EventsEndpoint:
         await self._viewers.ready()
         return seen
 
-    async def _stream(self, seen: Place | None, receive: Receive, send: Send) -> None:
+    async def _stream(self, seen: EventPlace | None, receive: Receive, send: Send) -> None:
         gone = partial(has_gone, receive)
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async with aclosing(self._viewers.frames(seen)) as frames:

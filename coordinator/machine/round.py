@@ -52,7 +52,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class MessageTimes:
     """The times at which a client's messages of a round came, in seconds since the round began; None: none came.
 
     Attributes:
@@ -66,7 +66,7 @@ class Arrivals:
     attested_s: float | None = None
 
 
-NO_ARRIVALS = Arrivals()
+NO_ARRIVALS = MessageTimes()
 _NOT_YET_ASSIGNED = RoundAssignment({}, {}, (), 0, frozenset(), 0)
 
 
@@ -133,7 +133,7 @@ class Round:
     train_s: float | None = None
     waited_s: float = 0.0
     ahead: Ahead | None = None
-    arrivals: Mapped[ClientId, Arrivals] = field(default_factory=dict, compare=False)
+    arrivals: Mapped[ClientId, MessageTimes] = field(default_factory=dict, compare=False)
     trained_s: float | None = field(default=None, compare=False)
     plan: Annotated[RoundAssignment, Field(exclude=True)] = field(default=_NOT_YET_ASSIGNED, repr=False, compare=False)
     decisive_pending: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
@@ -190,7 +190,7 @@ class Round:
         return replace(self, verified=added(self.verified, client_id, replica_digest), verified_bits=bits)
 
     def with_arrival(self, client_id: ClientId, **times: float) -> "Round":
-        """Return the round with times at which messages of a client came, by the names in `Arrivals`."""
+        """Return the round with times at which messages of a client came, by the names in `MessageTimes`."""
         known = self.arrivals.get(client_id, NO_ARRIVALS)
         return replace(self, arrivals=added(self.arrivals, client_id, replace(known, **times)))
 
