@@ -14,6 +14,7 @@ from coordinator.api.description import SUMMARY, describe
 from coordinator.api.fresh_view import FreshView
 from coordinator.api.history import EventsEndpoint, history_routes
 from coordinator.api.hot_routes import HotRoutes
+from coordinator.api.join import join_routes
 from coordinator.api.long_poll import RunDocumentEndpoint
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
@@ -89,6 +90,7 @@ def create_app(
         origin_routes(handlers),
         evaluation_routes(handlers),
         history_routes(views),
+        join_routes(handlers, views, version),
         health_routes(handlers, metrics.http.notes),
     ):
         app.include_router(router)

@@ -27,7 +27,7 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state import blob_messages, checkpoint_parts, documents, evaluations, history, messages
+from state import blob_messages, checkpoint_parts, documents, evaluations, history, join_guide, messages
 from state.deliveries import MEDIA_TYPE
 from state.documents import RunDocument
 from state.generations import DataAppendSetting, DataHistory
@@ -56,7 +56,7 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "version": {**WHOLE, "description": "Version of the run document."},
 }
 _NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages) | vars(blob_messages)
-_NAMES |= vars(history)
+_NAMES |= vars(history) | vars(join_guide)
 DOCUMENTS = (
     *(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind)),
     DataAppendSetting,
@@ -191,6 +191,7 @@ def _history_operations() -> Operations:
         ("GET", f"{RUN}/history/versions/{{version}}"): Operation(
             (*refusals, Refusal.NOT_FOUND), _VIEWERS, (seen,), answers(history.Moment)
         ),
+        ("GET", f"{RUN}/join"): Operation(_OF_ADMIN, _VIEWERS),
         ("GET", f"{RUN}/events"): Operation(
             refusals,
             _VIEWERS,
