@@ -22,10 +22,17 @@ def filter_body(context: Any, body: object) -> bool:
     return not runs_backwards(body)
 
 
+def filter_query(context: Any, query: Any) -> bool:
+    """Keep queries for a part of the history that does not end before its first round."""
+    first, last = (str((query or {}).get(name, "")) for name in ("from", "to"))
+    return not (first.isdecimal() and last.isdecimal() and int(first) > int(last))
+
+
 def filter_case(context: Any, case: Any) -> bool:
     """Keep other requests without such an interval."""
-    return not runs_backwards(case.body)
+    return not runs_backwards(case.body) and filter_query(context, dict(case.query or {}))
 
 
 schemathesis.hook(filter_body)
+schemathesis.hook(filter_query)
 schemathesis.hook(filter_case)
