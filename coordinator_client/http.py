@@ -90,7 +90,7 @@ class CoordinatorClient:
         self._uploads = ResumedUploads(self.upload_progress, self._send)
 
     @classmethod
-    async def connect(cls, url: str, retry_policy: RetryPolicy, verify: Trust = True) -> "CoordinatorClient":
+    async def connect(cls, url: str, retry_policy: RetryPolicy, verify: Trust = True) -> Self:
         """Return a client for the run that the coordinator at `url` serves.
 
         Args:

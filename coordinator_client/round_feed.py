@@ -1,0 +1,165 @@
+"""Following the rounds of a run: each once and in order, from any round on, whatever happens to the coordinator.
+
+Theory of operation. A reader is at a place: the lineage of the run document, and the number of the next round. Rounds
+that have ended before come as pages of the history, later ones as events of one stream. Whenever the two do not join,
+because events were missed, the stream ended or the coordinator was restarted, pages are read again from the place on.
+If the lineage changes, the run went back: the reader is told so, and may go back too (`seek`).
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from coordinator_client.viewing import MAX_PAGE_ROUNDS, ViewerClient
+from runtime.retry import RetryPolicy
+from state.documents import RunDocument
+from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from state.history import HistoryPage
+from state.phases import RunState
+from state.refusals import Retry
+from state.wire import parse_document
+
+RECONNECT_S = 2.0
+"""Minimum time between the beginnings of two streams, if the coordinator or a proxy ends them."""
+
+Say: TypeAlias = Callable[[str], None]
+"""Is told in a line when the coordinator does not answer, and when it answers again."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRounds:
+    """Rounds that have ended, in the order of their numbers, the first of which is the reader's next one.
+
+    If the reader has been away for long, older rounds may have been merged with ones that it has (`HistoryPage`).
+    """
+
+    page: HistoryPage
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLineage:
+    """The run went back, and goes on differently: rounds that the reader has may not be the run's any more.
+
+    Attributes:
+        lineage: the new one. Unless the reader seeks another place, its rounds come from number 0 on.
+    """
+
+    lineage: str
+
+
+class RoundFeed:
+    """The rounds of one run.
+
+    Args:
+        client: the coordinator.
+        policy: how long to go on when it does not answer.
+        say: is told of that.
+
+    Attributes:
+        next: number of the round that comes next.
+        lineage: of the run document; None before the first answer.
+        document: the last run document that came in the stream.
+    """
+
+    def __init__(self, client: ViewerClient, policy: RetryPolicy, say: Say = lambda _: None) -> None:
+        self._client = client
+        self._policy = policy
+        self._backoff = policy.begin()
+        self._say = say
+        self._silent_since_s: float | None = None
+        self._is_stream_broken = False
+        self.next = 0
+        self.lineage: str | None = None
+        self.document: RunDocument | None = None
+
+    def seek(self, first: int, lineage: str | None) -> None:
+        """Go on with round `first` of this lineage; None takes any."""
+        self.next, self.lineage = first, lineage
+
+    async def present(self) -> AsyncGenerator[EndedRounds | OtherLineage, None]:
+        """Yield the rounds that have ended by now. Raise as `all`."""
+        while True:
+            page = await self._page()
+            if self.lineage not in (None, page.lineage) or page.next < self.next:
+                self.seek(0, page.lineage)
+                yield OtherLineage(page.lineage)
+                continue
+            self.lineage = page.lineage
+            if page.rounds.number:
+                self.next = page.rounds.number[-1] + page.rounds.rounds[-1]
+                yield EndedRounds(page)
+            if self.next >= page.next:
+                return
+
+    async def all(self) -> AsyncGenerator[EndedRounds | OtherLineage, None]:
+        """Yield the rounds that have ended, and each that ends from then on, until the run has finished.
+
+        Raises:
+            CoordinatorUnreachable: it did not answer for as long as the policy allows.
+            Refused: the coordinator shows the run to others only.
+            InvalidDocument: something else answers.
+        """
+        while True:
+            async with aclosing(self.present()) as present:
+                async for news in present:
+                    yield news
+            if self.document is not None and self.document.run_state is RunState.FINISHED:
+                return
+            async with aclosing(self._streamed()) as streamed:
+                async for rounds in streamed:
+                    yield rounds
+
+    async def _streamed(self) -> AsyncGenerator[EndedRounds, None]:
+        """Yield rounds from one stream of events, until pages must be read again."""
+        assert self.lineage is not None, "pages were read"
+        began_s = time.monotonic()
+        try:
+            async with aclosing(self._client.events(f"{self.lineage}-0-{self.next}")) as events:
+                async for event in events:
+                    self._is_stream_broken = False
+                    self._answered()
+                    if event.kind == "document":
+                        self.document = parse_document(RunDocument, event.data)
+                        if self.document.lineage != self.lineage or self.document.run_state is RunState.FINISHED:
+                            return
+                    elif event.kind == "rounds":
+                        page: HistoryPage = parse_document(HistoryPage, event.data)
+                        if page.lineage != self.lineage or page.rounds.number[:1] != (self.next,):
+                            return
+                        self.next = page.next
+                        yield EndedRounds(page)
+                    elif event.kind == "reset":
+                        return
+        except (CoordinatorUnreachable, Refused) as error:
+            self._is_stream_broken = True
+            await self._failed(error)
+        else:
+            await self._policy.sleep(max(0.0, began_s + RECONNECT_S - time.monotonic()))
+
+    async def _page(self) -> HistoryPage:
+        while True:
+            try:
+                page = await self._client.history(self.next, self.next + MAX_PAGE_ROUNDS - 1)
+            except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
+                await self._failed(error)
+            else:
+                if not self._is_stream_broken:
+                    self._answered()
+                return page
+
+    async def _failed(self, error: CoordinatorUnreachable | Refused | InvalidDocument) -> None:
+        """Wait after a failure that may pass; raise the error if it does not, or has lasted too long."""
+        if isinstance(error, InvalidDocument) or (isinstance(error, Refused) and error.kind.retry is not Retry.LATER):
+            raise error
+        if self._silent_since_s is None:
+            self._silent_since_s = time.monotonic()
+            self._say(f"{error.message}; trying again for up to {self._policy.bound_s:.0f} s")
+        await self._backoff.wait(error, float(error.context.get("retry_after_s", 0.0)))
+
+    def _answered(self) -> None:
+        if self._silent_since_s is not None:
+            self._say(f"the coordinator answers again, after {time.monotonic() - self._silent_since_s:.1f} s")
+            self._silent_since_s = None
+        self._backoff.reset()

@@ -1,0 +1,146 @@
+"""Following the rounds of a run: each once and in order, over restarts, merged rows and other lineages."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
+from coordinator_client.viewing import ViewerClient
+from runtime.retry import RetryPolicy
+from state.errors import CoordinatorUnreachable, InvalidInput, Refused
+from state.refusals import Refusal
+from tests.support.bounds import BOUND_S
+from tests.support.restarted_run import RestartedRun, restarted_run
+
+QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[RestartedRun]:
+    async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run") as started:
+        yield started
+
+
+async def viewer(run: RestartedRun) -> ViewerClient:
+    return await ViewerClient.connect(run.url, QUICK)
+
+
+async def take(feed: RoundFeed, until: int) -> list[tuple[int, int]]:
+    """Return number and count of rounds of each row, until there is round `until`."""
+    found: list[tuple[int, int]] = []
+    async with aclosing(feed.all()) as news:
+        async for one in news:
+            assert isinstance(one, EndedRounds)
+            found += [(row.number, row.rounds) for row in one.page.rounds.rows()]
+            if found[-1][0] + found[-1][1] > until:
+                return found
+    raise AssertionError("the feed ended")
+
+
+async def test_rounds_before_and_after_the_beginning_come_once(run: RestartedRun) -> None:
+    await run.play(3)
+    async with await viewer(run) as client, asyncio.TaskGroup() as tasks:
+        taken = tasks.create_task(take(RoundFeed(client, QUICK), 5))
+        await run.play(3)
+        assert await taken == [(number, 1) for number in range(6)]
+
+
+async def test_restarted_coordinator_is_followed_further_and_that_is_said(run: RestartedRun) -> None:
+    said: list[str] = []
+    async with await viewer(run) as client:
+        feed = RoundFeed(client, QUICK, said.append)
+        await run.play(2)
+        assert await take(feed, 1) == [(0, 1), (1, 1)]
+        async with asyncio.TaskGroup() as tasks:
+            taken = tasks.create_task(take(feed, 3))
+            await run.play(1)
+            await run.stop()
+            await run.start()
+            await run.play(1)
+            assert await taken == [(2, 1), (3, 1)]
+    if said:  # the stream may have ended before the coordinator did
+        assert "trying again for up to" in said[0]
+        assert "answers again" in said[1]
+
+
+async def test_silent_coordinator_is_given_up_after_the_bound(run: RestartedRun) -> None:
+    said: list[str] = []
+    async with await viewer(run) as client:
+        await run.stop()
+        feed = RoundFeed(client, RetryPolicy(attempts=3, first_delay_s=0.01), said.append)
+        with pytest.raises(CoordinatorUnreachable):
+            await take(feed, 0)
+    assert len(said) == 1
+
+
+async def test_older_rows_come_merged_where_the_coordinator_merged_them(
+    monkeypatch: pytest.MonkeyPatch, run: RestartedRun
+) -> None:
+    monkeypatch.setattr("coordinator.machine.history.MAX_ROWS", 4)
+    await run.play(5)
+    async with await viewer(run) as client:
+        feed = RoundFeed(client, QUICK)
+        merged = await take(feed, 4)
+        assert (len(merged) < 5, sum(rounds for _, rounds in merged), feed.next) == (True, 5, 5)
+        feed.seek(1, None)
+        first = await anext(feed.present())
+        assert isinstance(first, EndedRounds)
+        assert first.page.rounds.number[0] == 0
+
+
+async def test_run_that_went_back_is_another_lineage(run: RestartedRun, tmp_path: Path) -> None:
+    await run.play(2)
+    await run.stop()
+    run.copy_to(tmp_path / "copy")
+    await run.start()
+    await run.play(2)
+    async with await viewer(run) as client:
+        feed = RoundFeed(client, QUICK)
+        assert len(await take(feed, 3)) == 4
+        await run.stop()
+        run.go_back_to(tmp_path / "copy")
+        await run.start(is_restored=True)
+        async with aclosing(feed.all()) as news:
+            told = await anext(news)
+            assert isinstance(told, OtherLineage)
+            assert told.lineage == run.served.service.run.lineage == feed.lineage
+            feed.seek(1, told.lineage)
+            rest = await anext(news)
+            assert isinstance(rest, EndedRounds)
+            assert rest.page.rounds.number == (1,)
+
+
+async def test_feed_ends_when_the_run_has_finished(tmp_path: Path) -> None:
+    async with (
+        asyncio.timeout(BOUND_S),
+        restarted_run(tmp_path / "run", config__total_steps=1, config__cooldown_time=0.2) as run,
+        await viewer(run) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        taken = tasks.create_task(_numbers(RoundFeed(client, QUICK)))
+        await run.play(1)
+        assert await taken == [0]
+
+
+async def _numbers(feed: RoundFeed) -> list[int]:
+    return [number async for one in feed.all() if isinstance(one, EndedRounds) for number in one.page.rounds.number]
+
+
+async def test_dashboard_of_the_operator_is_followed_with_the_admin_token(tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run", access__dashboard="admin") as run:
+        await run.play(1)
+        async with await viewer(run) as client:
+            with pytest.raises(Refused) as refused:
+                await client.history()
+            assert refused.value.kind is Refusal.UNAUTHORIZED
+            client.show(run.admin_token)
+            assert await take(RoundFeed(client, QUICK), 0) == [(0, 1)]
+            assert (await client.round_detail(0)).figures.number == 0
+            version = run.served.service.published.version
+            assert (await client.moment(version)).document.version == version
+            assert (await client.status()).step == 2
+            with pytest.raises(InvalidInput):
+                client.show("two\nlines")
