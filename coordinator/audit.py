@@ -11,17 +11,19 @@ import contextlib
 from dataclasses import dataclass, field
 
 from coordinator.auth.signing_key import SigningKey
+from coordinator.counted_replay import REPLAYING, replay_records
 from coordinator.journal_proof import is_named_by, join_problems, named, parse_proof
 from coordinator.kept_blobs import wrong_blobs
 from coordinator.ledger import Ledger, balance, known_digests
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction
-from coordinator.machine.records import Kept, ReplayDiffers, Replayed, replay, replay_tail
+from coordinator.machine.records import Kept, ReplayDiffers, Replayed, replay
 from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from coordinator.recompute import Recomputed, recompute
 from coordinator.store.journal import JournalReader, Segment, StoredProof
 from coordinator.store.keys import KEY_LOST, CoordinatorKeyReader
 from coordinator.store.open import StoreReader, open_store_reader
+from runtime.long_work import long_work
 from state.errors import StoreFailed
 from state.intervals import counted_batches, total_batches
 from state.phases import RunState
@@ -193,19 +195,23 @@ async def _replayed(journal: JournalReader, stored: StoredProof | None, found: _
         StoreFailed: nothing can be replayed.
     """
     last: Replayed | None = None
-    async for segment in journal.history(None if stored is None else stored.segment_count):
-        try:
-            opening = replay(Segment(segment.number, segment.snapshot, ()))
-            if last is None:
-                found.ledger = _first_ledger(opening, segment, stored, found)
-            elif (opening.sequence, opening.run) != (last.sequence, parse_snapshot(snapshot_bytes(last.run))):
-                found.differs(f"segment {segment.number} of the journal does not continue the one before it")
-            last = replay_tail(opening, segment.records, found.watch, anew=True)
-        except ReplayDiffers as error:
-            found.differs(str(error))
-            break
-        assert found.ledger is not None, "the first segment was opened"
-        found.ledger.take_records(segment.records)
+    begins = 0 if stored is None else stored.segment_count
+    newest = await journal.newest_segment()
+    total = None if newest is None else newest + 1 - begins
+    with long_work(REPLAYING, total, "segments") as work:
+        async for segment in journal.history(None if stored is None else begins):
+            try:
+                opening = replay(Segment(segment.number, segment.snapshot, ()))
+                if last is None:
+                    found.ledger = _first_ledger(opening, segment, stored, found)
+                elif (opening.sequence, opening.run) != (last.sequence, parse_snapshot(snapshot_bytes(last.run))):
+                    found.differs(f"segment {segment.number} of the journal does not continue the one before it")
+                last = replay_records(opening, segment.records, work, found.watch, anew=True, count_of_all=1)
+            except ReplayDiffers as error:
+                found.differs(str(error))
+                break
+            assert found.ledger is not None, "the first segment was opened"
+            found.ledger.take_records(segment.records)
     if last is None:
         raise StoreFailed("there is no journal to audit, or its first segment does not replay")
     return last

@@ -22,6 +22,7 @@ from coordinator.store.directory.backup_folder import BACKUP_FORMAT, BackupFolde
 from coordinator.store.journal import Segment
 from coordinator.store.keys import KEY_LOST
 from coordinator.store.open import StoreReader, open_store_reader
+from runtime.long_work import BYTES, counted_pieces, long_work
 from state.errors import Refused, StoreFailed
 from state.refusals import Refusal
 from state.wire import Sha256
@@ -90,10 +91,13 @@ async def copy_journal(store: StoreReader, folder: BackupFolder) -> Replayed:
     proof = max(await store.journal.proofs(), key=lambda proof: proof.segment_count, default=None)
     if proof is not None:
         await folder.keep_proof(proof)
-    async for segment in store.journal.history(None if proof is None else proof.segment_count):
-        if last is not None:
-            await folder.keep_segment(last, segment.number)
-        last = segment
+    newest, first = await store.journal.newest_segment(), 0 if proof is None else proof.segment_count
+    with long_work("copying the journal", None if newest is None else newest + 1 - first, "segments") as work:
+        async for segment in store.journal.history(None if proof is None else first):
+            if last is not None:
+                await folder.keep_segment(last, segment.number)
+            last = segment
+            work.advance()
     if last is None:
         raise StoreFailed(f"{store.name} holds no journal")
     await folder.keep_segment(last, None)
@@ -106,13 +110,17 @@ async def _copy_blobs(store: StoreReader, folder: BackupFolder, kept: tuple[Kept
     Raises:
         StoreFailed: one is damaged.
     """
-    for blob in kept:
-        try:
-            await folder.keep_blob(blob.sha256, blob.size_bytes, store.blobs.stream(blob.sha256, 0, blob.size_bytes))
-        except Refused as error:
-            if error.kind is Refusal.NOT_FOUND:
-                return f"blob {blob.sha256} ({blob.purpose}) is missing"
-            raise StoreFailed(await wrong_content(blob, store.blobs) or str(error)) from error
+    with long_work("copying blobs", sum(blob.size_bytes for blob in kept), BYTES) as work:
+        for blob in kept:
+            end_bytes = work.done + blob.size_bytes
+            pieces = counted_pieces(store.blobs.stream(blob.sha256, 0, blob.size_bytes), work)
+            try:
+                await folder.keep_blob(blob.sha256, blob.size_bytes, pieces)
+            except Refused as error:
+                if error.kind is Refusal.NOT_FOUND:
+                    return f"blob {blob.sha256} ({blob.purpose}) is missing"
+                raise StoreFailed(await wrong_content(blob, store.blobs) or str(error)) from error
+            work.reach(end_bytes)  # an earlier attempt may have copied it
     return None
 
 
@@ -131,9 +139,12 @@ async def verify_backup(folder: Path) -> BackupReport:
         StoreFailed: it cannot be read.
     """
     note = read_note(folder)
-    problems = [
-        f"{folder / name} {wrong}" for name, sha256 in note.files.items() if (wrong := _wrong(folder / name, sha256))
-    ]
+    problems = []
+    with long_work("reading the copy's files", len(note.files), "files") as work:
+        for name, sha256 in note.files.items():
+            if wrong := _wrong(folder / name, sha256):
+                problems.append(f"{folder / name} {wrong}")
+            work.advance()
     if not problems:
         store = open_store_reader(str(folder))
         found = await audit(store, with_parameters=False)

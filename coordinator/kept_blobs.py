@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from coordinator.machine.run import Run
 from coordinator.machine.views import KeptBlob, blobs_kept
 from coordinator.store.blobs import BlobReader
+from runtime.long_work import BYTES, LongWork, long_work
 from state.errors import Refused, StoreFailed
 from state.wire import Sha256
 
@@ -19,7 +20,12 @@ WHAT_TO_DO = "put them back from a backup, or restore a whole backup and start w
 
 async def check_blobs_are_there(run: Run, blobs: BlobReader, store_name: str) -> None:
     """Raise `StoreFailed` unless each blob that the run relies on is held and has its size; do not read any."""
-    wrong = [text for blob in blobs_kept(run) if (text := await wrong_size(blob, blobs)) is not None]
+    wrong, kept = [], blobs_kept(run)
+    with long_work("looking for the run's blobs", len(kept), "blobs") as work:
+        for blob in kept:
+            if (text := await wrong_size(blob, blobs)) is not None:
+                wrong.append(text)
+            work.advance()
     if wrong:
         more = f"\n  and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
         listed = "".join(f"\n  {text}" for text in wrong[:MAX_NAMED])
@@ -38,8 +44,14 @@ async def wrong_size(blob: KeptBlob, blobs: BlobReader) -> str | None:
     return None
 
 
-async def wrong_content(blob: KeptBlob, blobs: BlobReader) -> str | None:
-    """Return a description of the blob if it is missing or its bytes have another digest, else None."""
+async def wrong_content(blob: KeptBlob, blobs: BlobReader, work: LongWork | None = None) -> str | None:
+    """Return a description of the blob if it is missing or its bytes have another digest, else None.
+
+    Args:
+        blob: to be read.
+        blobs: hold it.
+        work: counts the bytes that are read.
+    """
     wrong = await wrong_size(blob, blobs)
     if wrong is not None:
         return wrong
@@ -47,6 +59,8 @@ async def wrong_content(blob: KeptBlob, blobs: BlobReader) -> str | None:
         found = hashlib.sha256()
         async for piece in blobs.stream(blob.sha256, 0, blob.size_bytes):
             found.update(piece)
+            if work is not None:
+                work.advance(len(piece))
     except (Refused, StoreFailed) as error:
         return f"blob {blob.sha256} ({blob.purpose}) cannot be read: {error}"
     if found.hexdigest() != blob.sha256:
@@ -56,8 +70,10 @@ async def wrong_content(blob: KeptBlob, blobs: BlobReader) -> str | None:
 
 async def wrong_blobs(run: Run, blobs: BlobReader) -> AsyncIterator[str | None]:
     """Read every blob that the run relies on, the newest checkpoint first; yield what is wrong with each, or None."""
-    for blob in blobs_kept(run):
-        yield await wrong_content(blob, blobs)
+    kept = blobs_kept(run)
+    with long_work("reading the run's blobs", sum(blob.size_bytes for blob in kept), BYTES) as work:
+        for blob in kept:
+            yield await wrong_content(blob, blobs, work)
 
 
 class LostBlobs:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from coordinator.store.postgres.address import DatabaseAddress, parse_address, w
 from coordinator.store.postgres.importing import importing, marked_as_moved, remove
 from coordinator.store.postgres.notes import ADMIN_TOKEN, BLOBS, BLOBS_OWNER, KEY, OBJECT_STORES, STATE_FILE
 from coordinator.store.postgres.opening import open_database_reader, shared_folder
+from runtime.long_work import BYTES, LongWork, counted_pieces, long_work
 from state.errors import InvalidInput, StoreFailed
 
 UNBOUNDED_BYTES = 2**62
@@ -167,8 +169,9 @@ async def _into_database(
             undo.push_async_callback(asyncio.to_thread, shutil.rmtree, folder / run_id, True)
             notes |= {BLOBS: str(folder.absolute()).encode(), BLOBS_OWNER: owner}
             progress(f"copying {len(found.blobs)} blobs, {sum(blob.size_bytes for blob in found.blobs):,} bytes")
-            for blob in found.blobs:
-                await shared.receive(blob.sha256, blob.size_bytes, _pieces(source, blob))
+            with _copying(found.blobs) as work:
+                for blob in found.blobs:
+                    await shared.receive(blob.sha256, blob.size_bytes, counted_pieces(_pieces(source, blob), work))
         if found.admin_token_sha256 is not None:
             notes[ADMIN_TOKEN] = found.admin_token_sha256
         if source.stores_note is not None:
@@ -177,8 +180,11 @@ async def _into_database(
         async with importing(address, run_id) as taken:
             for proof in (await source.reader.journal.proofs())[-1:]:
                 await taken.keep_proof(proof)
-            async for segment in source.reader.journal.history():
-                await taken.keep_segment(segment)
+            newest = await source.reader.journal.newest_segment()
+            with long_work("copying the journal", None if newest is None else newest + 1, "segments") as work:
+                async for segment in source.reader.journal.history():
+                    await taken.keep_segment(segment)
+                    work.reach(segment.number + 1)
             await taken.keep_notes(notes)
             await taken.end(found.version)
             doubt.is_there = True  # from here on: the answer to the commit may be lost
@@ -207,8 +213,10 @@ async def _into_folder(source: _Source, target: Path, progress: Progress) -> Mov
     _refuse_problems(before)
     async with BackupFolder.making(target) as folder:
         progress(f"copying {len(found.blobs)} blobs, {sum(blob.size_bytes for blob in found.blobs):,} bytes")
-        for blob in found.blobs:
-            await folder.keep_blob(blob.sha256, blob.size_bytes, _pieces(source, blob))
+        with _copying(found.blobs) as work:
+            for blob in found.blobs:
+                pieces = counted_pieces(_pieces(source, blob), work)
+                await folder.keep_blob(blob.sha256, blob.size_bytes, pieces)
         progress("copying the journal")
         await copy_journal(source.reader, folder)
         await folder.keep_keys(found.private_key, found.admin_token_sha256)
@@ -224,6 +232,10 @@ async def _into_folder(source: _Source, target: Path, progress: Progress) -> Mov
         await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
         raise
     return MoveReport(found.run.state_file.run_id, str(target), after)
+
+
+def _copying(blobs: tuple[KeptBlob, ...]) -> AbstractContextManager[LongWork]:
+    return long_work("copying blobs", sum(blob.size_bytes for blob in blobs), BYTES)
 
 
 async def _found(source: _Source) -> _Found:

@@ -11,6 +11,7 @@ from coordinator.checkpoint_blobs import opened_parts
 from coordinator.machine.run import Run
 from coordinator.machine.views import checkpoint_blobs
 from coordinator.store.blobs import BlobReader
+from runtime.long_work import long_work
 from state.documents import Outcome
 from state.errors import EpochalError, StoreFailed
 from state.intervals import total_batches
@@ -78,11 +79,13 @@ async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[Replica]:
     """Yield all replicas since the older kept checkpoint, recomputed from the kept results."""
     verify_arithmetic()
     outer = OuterStep.of(run.state_file.merge)
-    replica = parse_checkpoint(await _checkpoint(run, blobs))
-    yield replica
-    while (outcome := run.outcomes.get(replica.step + 1)) is not None:
-        replica = merge(replica, await _contributions(outcome, blobs, replica.layout), outer)
+    with long_work("computing the parameters again", run.replica_step - run.checkpoints[0].step, "steps") as work:
+        replica = parse_checkpoint(await _checkpoint(run, blobs))
         yield replica
+        while (outcome := run.outcomes.get(replica.step + 1)) is not None:
+            replica = merge(replica, await _contributions(outcome, blobs, replica.layout), outer)
+            work.advance()
+            yield replica
 
 
 async def _contributions(outcome: Outcome, blobs: BlobReader, layout: TensorLayout) -> list[Contribution]:

@@ -23,6 +23,7 @@ from coordinator.machine.instructions import Instruction, OutcomeDecided
 from coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked, replay_until
 from coordinator.machine.run import Run
 from coordinator.store.journal import JournalReader, JournalRecord, Segment
+from runtime.long_work import long_work
 from runtime.worker_thread import InlineWorker, Worker
 from state.errors import Refused, StoreFailed
 from state.history import Moment, RoundDetail
@@ -80,18 +81,22 @@ async def read_history(
     def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
         history.take(instructions, kept.version)
 
-    async with aclosing(journal.history(proofs[-1].segment_count if proofs else None)) as segments:
-        async for segment in segments:
-            run = await worker.run(partial(opened_by, segment.snapshot))
-            found.openings.append((opening_version(segment.snapshot), segment.number))
-            found.sequence = segment.snapshot.sequence
-            for start in range(0, len(segment.records), RECORDS_AT_A_TIME):
-                began_s = loop.time()
-                records: tuple[JournalRecord, ...] = segment.records[start : start + RECORDS_AT_A_TIME]
-                run = await worker.run(partial(replay_unchecked, run, records, watch))
-                found.sequence = records[-1].sequence
-                if has_rests:
-                    await asyncio.sleep(loop.time() - began_s)
+    first, newest = proofs[-1].segment_count if proofs else 0, await journal.newest_segment()
+    total = None if newest is None else newest + 1 - first
+    with long_work("reading the run's history", total, "segments") as work:
+        async with aclosing(journal.history(first if proofs else None)) as segments:
+            async for segment in segments:
+                run = await worker.run(partial(opened_by, segment.snapshot))
+                found.openings.append((opening_version(segment.snapshot), segment.number))
+                found.sequence = segment.snapshot.sequence
+                for start in range(0, len(segment.records), RECORDS_AT_A_TIME):
+                    began_s = loop.time()
+                    records: tuple[JournalRecord, ...] = segment.records[start : start + RECORDS_AT_A_TIME]
+                    run = await worker.run(partial(replay_unchecked, run, records, watch))
+                    found.sequence = records[-1].sequence
+                    work.advance(len(records) / len(segment.records))
+                    if has_rests:
+                        await asyncio.sleep(loop.time() - began_s)
     return found
 
 

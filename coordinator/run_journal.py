@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
+from coordinator.counted_replay import replay_segment
 from coordinator.machine.records import Replayed, Watch, encode_record, encode_snapshot, replay, replay_tail
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import Stamped
@@ -77,7 +78,7 @@ class RunJournal:
         segment = await journal.load(is_restored=is_restored)
         if segment is None:
             return None
-        loaded = cls(journal, replay(segment), len(segment.records), is_doubtful=segment.may_lack_last)
+        loaded = cls(journal, replay_segment(segment), len(segment.records), is_doubtful=segment.may_lack_last)
         loaded._note_sizes(segment)
         return loaded
 

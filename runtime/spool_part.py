@@ -4,10 +4,11 @@ Parts of one file may be received at the same time: each writes at its place, an
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from runtime.file_room import write_at
+from runtime.long_work import LongWork
 from runtime.spool import READ_BYTES, SpoolFile
 from state.errors import InternalError, InvalidDocument, SpoolFull
 from state.tensors import Buffer
@@ -139,6 +140,42 @@ class ReceivedFile:
 
     def clear(self) -> None:
         self._file.clear()
+
+
+class CountedBytes:
+    """Where a blob is received (`ReceivedBytes`), with what arrives, and what is dropped again, counted as long work.
+
+    Args:
+        target: receives it.
+        work: returns what counts it now; None for nothing.
+    """
+
+    def __init__(self, target: ReceivedBytes, work: Callable[[], LongWork | None]) -> None:
+        self._target = target
+        self._work = work
+
+    @property
+    def size_bytes(self) -> int:
+        return self._target.size_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        self._target.reserve(size_bytes)
+
+    def append(self, data: Buffer) -> None:
+        self._target.append(data)
+        self._count(len(data))
+
+    def sha256(self) -> Sha256:
+        return self._target.sha256()
+
+    def clear(self) -> None:
+        self._count(-self._target.size_bytes)
+        self._target.clear()
+
+    def _count(self, size_bytes: int) -> None:
+        work = self._work()
+        if work is not None:
+            work.advance(size_bytes)
 
 
 def rest_of(sent: SentBytes, start_bytes: int) -> SentBytes:

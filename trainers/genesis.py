@@ -2,12 +2,13 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 
 from pydantic import ValidationError
 
+from runtime.long_work import BYTES, long_work
 from state.config.changes import goes_on_from_its_own
 from state.config.model import HF_ARCHITECTURES, ModelSpec
 from state.config.state_file import StateFile
@@ -86,8 +87,9 @@ def make_first_model(
         check_config(state, llm.spec, note)
         model, key = open_model(llm.spec), _seed_bytes(state.run_id if seed is None else f"{seed}")
         if isinstance(model, ModelInParts):
-            make = partial(model.initial_parts, key)
-            return FirstModel(llm.spec, step, model_layout(llm.spec), make, state.merge.has_momentum)
+            layout = model_layout(llm.spec)
+            make = partial(_counted, "making the first parameters", layout, partial(model.initial_parts, key))
+            return FirstModel(llm.spec, step, layout, make, state.merge.has_momentum)
         parameters = model.initial_parameters(key)
         return FirstModel.of(llm.spec, first_replica(step, parameters, state.merge.has_momentum))
     if seed is not None:
@@ -98,7 +100,18 @@ def make_first_model(
     layout = model_layout(spec)
     source.tensors(dict(layout.entries))  # names and shapes are wrong now rather than in the midst of a start
     read = partial(_checked_parameters, source, layout, state.merge.max_abs)
-    return FirstModel(spec, step, layout, read, state.merge.has_momentum)
+    counted = partial(_counted, "reading the first parameters", layout, read)
+    return FirstModel(spec, step, layout, counted, state.merge.has_momentum)
+
+
+def _counted(
+    title: str, layout: TensorLayout, read: Callable[[], Iterable[tuple[str, Float32Array]]]
+) -> Iterator[tuple[str, Float32Array]]:
+    """Yield parameters as they are read or made, counted as long work."""
+    with long_work(title, layout.size_bytes, BYTES) as work:
+        for name, values in read():
+            yield name, values
+            work.advance(values.nbytes)
 
 
 def step_of_own_checkpoint(state: StateFile, step: int) -> str:

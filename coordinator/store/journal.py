@@ -111,6 +111,9 @@ class JournalReader(Protocol):
     async def proofs(self) -> tuple[StoredProof, ...]:
         """Return the kept proofs, the one of the fewest segments first: one, or more while the journal is compacted."""
 
+    async def newest_segment(self) -> int | None:
+        """Return the number of the newest segment; None if there is none."""
+
     def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
         """Return all segments from `start` on, oldest first.
 

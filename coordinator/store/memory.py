@@ -82,6 +82,9 @@ class MemoryJournal:
     async def proofs(self) -> tuple[StoredProof, ...]:
         return tuple(StoredProof(count, body) for count, body in sorted(self.stored_proofs.items()))
 
+    async def newest_segment(self) -> int | None:
+        return self.segments[-1].number if self.segments else None
+
     async def keep_proof(self, proof: StoredProof) -> None:
         self.stored_proofs[proof.segment_count] = proof.body
 

@@ -22,6 +22,7 @@ from data_providers.encoding import TokenEncoding
 from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
 from data_providers.protocol import CorruptData
 from data_providers.sources.protocol import ByteSource, SourceFile, Wanted, closed_on_failure, read, read_many
+from runtime.long_work import BYTES, LongWork, long_work
 from state.errors import InvalidInput
 from state.wire import strict_json
 
@@ -119,14 +120,22 @@ def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
     return ListedFile(size_bytes, hashes, block_bytes, sha256, encoding)
 
 
-def hashed_file(path: Path, block_bytes: int = DEFAULT_BLOCK_BYTES) -> dict[str, Any]:
-    """Return a manifest's entry for a file: its size, the SHA-256 of all of it, and the hash of each block. Blocks."""
+def hashed_file(path: Path, block_bytes: int = DEFAULT_BLOCK_BYTES, work: LongWork | None = None) -> dict[str, Any]:
+    """Return a manifest's entry for a file: its size, the SHA-256 of all of it, and the hash of each block. Blocks.
+
+    Args:
+        path: of the file.
+        block_bytes: size of a block.
+        work: counts the bytes that are read.
+    """
     hashes, size_bytes, whole = bytearray(), 0, hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(block_bytes):
             hashes += block_hash(block)
             whole.update(block)
             size_bytes += len(block)
+            if work is not None:
+                work.advance(len(block))
     return {"size_bytes": size_bytes, "sha256": whole.hexdigest(), "hashes": base64.b64encode(hashes).decode()}
 
 
@@ -164,27 +173,29 @@ def verify_folder(folder: Path, names: Sequence[str] = (), *, with_hashes: bool 
         for name in sorted(names):
             if name not in manifest:
                 raise CorruptData(f"{folder}: the manifest does not list {name}", name=name)
-        for name, listed in manifest.items():
-            path = folder / name
-            if not path.is_file():
-                raise CorruptData(f"{folder}: the manifest lists {name}, which does not exist", name=name)
-            if path.stat().st_size != listed.size_bytes:
-                raise CorruptData(f"{path} has {path.stat().st_size} bytes; the manifest says {listed.size_bytes}")
-            if not with_hashes:
-                continue
-            _verify_file(path, listed)
+        with long_work("comparing with the manifest", sum(one.size_bytes for one in manifest.values()), BYTES) as work:
+            for name, listed in manifest.items():
+                path = folder / name
+                if not path.is_file():
+                    raise CorruptData(f"{folder}: the manifest lists {name}, which does not exist", name=name)
+                if path.stat().st_size != listed.size_bytes:
+                    raise CorruptData(f"{path} has {path.stat().st_size} bytes; the manifest says {listed.size_bytes}")
+                if not with_hashes:
+                    continue
+                _verify_file(path, listed, work)
     except OSError as error:
         raise InvalidInput(f"{error.filename or folder}: {error.strerror or error}") from error
     return len(manifest)
 
 
-def _verify_file(path: Path, listed: ListedFile) -> None:
+def _verify_file(path: Path, listed: ListedFile, work: LongWork) -> None:
     whole = hashlib.sha256()
     with path.open("rb") as file:
         for number in range(listed.block_count):
             size = listed.block_bytes
             block = file.read(size)
             whole.update(block)
+            work.advance(len(block))
             if block_hash(block) != listed.hash_of(number):
                 raise CorruptData(f"{path}: block {number} of {size} bytes differs from the manifest")
     if listed.sha256 and whole.hexdigest() != listed.sha256:

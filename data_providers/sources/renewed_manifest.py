@@ -20,6 +20,7 @@ from data_providers.sources.manifest import (
     parse_manifest,
 )
 from runtime.durable_files import replace_file
+from runtime.long_work import BYTES, long_work
 from state.errors import DataError, InvalidInput
 from state.wire import strict_json
 
@@ -58,12 +59,14 @@ def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAUL
         earlier, lost = _earlier(path)
         known: Mapping[str, Any] = earlier.get("files", {})
         files: dict[str, dict[str, Any]] = {}
-        for name in sorted(names):
-            entry, before = hashed_file(folder / name, block_bytes), known.get(name, {})
-            is_same = before.get("sha256") == entry["sha256"]
-            if ENCODING in before and not is_same:
-                lost.append(f"{name} is not the file of the earlier manifest: its tokenizer is no longer known")
-            files[name] = {**before, **entry} if is_same else entry
+        total_bytes = sum((folder / name).stat().st_size for name in names)
+        with long_work("hashing the files", total_bytes, BYTES) as work:
+            for name in sorted(names):
+                entry, before = hashed_file(folder / name, block_bytes, work), known.get(name, {})
+                is_same = before.get("sha256") == entry["sha256"]
+                if ENCODING in before and not is_same:
+                    lost.append(f"{name} is not the file of the earlier manifest: its tokenizer is no longer known")
+                files[name] = {**before, **entry} if is_same else entry
         lost += [f"{name} is no longer there" for name in sorted({*known} - {*files})]
         more = {name: value for name, value in earlier.items() if name not in _OF_MANIFEST}
         if more and not any(entry["sha256"] == known.get(name, {}).get("sha256") for name, entry in files.items()):

@@ -7,6 +7,7 @@ import numpy as np
 
 from epochal.checkpoints.checkpoint_stream import CheckpointStream
 from epochal.checkpoints.runs import WatchedRun
+from runtime.long_work import BYTES, LongWork, counted_pieces, long_work
 from state.documents import CheckpointRef
 from state.errors import InvalidDocument
 from state.layout_difference import layout_difference
@@ -29,8 +30,14 @@ async def read_parameters(run: WatchedRun, reference: CheckpointRef, layout: Ten
         Refused: `not-found` if the checkpoint is held no longer.
         InvalidDocument: the bytes are not the checkpoint's, or are not finite parameters of the run's model.
     """
+    title = f"reading the checkpoint of step {reference.step}"
+    with long_work(title, reference.size_bytes, BYTES) as work:
+        return await _read(run, reference, layout, work)
+
+
+async def _read(run: WatchedRun, reference: CheckpointRef, layout: TensorLayout, work: LongWork) -> Tensors:
     async with run.reading(), contextlib.aclosing(run.pieces(reference)) as pieces:
-        stream = CheckpointStream(pieces, reference)
+        stream = CheckpointStream(counted_pieces(pieces, work), reference)
         difference = layout_difference(await stream.parameters(), layout)
         if difference is not None:
             raise InvalidDocument(f"the checkpoint of step {reference.step} is of another model: it has {difference}")

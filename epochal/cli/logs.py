@@ -1,8 +1,10 @@
 """Logging at the entry points: constant messages with fields, as JSON lines for machines or short lines for people."""
 
+import contextlib
 import json
 import logging
 import sys
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, TextIO
 
@@ -52,9 +54,37 @@ class TextFormatter(logging.Formatter):
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
+class _LineHandler(logging.StreamHandler[TextIO]):
+    """Writes log lines to a stream, or above what a terminal shows at its bottom."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        above = _above
+        if above is None:
+            super().emit(record)
+            return
+        try:
+            above(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+
+_above: Callable[[str], object] | None = None
+
+
+@contextlib.contextmanager
+def lines_above(write: Callable[[str], object]) -> Iterator[None]:
+    """Give each log line to `write` while the context is entered, because a display holds the terminal's bottom."""
+    global _above
+    before, _above = _above, write
+    try:
+        yield
+    finally:
+        _above = before
+
+
 def start_logging(log_format: LogFormat, *, verbose: bool, stream: TextIO | None = None) -> None:
     """Send every log line of this process to `stream` (standard error if None)."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _LineHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
     for noisy in NOISY:

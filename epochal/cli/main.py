@@ -8,6 +8,7 @@ import typer
 from epochal import __version__
 from epochal.cli.lazy import lazy_app
 from epochal.cli.logs import show_warnings
+from epochal.cli.progress import progress_shown
 from epochal.cli.secret_files import take_secret_files
 from state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
 
@@ -121,7 +122,8 @@ def main() -> None:
     try:
         show_warnings()
         take_secret_files(os.environ)
-        app()
+        with progress_shown():
+            app()
     except EpochalError as error:
         typer.echo(f"epochal: {error}", err=True)
         sys.exit(exit_code_of(error))

@@ -30,6 +30,7 @@ from epochal.cli.options import JsonOption
 from epochal.cli.row_files import part_name, write_rows
 from epochal.cli.run import run_to_end, say
 from runtime.durable_files import replace_file
+from runtime.long_work import LongWork, long_work
 from state.config.schema import known_places
 from state.config.state_file import PackingConfig
 from state.errors import InvalidInput
@@ -103,7 +104,8 @@ def pack(
         opening = open_location(parse_location(location), DatasetSpec(2, seq_len), options)
         async with contextlib.aclosing(await opening) as provider:
             job = _PackingJob(provider, config, context, out)
-            await job.run()
+            with long_work("packing", provider.sequence_count, "samples") as work:
+                await job.run(work)
         counts = job.packer.counts
         fill = counts.tokens / (counts.rows * seq_len) if counts.rows else 0.0
         report = PackReport(location, split, seq_len, fill, counts, job.parts)
@@ -131,7 +133,7 @@ class _PackingJob:
         self._context = context
         self._out = out
 
-    async def run(self) -> None:
+    async def run(self, work: LongWork) -> None:
         if self._out is not None:
             with _writing(self._out):
                 self._out.mkdir(parents=True, exist_ok=True)
@@ -155,6 +157,7 @@ class _PackingJob:
                 ids = DataIds(taken, min(taken + SAMPLES_PER_REQUEST, self._total) - 1)
                 arrived = await self._samples(ids)
                 taken = ids.end + 1
+                work.reach(taken)
         await self._write(rows)
 
     async def _samples(self, ids: DataIds) -> Iterator[RawSample]:

@@ -1,14 +1,13 @@
 """`epochal prepare`: from text to a folder from which a run starts."""
 
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from epochal.cli.run import say
 from epochal.preparation import preparing
@@ -18,6 +17,7 @@ from epochal.preparation.preparing import PrepareProgress
 from epochal.preparation.publishing import OURS, TRAIN, VALIDATION, Preparation
 from epochal.preparation.sources import text_suffix_hint
 from epochal.preparation.working import discard_unfinished
+from runtime.long_work import BYTES, long_work
 from state.errors import EpochalError
 
 DEFAULTS = PrepareOptions()
@@ -160,9 +160,8 @@ def prepare(
     )
     if restart:
         (discard_append if append else discard_unfinished)(out)
-    console = Console()
     try:
-        with _live(console) if console.is_terminal else _lines() as show:
+        with _bar() if sys.stderr.isatty() else _lines() as show:
             made = preparing.prepare(sources, tokenizer, out, options, show)
     except KeyboardInterrupt:
         raise EpochalError("interrupted; the same command goes on where this one stopped") from None
@@ -170,23 +169,16 @@ def prepare(
 
 
 @contextmanager
-def _live(console: Console) -> Iterator[Callable[[PrepareProgress], None]]:
+def _bar() -> Iterator[Callable[[PrepareProgress], None]]:
     """Yield what shows the progress as a bar with an estimate of the time that is left."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("reading", total=None)
+    with long_work("reading", None, BYTES) as work:
 
         def show(progress: PrepareProgress) -> None:
-            text = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            work.title = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
             if progress.packed:
-                text += f", {progress.packed:,} packed"
-            bar.update(task, completed=progress.read_bytes, total=progress.total_bytes, description=text)
+                work.title += f", {progress.packed:,} packed"
+            work.total = progress.total_bytes
+            work.reach(progress.read_bytes)
 
         yield show
 

@@ -15,6 +15,7 @@ from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.locations import AnyLocation
 from data_providers.opening import ONLY_FOR_MEMBERS, OpenOptions, open_location, run_data
 from data_providers.protocol import DataProvider
+from runtime.long_work import long_work
 from runtime.retry import system_jitter
 from runtime.task_errors import first_error
 from runtime.worker_thread import Worker, WorkerThread
@@ -167,8 +168,10 @@ class LossComputation:
                 batches: AssignedBatches = self._fetcher.fetch_data(plan.assignment, group)
                 if self._packing is not None:
                     batches = self._packing.rows_of(plan.assignment, batches)
-                async for micro_batch in micro_batches(plan, batches):
-                    await self._worker.run(partial(running.add, micro_batch))
+                with long_work(f"computing the loss of replica {step}", samples, "samples") as work:
+                    async for micro_batch in micro_batches(plan, batches):
+                        await self._worker.run(partial(running.add, micro_batch))
+                        work.reach(min(samples, work.done + SAMPLES_AT_A_TIME))
             return await self._worker.run(running.total)
         except BaseExceptionGroup as group_error:
             raise _about(step, first_error(group_error, EpochalError)) from group_error

@@ -12,6 +12,7 @@ from typing import Protocol
 from epochal.export.folder import NOTE_FILE
 from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of
 from runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
+from runtime.long_work import BYTES, long_work
 from runtime.retry import RetryPolicy
 from state.config.data_location import S3, Gcp
 from state.errors import InvalidInput
@@ -71,14 +72,17 @@ class BucketDestination:
             for name in _in_order(held)[::-1]:
                 if name in (INDEX_FILE, CONFIG_FILE) or name not in names:
                     obstore().delete(self._store, self._path(below, name))
-            for name in names:
-                obstore().put(
-                    self._store,
-                    self._path(below, name),
-                    folder / name,
-                    chunk_size=PART_BYTES,
-                    max_concurrency=MAX_PARTS_AT_A_TIME,
-                )
+            sizes = {name: (folder / name).stat().st_size for name in names}
+            with long_work(f"uploading to {place}", sum(sizes.values()), BYTES) as work:
+                for name in names:
+                    obstore().put(
+                        self._store,
+                        self._path(below, name),
+                        folder / name,
+                        chunk_size=PART_BYTES,
+                        max_concurrency=MAX_PARTS_AT_A_TIME,
+                    )
+                    work.advance(sizes[name])
         except store_failures() as error:
             raise bucket_error(error, place) from error
         return place

@@ -12,6 +12,7 @@ from epochal.checkpoints.following import Say, follow_checkpoints, take_checkpoi
 from epochal.checkpoints.runs import RunView, WatchedRun
 from epochal.export.destinations import Destination, step_in, step_name
 from epochal.export.folder import ExportedModel, making, read_note, reported, write_export
+from runtime.long_work import BYTES, counted_pieces, long_work
 from runtime.retry import RetryPolicy
 from state.documents import CheckpointRef
 from state.errors import InvalidInput
@@ -85,9 +86,10 @@ class Exporter:
         await asyncio.to_thread(self._forget_older, view.state.run_id)
 
     async def _write(self, view: RunView, reference: CheckpointRef, to: Path) -> None:
+        title = f"exporting the checkpoint of step {reference.step}"
         async with self._run.reading(), contextlib.aclosing(self._run.pieces(reference)) as pieces:
-            with making(to) as folder:
-                stream = CheckpointStream(pieces, reference)
+            with making(to) as folder, long_work(title, reference.size_bytes, BYTES) as work:
+                stream = CheckpointStream(counted_pieces(pieces, work), reference)
                 await write_export(folder, self._model(view), reference, stream)
         self._say(f"{view.state.run_id}, replica {reference.step}: {to}")
 

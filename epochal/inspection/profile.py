@@ -17,6 +17,7 @@ from data_providers.local import LocalDataProvider
 from data_providers.mixture import PERIOD
 from data_providers.protocol import MAX_REQUEST_SAMPLES, DataProvider, Rejected, TokenBatch, Tokens
 from data_providers.ranged import RangedDataProvider
+from runtime.long_work import long_work
 from state.intervals import DataIds
 
 PROFILE_BYTES = 8 * 1024**2
@@ -107,17 +108,20 @@ async def profile_of(provider: DataProvider, end_token: int | None = None) -> Da
         DataError: as `DataProvider.get_samples`.
     """
     seen = _Seen()
-    for place in _places(provider):
-        try:
-            batch = await provider.get_samples(place)
-        except Rejected:  # samples of varying length, which are longer than thought
-            place = DataIds(place.start, place.start)
-            batch = await provider.get_samples(place)
-        _count(seen, batch, _stretches(provider, place), end_token)
-        if end_token is not None and _is_in_file_order(provider):
-            await _follow(seen, provider, place, batch, end_token)
-        if seen.tokens * _TOKEN_BYTES >= PROFILE_BYTES:
-            break
+    places = tuple(_places(provider))
+    with long_work("reading some of the data", len(places), "places") as work:
+        for place in places:
+            try:
+                batch = await provider.get_samples(place)
+            except Rejected:  # samples of varying length, which are longer than thought
+                place = DataIds(place.start, place.start)
+                batch = await provider.get_samples(place)
+            _count(seen, batch, _stretches(provider, place), end_token)
+            if end_token is not None and _is_in_file_order(provider):
+                await _follow(seen, provider, place, batch, end_token)
+            work.advance()
+            if seen.tokens * _TOKEN_BYTES >= PROFILE_BYTES:
+                break
     return _profile(seen)
 
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -23,8 +23,9 @@ from typing import Protocol
 from coordinator_client.api import BlobRequests
 from run_manager.events import BlobFetched, Observer, ignore
 from runtime.broadcast import Broadcast
+from runtime.long_work import BYTES, LongWork, long_work
 from runtime.spool import Spool, SpoolFile
-from runtime.spool_part import ReceivedBytes, ReceivedFile, ReceivedPart, SentPart
+from runtime.spool_part import CountedBytes, ReceivedBytes, ReceivedFile, ReceivedPart, SentPart
 from runtime.task_errors import first_error
 from runtime.worker_thread import Worker
 from state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_parts
@@ -110,6 +111,11 @@ class _Wanted:
     is_taken: bool = False
     is_whole: bool = False
 
+    @property
+    def arrived_bytes(self) -> int:
+        """Size of what has arrived of it."""
+        return self.part.size_bytes if self.is_whole else self.target.size_bytes
+
     def may_come_from(self, name: str) -> bool:
         return name not in self.missing_at and self.failures[name] < ATTEMPTS_PER_SOURCE
 
@@ -168,6 +174,7 @@ class CheckpointDownload:
         self._under_way: _UnderWay | None = None
         self._fetching = asyncio.Lock()
         self._news = Broadcast()
+        self._work: LongWork | None = None
 
     async def fetch(self, checkpoint: CheckpointRef) -> SpoolFile:
         """Return the bytes of a checkpoint, each part of them verified.
@@ -197,11 +204,13 @@ class CheckpointDownload:
         under_way.silences.clear()
         for wanted in under_way.wanted:
             wanted.forgive()
+        title = f"downloading the checkpoint of step {checkpoint.step}"
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(PARTS_PER_SOURCE, len(under_way.wanted))):
-                    for source in (*self._mirrors, self._coordinator):  # all begin, the coordinator with the least
-                        group.create_task(self._fetch_from(source, under_way))
+            with self._counting(title, under_way):
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(PARTS_PER_SOURCE, len(under_way.wanted))):
+                        for source in (*self._mirrors, self._coordinator):  # all begin, the coordinator with the least
+                            group.create_task(self._fetch_from(source, under_way))
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         for wanted in under_way.wanted:
@@ -210,12 +219,26 @@ class CheckpointDownload:
         self._spool.left.finish(checkpoint.blob_sha256)
         return under_way.file
 
+    @contextlib.contextmanager
+    def _counting(self, title: str, under_way: _UnderWay) -> Iterator[None]:
+        with long_work(title, under_way.checkpoint.size_bytes, BYTES) as work:
+            work.done = sum(wanted.arrived_bytes for wanted in under_way.wanted)
+            self._work = work
+            try:
+                yield
+            finally:
+                self._work = None
+
+    def _counted(self, target: ReceivedBytes) -> ReceivedBytes:
+        return CountedBytes(target, lambda: self._work)
+
     async def _begin(self, checkpoint: CheckpointRef) -> _UnderWay:
         content, size_bytes = checkpoint.blob_sha256, checkpoint.size_bytes
         left = await self._worker.run(partial(self._spool.left_file, content, size_bytes))
         if checkpoint.part_count == 1:
             file, part = self._spool.file(), CheckpointPart(content, size_bytes)
-            return _UnderWay(checkpoint, file, (_Wanted(1, part, ReceivedFile(file, part.size_bytes)),))
+            target = self._counted(ReceivedFile(file, part.size_bytes))
+            return _UnderWay(checkpoint, file, (_Wanted(1, part, target),))
         parts = (await self._fetch_manifest(content)).parts
         check_parts(parts, content, size_bytes)
         file = self._spool.file() if left is None else left
@@ -224,7 +247,7 @@ class CheckpointDownload:
         self._spool.left.leave(file, content)
         wanted, start = [], 0
         for number, part in enumerate(parts, 1):
-            wanted.append(_Wanted(number, part, ReceivedPart(file, start, part.size_bytes)))
+            wanted.append(_Wanted(number, part, self._counted(ReceivedPart(file, start, part.size_bytes))))
             if left is not None:
                 found = await self._worker.run(SentPart(left, start, part.size_bytes).sha256)
                 wanted[-1].is_whole = found == part.sha256

@@ -184,6 +184,9 @@ class DatabaseJournal:
     async def proofs(self) -> tuple[StoredProof, ...]:
         return await self._read(self._shared.proofs)
 
+    async def newest_segment(self) -> int | None:
+        return await self._read(self._shared.newest_segment)
+
     async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
         async def read() -> list[Segment]:
             return [segment async for segment in self._shared.history(start)]

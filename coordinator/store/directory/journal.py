@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from coordinator.store.directory.failures import repeated_while_passing, store_failure
-from coordinator.store.directory.segments import (
-    ParsedSegment,
-    encode_entry,
-    encode_mark,
-    encode_segment,
-    parse_segment,
-)
+from coordinator.store.directory.segments import ParsedSegment, encode_entry, encode_mark, encode_segment, parse_segment
 from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
 from runtime.durable_files import PRIVATE_MODE, Disk, open_new_file, replace_file, sync_folder
 from runtime.worker_thread import WorkerThread
@@ -110,6 +104,10 @@ class DirectoryHistory:
 
     async def proofs(self) -> tuple[StoredProof, ...]:
         return await _in_thread(self._run_dir, _read_proofs, self._run_dir)
+
+    async def newest_segment(self) -> int | None:
+        paths = await _in_thread(self._run_dir, segment_paths, self._run_dir)
+        return _number_of(paths[-1]) if paths else None
 
     async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
         number = _first_number(self._run_dir) if start is None else start

@@ -66,6 +66,14 @@ class PostgresHistory:
 
         return await self._database.run(read, BULK_S)
 
+    async def newest_segment(self) -> int | None:
+        async def read(connection: Connection) -> int | None:
+            sql = "SELECT max(number) FROM epochal_segments WHERE run_id = %s"
+            row = await (await connection.execute(sql, (self._run_id,))).fetchone()
+            return None if row is None else row[0]
+
+        return await self._database.run(read)
+
     async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
         number = await self._first_number() if start is None else start
         while number is not None:

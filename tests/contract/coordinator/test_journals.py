@@ -58,6 +58,7 @@ async def test_journal_loads_the_newest_segment_and_keeps_all_in_its_history(jou
     await journal.append(record(2))
     later = Segment(1, Snapshot(1, b"later"), (record(2),))
     assert await newest(journal) == later
+    assert await journal.newest_segment() == 1
     assert [found async for found in journal.history()] == [Segment(0, Snapshot(0, b"start"), (record(1),)), later]
 
 
