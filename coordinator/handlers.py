@@ -34,6 +34,7 @@ from state.errors import Refused
 from state.evaluations import EvaluationHistory, EvaluationReport
 from state.generations import DataAppend
 from state.intervals import coalesce, subtract
+from state.names import shown_client
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
@@ -187,6 +188,8 @@ class Handlers:
             nonce_expires_s=expires_s,
             invitation_sha256=None if request.invitation is None else sha256_hex(request.invitation.encode()),
             instance=request.instance,
+            name=request.name or "",
+            software=request.software or "",
         )
         self.rates.check_join(client_id, self.service.now_s())
         if address is not None and client_id not in self.service.run.members:
@@ -209,7 +212,8 @@ class Handlers:
         if free_in_s > 0:
             raise Refused(
                 Refusal.KEY_IN_USE,
-                f"another process takes part with the key of client {client_id}, and was heard less than "
+                f"another process takes part with the key of client {shown_client(client_id, member.name)}, and was "
+                f"heard less than "
                 f"{KEY_FREE_AFTER_S:g} s ago; end that one, or give this one a key of its own (--key FILE --new-key)",
                 retry_after_s=free_in_s,
             )

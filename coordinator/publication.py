@@ -18,11 +18,11 @@ from state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, Roste
 from state.errors import InternalError
 from state.first_model import model_document
 from state.intervals import coalesce, total_batches
+from state.members import MemberView
 from state.messages import (
     MAX_DATASETS_IN_STATUS,
     FailedBatches,
     FailedData,
-    MemberView,
     ResultsPage,
     RunStatus,
     Standing,
@@ -246,24 +246,6 @@ def status_of(
     """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
     run = replace(run, now_s=now_s)
     config = run.state_file.config
-    positions = {} if run.round is None else run.round.plan.positions
-    members = tuple(
-        MemberView(
-            client_id=member.client_id,
-            ready=run.is_ready(member),
-            in_roster=member.client_id in positions,
-            share=share_units(member) / SHARE_UNITS_PER_BATCH,
-            claim=member.share,
-            trainer=member.trainer,
-            silent_s=round(liveness.silent_s(member.client_id, now_s), 3),
-            last_loss=member.last_loss,
-            missed=member.conduct.misses,
-            rest_s=member.conduct.rest_s(now_s),
-            last_miss=member.conduct.last_miss,
-            data_wait=None if member.data_waits is None else member.data_waits.view(),
-        )
-        for member in list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
-    )
     return RunStatus(
         run_id=run.state_file.run_id,
         version=version,
@@ -278,7 +260,7 @@ def status_of(
         member_count=len(run.members),
         ready_count=len(run.ready_members()),
         resting_count=len(run.members) - len(run.available_members()),
-        members=members,
+        members=_member_views(run, liveness, now_s),
         data_indices_applied=run.data_indices_applied,
         tokens_applied=run.tokens_applied,
         tokens_per_s=round(tokens_per_s, 1),
@@ -300,6 +282,30 @@ def status_of(
         pausing=run.pause_pending,
         data_generations=run.state_file.data_generations,
         next_data_index=run.cursor * config.data_indices_per_batch,
+    )
+
+
+def _member_views(run: Run, liveness: Liveness, now_s: float) -> tuple[MemberView, ...]:
+    """Return the run's first members as an operator sees them, at most `MAX_MEMBERS_IN_STATUS`."""
+    positions = {} if run.round is None else run.round.plan.positions
+    return tuple(
+        MemberView(
+            client_id=member.client_id,
+            ready=run.is_ready(member),
+            in_roster=member.client_id in positions,
+            share=share_units(member) / SHARE_UNITS_PER_BATCH,
+            claim=member.share,
+            trainer=member.trainer,
+            silent_s=round(liveness.silent_s(member.client_id, now_s), 3),
+            last_loss=member.last_loss,
+            missed=member.conduct.misses,
+            rest_s=member.conduct.rest_s(now_s),
+            last_miss=member.conduct.last_miss,
+            data_wait=None if member.data_waits is None else member.data_waits.view(),
+            name=member.name,
+            software=member.software,
+        )
+        for member in list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
     )
 
 

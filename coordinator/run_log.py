@@ -14,13 +14,21 @@ from coordinator.machine.instructions import (
     SegmentEnded,
     SentToRest,
 )
+from coordinator.machine.run import Run
+from state.names import shown_client
 from state.phases import RunState
+from state.wire import ClientId
 
 log = logging.getLogger("coordinator.service")
 
 
-def log_instruction(instruction: Instruction) -> None:
-    """Log what happened, if it is worth a line."""
+def log_instruction(instruction: Instruction, run: Run) -> None:
+    """Log what happened, if it is worth a line.
+
+    Args:
+        instruction: of the machine.
+        run: after it, which knows its members' names.
+    """
     match instruction:
         case PhaseChanged(before=before, after=after, reason=reason):
             log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
@@ -32,18 +40,27 @@ def log_instruction(instruction: Instruction) -> None:
             fields = {"step": step, "attempt": attempt, "applied_results": applied, "reason": reason}
             log.info("outcome_decided", extra=fields)
         case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
-            told = {"batch_id": str(batch_id), "failed_on": against, "reason": message}
+            failed_on = [shown_client(one, _name_of(run, one).get("client_name", "")) for one in against]
+            told = {"batch_id": str(batch_id), "failed_on": failed_on, "reason": message}
             log.warning("batches_quarantined", extra=told)
         case RunHeld(reason=reason):
             log.warning("run_held", extra={"reason": reason})
         case QuarantineEnded(batches=batches):
             log.info("batches_released", extra={"batches": [str(batch) for batch in batches]})
-        case MembershipChanged(client_id=client_id, change=change):
-            log.info("membership_changed", extra={"client_id": client_id, "change": change})
+        case MembershipChanged(client_id=client_id, change=change, member=member):
+            name = {"client_name": member.name} if member is not None and member.name else {}
+            log.info("membership_changed", extra={"client_id": client_id, **name, "change": change})
         case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
-            log.warning("client_rests", extra={"client_id": client_id, "rest_s": rest_s, "reason": reason})
+            why = {"rest_s": rest_s, "reason": reason}
+            log.warning("client_rests", extra={"client_id": client_id, **_name_of(run, client_id), **why})
         case EvaluationRecorded(evaluation=found):
             evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
             log.info("evaluation_recorded", extra=evaluated)
         case SegmentEnded(epoch=epoch):
             log.debug("segment_ended", extra={"epoch": epoch})
+
+
+def _name_of(run: Run, client_id: ClientId) -> dict[str, str]:
+    """Return the field with a member's name, if it has one."""
+    member = run.members.get(client_id)
+    return {"client_name": member.name} if member is not None and member.name else {}

@@ -318,7 +318,7 @@ class CoordinatorService:
 
     def _execute(self, instruction: Instruction) -> None:
         self._watcher(instruction)
-        log_instruction(instruction)
+        log_instruction(instruction, self.run)
         match instruction:
             case PhaseChanged(before, after):
                 self.maintenance.phase_changed(before, after)

@@ -101,12 +101,16 @@ class ClientProfile:
 
     Attributes:
         instance: names this process, so that a second one with the same key can be told apart.
+        name: for people, as `state.names` allows it.
+        software: the version of its program.
     """
 
     key: ClientKey
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(codecs=SPOKEN))
     invitation: str | None = None
     instance: str = field(default_factory=lambda: secrets.token_hex(INSTANCE_BYTES))
+    name: str | None = None
+    software: str | None = None
 
 
 class CoordinatorSession(ForwardedRequests):
@@ -302,7 +306,14 @@ class CoordinatorSession(ForwardedRequests):
         profile = self._profile
         return await self._api.join(
             JoinRequest(
-                public_key, challenge.nonce, signature, profile.capabilities, profile.invitation, profile.instance
+                public_key,
+                challenge.nonce,
+                signature,
+                profile.capabilities,
+                profile.invitation,
+                profile.instance,
+                profile.name,
+                profile.software,
             )
         )
 

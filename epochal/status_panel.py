@@ -13,7 +13,8 @@ from runtime.visible_text import visible
 from state.data_metrics import DataWaitView
 from state.evaluations import Evaluation, newest_evaluations
 from state.intervals import counted_batches
-from state.messages import MemberView, RunStatus
+from state.members import MemberView
+from state.messages import RunStatus
 from state.phases import RunState
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -152,7 +153,9 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
     has_waits = any(member.data_wait is not None for member in members)
     waits_column = ("waits for data",) * has_waits
     missed_columns = ("missed", "why") * has_missed
-    for column in ("client", "state", "trainer", "share", "last loss", *waits_column, "heard", *missed_columns):
+    names_column = ("name",) * any(member.name for member in members)
+    columns = ("client", *names_column, "state", "trainer", "share", "last loss", *waits_column, "heard")
+    for column in (*columns, *missed_columns):
         table.add_column(column)
     for member in sorted(members, key=lambda member: -member.missed)[:MAX_SHOWN_MEMBERS]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
@@ -163,7 +166,8 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
         share, trainer = f"{member.share:g} of {member.claim}", Text(visible(member.trainer))
         missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
         waits = (_data_wait(member.data_wait),) * has_waits
-        table.add_row(member.client_id[:12], state, trainer, share, loss, *waits, heard, *missed)
+        name = (Text(visible(member.name)),) * len(names_column)
+        table.add_row(member.client_id[:12], *name, state, trainer, share, loss, *waits, heard, *missed)
     if total > MAX_SHOWN_MEMBERS:
         table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
     return table

@@ -10,12 +10,14 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from state.checkpoint_parts import MAX_PARTS, CheckpointPart
-from state.data_metrics import DataMetrics, DataWaitView
+from state.data_metrics import DataMetrics
 from state.datasets import DatasetDescription
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
 from state.evaluations import Evaluation
 from state.generations import DataGeneration
 from state.intervals import BatchId
+from state.members import MemberView
+from state.names import ClientName, Software
 from state.phases import RunState
 from state.wire import Sha256
 from state.wire_document import WireDocument
@@ -75,6 +77,8 @@ class JoinRequest(WireDocument):
 
     Attributes:
         instance: the same in every join of one process, so that a second process with the same key can be told apart.
+        name: for people, of the client's own choice.
+        software: the version of its program.
     """
 
     public_key: HexKey
@@ -83,6 +87,8 @@ class JoinRequest(WireDocument):
     capabilities: Capabilities
     invitation: Annotated[str, Field(max_length=256)] | None = None
     instance: Instance | None = None
+    name: ClientName | None = None
+    software: Software | None = None
 
 
 DATA_TICKET_AUDIENCE = "epochal-data"
@@ -291,33 +297,6 @@ class QuarantineRelease(WireDocument):
     """The quarantined batches to release, or, in the answer, those that were released. None names all of them."""
 
     batches: Annotated[tuple[BatchId, ...], Field(max_length=MAX_RELEASED_INTERVALS)] | None
-
-
-@dataclass(frozen=True, slots=True)
-class MemberView(WireDocument):
-    """One member as an operator sees it.
-
-    Attributes:
-        share: its share of the work, in batches: the part of its claim that it has earned.
-        claim: the batches that it claims to take in a round.
-        missed: missed rounds that it has not made up for.
-        rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.
-        last_miss: why it missed a round last; "" if it has missed none.
-        data_wait: how long its trainer waited for data; None before its first result, or if it does not know.
-    """
-
-    client_id: HexId
-    ready: bool
-    in_roster: bool
-    share: float
-    claim: Count
-    trainer: str
-    silent_s: float
-    last_loss: float | None
-    missed: Count
-    rest_s: float | None
-    last_miss: str
-    data_wait: DataWaitView | None = None
 
 
 @dataclass(frozen=True, slots=True)

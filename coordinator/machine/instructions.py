@@ -6,6 +6,7 @@ The service executes them after it has kept the run that gave them (`coordinator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from coordinator.machine.member import Member
 from coordinator.machine.round import Round
 from state.documents import Outcome
 from state.evaluations import Evaluation
@@ -99,10 +100,17 @@ class SweepBlobs:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChanged:
-    """Log that a client joined or left, and why."""
+    """Log that a client joined or left, and why, and take it into the run's history.
+
+    Attributes:
+        member: as it joined, or as it was when it left.
+        at_s: when, on the coordinator's clock.
+    """
 
     client_id: ClientId
     change: str
+    member: Member | None = field(default=None, repr=False, compare=False)
+    at_s: float = field(default=0.0, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

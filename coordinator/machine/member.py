@@ -22,6 +22,7 @@ class Member:
         was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
         conduct: how it did in the rounds so far.
         data_waits: what it says of its waits for data; None if it says nothing.
+        name, software: that it chose, and the version of its program; "" if it says neither.
     """
 
     client_id: ClientId
@@ -38,6 +39,8 @@ class Member:
     conduct: Conduct = NEWCOMER
     joined_step: int = 0
     data_waits: DataWaits | None = None
+    name: str = ""
+    software: str = ""
 
     @property
     def is_proven(self) -> bool:

@@ -53,11 +53,14 @@ def join(run: Run, event: ClientJoined) -> Handled:
         was_ready=was_ready,
         joined_step=joined_step,
         conduct=run.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
+        name=event.name,
+        software=event.software,
     )
     departed = removed(run.departed, event.client_id) if event.client_id in run.departed else run.departed
     run = replace(run.with_member(member), departed=departed, used_nonces=used, invitations_used=invitations)
     run = gathered(vote(run, None if before is None else before.data_fingerprint, None))
-    return run, (MembershipChanged(event.client_id, "joined" if before is None else "joined again"),)
+    change = "joined" if before is None else "joined again"
+    return run, (MembershipChanged(event.client_id, change, member, run.now_s),)
 
 
 def _unexpired(run: Run) -> Mapping[str, float]:
@@ -134,7 +137,7 @@ def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     run = replace(run, round=current, departed=departed)
     for member in left:
         run = vote(run, member.data_fingerprint, None)
-    return gathered(run), tuple(MembershipChanged(client_id, change) for client_id in gone)
+    return gathered(run), tuple(MembershipChanged(member.client_id, change, member, run.now_s) for member in left)
 
 
 def eject(run: Run, client_id: ClientId) -> Handled:
@@ -195,7 +198,8 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     ready = replace(member, ready_step=report.step, data_fingerprint=report.data_fingerprint, was_late=False)
     run = gathered(vote(run.with_member(ready), member.data_fingerprint, report.data_fingerprint, report.dataset))
     agrees = run.has_run_data(report.data_fingerprint)
-    return run, (MembershipChanged(event.client_id, "ready" if agrees else "waits: most members have other data"),)
+    change = "ready" if agrees else "waits: most members have other data"
+    return run, (MembershipChanged(event.client_id, change, ready, run.now_s),)
 
 
 def _known_digest(run: Run, step: int) -> Sha256 | None:

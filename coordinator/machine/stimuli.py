@@ -77,6 +77,8 @@ class ClientJoined:
     nonce_expires_s: float
     invitation_sha256: Sha256 | None = None
     instance: str | None = None
+    name: str = ""
+    software: str = ""
     type: Literal["client_joined"] = "client_joined"
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 
 from epochal.cli.event_log import log_event
 from epochal.cli.run import say
@@ -9,10 +10,16 @@ from run_manager.events import Event, Observer
 
 
 @contextlib.asynccontextmanager
-async def observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[Observer]:
-    """Yield an observer that logs the client's events and, if there is an address, serves metrics of them there."""
+async def observing(metrics_address: tuple[int, str] | None, url: str) -> AsyncIterator[Observer]:
+    """Yield an observer that logs the client's events and, if there is an address, serves metrics of them there.
+
+    Args:
+        metrics_address: port and host of the metrics; None for nowhere.
+        url: the coordinator's, whose page of this client the log names.
+    """
+    log = partial(log_event, url=url)
     if metrics_address is None:
-        yield log_event
+        yield log
         return
     from run_manager.metrics import ClientMetrics
     from runtime.metrics import new_registry
@@ -22,7 +29,7 @@ async def observing(metrics_address: tuple[int, str] | None) -> AsyncIterator[Ob
     metrics = ClientMetrics(registry)
 
     def observe(event: Event) -> None:
-        log_event(event)
+        log(event)
         metrics.observe(event)
 
     async with serving_metrics(registry, *metrics_address) as url:

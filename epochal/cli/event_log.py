@@ -5,7 +5,7 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from coordinator_client.session import RequestRepeated, RestBegan
+from coordinator_client.session import Joined, RequestRepeated, RestBegan
 from run_manager.events import (
     BlobFetched,
     BlobSent,
@@ -16,6 +16,7 @@ from run_manager.events import (
     ResultSettled,
     StepEntered,
 )
+from runtime.shown_urls import without_password
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,18 @@ LOUD = (DataDiffers,)
 """Events that somebody has to act on."""
 
 
-def log_event(event: Event) -> None:
-    """Write one log line for an event; the `QUIET` ones only with `--verbose`."""
+def member_page(url: str, client_id: str) -> str:
+    """Return the address of a client's own page at the coordinator with this URL, which may name a run."""
+    return f"{without_password(url.partition('/v1/')[0]).rstrip('/')}/#/member/{client_id}"
+
+
+def log_event(event: Event, url: str | None = None) -> None:
+    """Write one log line for an event; the `QUIET` ones only with `--verbose`.
+
+    Args:
+        event: of a client.
+        url: the coordinator's; the line of a join then names the client's page there.
+    """
     fields: dict[str, Any] = asdict(event)
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     if isinstance(event, DocumentArrived | StepEntered):
@@ -35,6 +46,8 @@ def log_event(event: Event) -> None:
         fields = {"version": document.version, "phase": document.run_state.value, "run_step": document.step}
         if isinstance(event, StepEntered):
             fields["step_name"] = event.step_name
+    if isinstance(event, Joined) and url is not None:
+        fields["page"] = member_page(url, event.client_id)
     if "message" in fields:
         fields["detail"] = fields.pop("message")
     loud = logging.WARNING if isinstance(event, LOUD) else logging.INFO

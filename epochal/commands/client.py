@@ -20,6 +20,8 @@ from data_providers.opening import open_provider
 from data_providers.protocol import DataProvider
 from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from data_providers.tcp.client_connection import DataServerAccess
+from epochal import __version__
+from epochal.cli.client_name import NameOption, checked_name_option
 from epochal.cli.client_observer import observing
 from epochal.cli.client_trainer import ClientTrainer
 from epochal.cli.data_place import check_place
@@ -57,6 +59,7 @@ from state.codecs.named import SPOKEN
 from state.config.state_file import MAX_AHEAD_BYTES
 from state.errors import InvalidInput
 from state.messages import Capabilities
+from state.names import software_version
 from trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
 from trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
 from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
@@ -205,6 +208,7 @@ def client(
     url: UrlArgument,
     key: KeyOption = None,
     new_key: NewKeyOption = False,
+    name: NameOption = None,
     trainer: TrainerOption = "numpy",
     trainer_url: TrainerUrlOption = None,
     chunk_policy: ChunkPolicyOption = "bytes",
@@ -261,10 +265,15 @@ def client(
         ahead_bytes=ahead_bytes,
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
-    profile = ClientProfile(_identity(key, new_key), capabilities, invitation)
+    profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
     with contextlib.closing(own_trainer):
         run_to_end(_run(url, verify, profile, dependencies, RunOptions(metrics_address, leave_bound_s)))
+
+
+def _profile(key: ClientKey, capabilities: Capabilities, invitation: str | None, name: str | None) -> ClientProfile:
+    software = software_version(__version__)
+    return ClientProfile(key, capabilities, invitation, name=checked_name_option(name), software=software)
 
 
 def _identity(path: Path | None, may_make: bool) -> ClientKey:
@@ -328,7 +337,7 @@ async def _run(
 ) -> None:
     with _Leaving(options.leave_bound_s) as leaving:
         async with (
-            observing(options.metrics_address) as observer,
+            observing(options.metrics_address, url) as observer,
             await CoordinatorClient.connect(url, dependencies.retry_policy, verify) as api,
         ):
             agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)

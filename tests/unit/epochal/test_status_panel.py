@@ -11,7 +11,8 @@ from epochal.status_panel import curve, status_line, status_panel
 from state.data_metrics import DataWaitView
 from state.evaluations import Evaluation
 from state.intervals import BatchId
-from state.messages import FailedBatches, FailedData, MemberView, RunStatus
+from state.members import MemberView
+from state.messages import FailedBatches, FailedData, RunStatus
 from state.phases import RunState
 from state.wire import ClientId, Sha256
 
