@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from epochal.words import PHASES, STATUS
 from runtime.visible_text import visible
 from state.data_metrics import DataWaitView
 from state.evaluations import Evaluation, newest_evaluations
@@ -47,8 +48,14 @@ def curve(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
-def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType:
-    """Return the run as a panel: phase, progress, loss curve, clients, and notes below."""
+def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool = False) -> RenderableType:
+    """Return the run as a panel: phase, progress, loss curve, clients, and notes below.
+
+    Args:
+        status: of the run.
+        notes: lines below everything else.
+        explains: whether to say what the words mean that are shown.
+    """
     head = Table.grid(padding=(0, 2))
     phase = Text(status.run_state.value, style=_PHASE_STYLE.get(status.run_state, ""))
     remaining = "" if status.phase_remaining_s is None else f" ≤ {status.phase_remaining_s:.0f} s"
@@ -85,8 +92,21 @@ def status_panel(status: RunStatus, notes: Sequence[str] = ()) -> RenderableType
         parts.append(Text(_different_data(status), style="bold yellow"))
     parts.extend(_failed_data(status))
     parts.extend(Text(note, style="dim") for note in notes)
+    if explains:
+        parts.append(_words(status))
     title = Text(visible(f"Epochal · run {status.run_id}"))
     return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
+
+
+def _words(status: RunStatus) -> Table:
+    """Return what the panel's words mean, one to a line."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row(Text(status.run_state.value, style="dim bold"), Text(PHASES[status.run_state], style="dim"))
+    for word, meaning in STATUS.items():
+        if word == "evaluation" and not status.evaluations:
+            continue
+        table.add_row(Text(word, style="dim bold"), Text(meaning, style="dim"))
+    return table
 
 
 def _evaluations(evaluations: Sequence[Evaluation]) -> Table:

@@ -1,7 +1,7 @@
 """Bars of long work in a terminal, drawn by rich, and a terminal that keeps its cursor."""
 
 import sys
-from typing import TextIO
+from typing import IO
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -23,7 +23,7 @@ class KeptCursorConsole(Console):
         return False
 
 
-def terminal(stream: TextIO) -> Console:
+def terminal(stream: IO[str]) -> Console:
     """Return a console on a stream that is a terminal."""
     return KeptCursorConsole(file=stream)
 

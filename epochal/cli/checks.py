@@ -6,16 +6,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from epochal.words import CHECKS
+
 
 def print_checks(
     title: str, fields: Mapping[str, object], problems: Sequence[str], remarks: Sequence[str] = (), *, note: str = ""
 ) -> None:
-    """Print the fields that are not None as a table, each problem and remark, and the verdict with the note."""
+    """Print the fields that are not None as a table, each problem and remark, and the verdict with the note.
+
+    Each field is explained beside its value, as `epochal.words` does it.
+    """
     console = Console()
     table = Table(title=escape(title), show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_column(style="dim")
     for name, value in fields.items():
         if name not in ("problems", "remarks") and value is not None:
-            table.add_row(name.replace("_", " "), _shown(value))
+            table.add_row(name.replace("_", " "), escape(_shown(value)), CHECKS.get(name, ""))
     console.print(table)
     for problem in problems:
         console.print(f"[red]wrong:[/red] {escape(problem)}", highlight=False)

@@ -1,6 +1,7 @@
 """`epochal status`, `pause`, `resume`, `eject` and `fingerprint`: the commands of a run's operator."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from coordinator_client.operator import eject as eject_client
 from epochal.cli.admin_token import AdminToken, required_token
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.status_panel import status_panel
+from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.visible_text import visible
 from state.errors import InvalidInput
 from state.phases import ROUND_PHASES, RunState
@@ -37,8 +39,25 @@ def ask(
     return asyncio.run(main())
 
 
-def status(url: UrlArgument, as_json: JsonOption = False, tls_ca: CoordinatorCaOption = None) -> None:
+def status(
+    url: UrlArgument,
+    as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again whenever it changes, until the run has finished.")
+    ] = False,
+    reconnect_s: Annotated[
+        float,
+        typer.Option("--reconnect", min=1, help="With --watch: seconds to go on when the coordinator does not answer."),
+    ] = DEFAULT_BOUND_S,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
     """Show a run: phase, progress, clients, loss."""
+    if watch:
+        from epochal.cli.watched_status import watch_status
+
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(watch_status(url, tls_ca, RetryPolicy(bound_s=reconnect_s), as_json=as_json))
+        return
     found = ask(url, tls_ca, lambda operator: operator.status())
     if as_json:
         typer.echo(canonical_json(found).decode())

@@ -75,11 +75,19 @@ def _ensure_writable(report: Path) -> None:
 
 def _run_live(options: LocalRunOptions, console: Console) -> Report:
     with Live(console=console, refresh_per_second=8) as live:
-        return _run(LocalRun(options, lambda status, notes: live.update(status_panel(status, notes))))
+
+        def show(status: RunStatus, notes: list[str]) -> None:
+            live.update(status_panel(status, notes, explains=True))
+
+        return _run(LocalRun(options, show, lambda url: live.console.print(_page_at(url), highlight=False)))
 
 
 def _run_plain(options: LocalRunOptions, console: Console) -> Report:
-    return _run(LocalRun(options, plain_lines(console)))
+    return _run(LocalRun(options, plain_lines(console), lambda url: say(_page_at(url))))
+
+
+def _page_at(url: str) -> str:
+    return f"watch the run in a browser: {url}/     or here: epochal watch {url}"
 
 
 def plain_lines(console: Console) -> Show:

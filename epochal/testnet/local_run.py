@@ -76,10 +76,17 @@ Show = Callable[[RunStatus, list[str]], None]
 
 
 class LocalRun:
-    """A coordinator, a data server and clients on this machine. `run_dir` keeps their data, files, logs and the run."""
+    """A coordinator, a data server and clients on this machine. `run_dir` keeps their data, files, logs and the run.
 
-    def __init__(self, options: LocalRunOptions, show: Show) -> None:
+    Args:
+        options: of the run.
+        show: is told how the run stands.
+        announce: is told the coordinator's address, as soon as it serves.
+    """
+
+    def __init__(self, options: LocalRunOptions, show: Show, announce: Callable[[str], None] = lambda _: None) -> None:
         self._options = options
+        self._announce = announce
         self._demo = demo_of(options.trainer)
         self._show = show
         self._store = str(options.run_dir / TESTNET_FOLDER)
@@ -203,6 +210,7 @@ class LocalRun:
             *("coordinator", str(directory / "state.toml"), "--store", self._store),
             *("--host", HOST, "--port", "0"),
         )
+        self._announce(url)
         environment = {DATA_SERVER_TOKEN_VARIABLE: await data_server_token_from(self._store)}
         await children.start_server(
             "data-server",
