@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from coordinator.machine.phases import PHASES
-from docs import alerts_table, metrics_tables
+from docs import alerts_table, errors_page, metrics_tables
 from docs.reference import reference
 from run_manager.step_table import STEPS, News
 
@@ -21,6 +21,7 @@ def generated_blocks() -> dict[str, str]:
     """Return every generated block by the name in its comment."""
     tables = {"phases": f"```mermaid\n{PHASES.diagram()}\n```", "steps": STEPS.grid(News), "reference": reference()}
     tables["alerts"] = alerts_table.table()
+    tables["errors"] = errors_page.body()
     return tables | metrics_tables.blocks()
 
 

@@ -39,7 +39,7 @@ _SET_COOKIE = "set-cookie"
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
-_PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "kind", "message", "self"})
+_PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "help", "kind", "message", "self"})
 """Members of a problem that are not context, or have the name of a parameter of `Refused`."""
 
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from runtime.connections import LOOPBACK, ConnectionLimits, ServerConnections
+from runtime.help_pages import help_routes
 from runtime.http_hosts import CheckedHosts, allowed_hosts
 from runtime.http_server import Endpoint, serving_app
 from runtime.metrics import MetricsEndpoint, metrics_route
@@ -27,7 +28,7 @@ async def serving_metrics(registry: CollectorRegistry, port: int, host: str = LO
     Raises:
         InvalidInput: it cannot listen there.
     """
-    app = Starlette(routes=[metrics_route(registry)])
+    app = Starlette(routes=[metrics_route(registry), *help_routes()])
     app.add_middleware(CheckedHosts, allowed=allowed_hosts(host, ()))
     async with serving_app(Endpoint(host, port), app, ServerConnections(ConnectionLimits(MAX_SCRAPES))) as url:
         yield url + MetricsEndpoint.path

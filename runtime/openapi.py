@@ -15,15 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.api_page import render_page
+from runtime.explanations import HELP_PATH
+from runtime.help_pages import PAGE_RULES, help_routes
 from runtime.http_parameters import MAX_SECONDS, MAX_WHOLE
 from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 
 DESCRIPTION_PATH = "/openapi.json"
 PAGE_PATH = "/docs"
-PAGE_RULES = (
-    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Content security policy of the page: it holds all that it shows, and loads nothing."""
 
 EVERY_REQUEST = (Refusal.HOST_MISSING, Refusal.HOST_NOT_ALLOWED, Refusal.INTERNAL)
 """Refusals of any request."""
@@ -34,6 +32,7 @@ Schema = Mapping[str, Any]
 WHOLE: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_WHOLE}
 SECONDS: Schema = {"type": "number", "minimum": 0, "maximum": int(MAX_SECONDS)}
 TEXT: Schema = {"type": "string", "minLength": 1}
+HELP_PARAMETERS: Mapping[str, Schema] = {"kind": {"type": "string", "pattern": "^[A-Za-z_:-]+$"}}
 SHA256: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 _STRING: Schema = {"schema": {"type": "string"}}
 _PROBLEM: Schema = {
@@ -46,6 +45,7 @@ _PROBLEM: Schema = {
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "What is wrong and what is allowed, for people."},
         "retry": {"type": "boolean", "description": "Whether the same request, or one made anew, may succeed."},
+        "help": {"type": "string", "description": "Path of the page that explains this kind: cause and remedy."},
     },
 }
 
@@ -110,7 +110,8 @@ def described(found: dict[str, Any], operations: Operations, path_parameters: Ma
         found["paths"].setdefault(path, {}).setdefault(method.lower(), {})
     for path, methods in found["paths"].items():
         for method, described_so_far in methods.items():
-            _complete(described_so_far, path, operations.get((method.upper(), path), UNDESCRIBED), path_parameters)
+            operation = operations.get((method.upper(), path), UNDESCRIBED)
+            _complete(described_so_far, path, operation, {**HELP_PARAMETERS, **path_parameters})
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
@@ -171,11 +172,22 @@ def description_operations() -> Operations:
             summary="This description", answers={200: content("application/json", "OpenAPI 3.1", {"type": "object"})}
         ),
         ("GET", PAGE_PATH): Operation(summary="This page", answers={200: content("text/html", "A page for people")}),
+        ("GET", HELP_PATH.rstrip("/")): Operation(
+            summary="Every kind of refusal, error and warning", answers={200: content("text/html", "A page for people")}
+        ),
+        ("GET", f"{HELP_PATH}{{kind}}"): Operation(
+            (Refusal.NOT_FOUND,),
+            summary="Cause and remedy of one kind",
+            answers={200: content("text/html", "A page for people")},
+        ),
     }
 
 
 def description_routes(describe: Callable[[], dict[str, Any]]) -> list[Route]:
-    """Return the routes of a description and of a page that shows it. Both are made once, when they are first read."""
+    """Return the routes of a description, of a page that shows it, and of the pages that explain refusals.
+
+    The description and its page are made once, when they are first read.
+    """
     made: dict[str, bytes] = {}
 
     async def description(request: Request) -> Response:
@@ -191,7 +203,7 @@ def description_routes(describe: Callable[[], dict[str, Any]]) -> list[Route]:
     routes = [Route(path, description, methods=["GET"]) for path in (DESCRIPTION_PATH, PAGE_PATH)]
     for route in routes:
         only_get(route)
-    return routes
+    return [*routes, *help_routes()]
 
 
 def only_get(route: Route) -> Route:

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from runtime.explanations import HELP_PATH
 from runtime.metrics import REFUSAL_IN_SCOPE
 from state.errors import InvalidInput, Refused
 from state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
@@ -58,6 +59,7 @@ def problem_response(error: Exception) -> Response:
         "status": status,
         "detail": refused.message,
         "retry": refused.kind.may_retry,
+        "help": HELP_PATH + refused.kind,
         **{key: value for key, value in refused.context.items() if isinstance(value, str | int | float | bool)},
     }
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, TextIO
 
+from runtime.explanations import explanation_of
 from runtime.visible_text import visible
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -45,13 +46,24 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56 info event key=value …`."""
+    """`12:34:56 info event key=value …`. The first warning of a kind says where it is explained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._explained: set[str] = set()
 
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{key}={visible(str(value))}" for key, value in record_fields(record).items())
         clock = self.formatTime(record, "%H:%M:%S")
-        line = f"{clock} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
+        line = f"{clock} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip() + self._where(record)
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+
+    def _where(self, record: logging.LogRecord) -> str:
+        event = record.getMessage()
+        if record.levelno < logging.WARNING or event in self._explained or explanation_of(event) is None:
+            return ""
+        self._explained.add(event)  # of the events that have an explanation, which are few
+        return f" (see: epochal explain {event})"
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):

@@ -10,6 +10,7 @@ from epochal.cli.lazy import lazy_app
 from epochal.cli.logs import show_warnings
 from epochal.cli.progress import progress_shown
 from epochal.cli.secret_files import take_secret_files
+from runtime.explanations import kind_of
 from state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
 
 EXIT_FAILED = 1
@@ -59,6 +60,9 @@ COMMANDS = {
     "backup:backup": "Copy a run to a new folder while it goes on; with --verify, read a copy back completely.",
     "evaluate:evaluate": (
         "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
+    ),
+    "explain:explain": (
+        "Explain a refusal, an error or a warning of the log: why it happens and what to do. Without KIND, list them."
     ),
     "export:export": (
         "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."
@@ -125,7 +129,7 @@ def main() -> None:
         with progress_shown():
             app()
     except EpochalError as error:
-        typer.echo(f"epochal: {error}", err=True)
+        typer.echo(f"epochal: {error}\nsee: epochal explain {kind_of(error)}", err=True)
         sys.exit(exit_code_of(error))
 
 

@@ -68,4 +68,5 @@ def test_known_error_is_one_message_and_exit_code_1(tmp_path: Path) -> None:
     segment.parent.mkdir()
     segment.write_text("no journal")
     ran = run_main("audit", str(tmp_path))
-    assert (ran.code, ran.err) == (1, f"epochal: {segment} is not a journal segment of this version\n")
+    message = f"epochal: {segment} is not a journal segment of this version\nsee: epochal explain store-failed\n"
+    assert (ran.code, ran.err) == (1, message)

@@ -37,6 +37,7 @@ def test_problem_names_type_title_status_and_detail() -> None:
         "status": 409,
         "detail": "it is over",
         "retry": False,
+        "help": "/help/stale-round",
     }
 
 

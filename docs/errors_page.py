@@ -1,0 +1,18 @@
+"""The body of `docs/errors.md`: every kind of refusal, error and warning, with cause and remedy."""
+
+from collections.abc import Iterator
+
+from runtime.explanations import GROUPS, explanations
+
+
+def body() -> str:
+    """Return the page's body: a heading for each kind, so that links lead to it."""
+    return "\n\n".join(_parts())
+
+
+def _parts() -> Iterator[str]:
+    for group, title in GROUPS.items():
+        yield f"## {title}"
+        for found in explanations().values():
+            if found.group == group:
+                yield f"### {found.kind}\n\n{found.means}\n\n*What to do:* {found.remedy}"

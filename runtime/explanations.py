@@ -1,0 +1,85 @@
+"""Why something was refused, failed or warned, and what to do, by kind: the texts of `explanations.toml`.
+
+The rule kept here: one text for the command line, the services' pages and the documentation. A kind is a refusal's
+value, or the name of an error class or log event with hyphens.
+"""
+
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+from state.errors import EpochalError, Refused
+
+HELP_PATH = "/help/"
+"""Path below which each service shows the explanation of a kind."""
+GROUPS = MappingProxyType(
+    {
+        "refusals": "Refusals",
+        "errors": "Errors of programs",
+        "ends": "How a client ends",
+        "log": "Warnings in the log",
+    }
+)
+"""Title of each group of kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One kind. Text in backquotes is code.
+
+    Attributes:
+        kind: its name, with hyphens.
+        group: one of `GROUPS`.
+        means: why it happens.
+        remedy: what to do.
+    """
+
+    kind: str
+    group: str
+    means: str
+    remedy: str
+
+    @property
+    def words(self) -> str:
+        """The kind as words."""
+        return self.kind.replace("-", " ")
+
+
+@cache
+def explanations() -> dict[str, Explanation]:
+    """Return every explanation by its kind, in the order of the file."""
+    groups = tomllib.loads(files("runtime").joinpath("explanations.toml").read_text(encoding="utf-8"))
+    return {
+        kind: Explanation(kind, group, entry["means"], entry["do"])
+        for group, entries in groups.items()
+        for kind, entry in entries.items()
+    }
+
+
+def kind_name(name: str) -> str:
+    """Return the kind that a refusal, a class (`StoreFailed`) or a log event (`store_failed`) is called by."""
+    with_hyphens = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.strip())
+    return with_hyphens.replace("_", "-").replace(" ", "-").lower().removeprefix("urn:epochal:problem:")
+
+
+def explanation_of(name: str) -> Explanation | None:
+    """Return the explanation of a kind, however it is spelt, or None."""
+    return explanations().get(kind_name(name))
+
+
+def kinds_like(name: str) -> list[str]:
+    """Return up to five kinds that a misspelt one may mean, the nearest first."""
+    known = explanations()
+    return difflib.get_close_matches(kind_name(name), known, n=5, cutoff=0.6)
+
+
+def kind_of(error: EpochalError) -> str:
+    """Return the kind under which an error is explained: its refusal, or its nearest class that has an entry."""
+    known = explanations()
+    if isinstance(error, Refused) and error.kind in known:
+        return str(error.kind)
+    return next(kind for each in type(error).__mro__ if (kind := kind_name(each.__name__)) in known)
