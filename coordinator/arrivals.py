@@ -25,6 +25,7 @@ from state.blob_checks import HashedReadable, names_of
 from state.blob_messages import CheckVerdict, LeasedCheck, ParameterNames, ResultCheck, UploadGrant
 from state.errors import Refused, StoreFailed
 from state.refusals import Refusal
+from state.round_times import milliseconds
 from state.wire import ClientId, Sha256
 
 MAX_ARRIVALS = 512
@@ -211,9 +212,11 @@ class Arrivals:
             found.append(await self._verdict(self._uploads.results.check_of(expected), data))
             return Sha256(found[0][0].sha256)
 
+        began_s = self._service.now_s()
         await self._settled(expected, checked)
         verdict, checker = found[0]
-        await self._uploads.results.count(expected, verdict, checker)
+        check_ms = milliseconds(self._service.now_s() - began_s)
+        await self._uploads.results.count(expected, verdict, checker, check_ms)
 
     async def _settled(self, expected: ExpectedBlob, digest: Callable[[], Awaitable[Sha256]]) -> None:
         """Hold what was taken in if it has the announced digest, else delete it, also after a failure.

@@ -21,6 +21,7 @@ from state.deliveries import Delivery
 from state.errors import Refused, StoreFailed
 from state.messages import ResultCommitment
 from state.refusals import Refusal
+from state.round_times import milliseconds
 from state.wire import ClientId, Sha256
 
 
@@ -54,13 +55,15 @@ class Deliveries:
         if service.run.state_file.blobs.store is not None:
             await service.submit(committed)
             return
+        began_s = service.now_s()
         expected, layout = _expected(service.run, client_id, bound), await self._uploads.layout()
         verdict = verdict_on(self._uploads.results.check_of(expected), layout, BytesOfBlob(delivery.data), sha256)
         if verdict.replica_digest is None:
             await service.submit(committed)
             await self._uploads.results.count(expected, verdict)
             return
-        delivered = ResultDelivered(client_id, bound, Sha256(verdict.replica_digest))
+        check_ms = milliseconds(service.now_s() - began_s)
+        delivered = ResultDelivered(client_id, bound, Sha256(verdict.replica_digest), check_ms)
         of_round = bound.step, bound.attempt
         recorded = service.recorded_blobs
         if recorded is None:

@@ -47,6 +47,7 @@ _REPORTED: Mapping[type, Callable[[ClientId, Any], stimuli.Stimulus]] = {
     messages.Attestation: stimuli.AttestationReceived,
     messages.CheckpointReport: stimuli.CheckpointReported,
     messages.FailureReport: stimuli.StepFailed,
+    messages.TimesReport: stimuli.TimesReported,
 }
 
 

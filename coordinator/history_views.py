@@ -124,10 +124,12 @@ class HistoryViews:
         history = self._history()
         detail = history.detail(number)
         if detail is None:
-            held = f"{history.detailed_from} to {history.next - 1}" if history.details else "none yet"
+            held = (
+                f"{history.detailed_from} to {history.next - 1}" if history.detailed_from < history.next else "none yet"
+            )
             raise Refused(Refusal.NOT_FOUND, f"the clients' figures of round {number} are not held; held: {held}")
         lineage = self._handlers.service.run.lineage
-        name = f"{lineage}-round-{number}-{detail.figures.version}"
+        name = f"{lineage}-round-{number}-{detail.figures.version}-{history.told_count(number)}"
 
         async def encode() -> bytes:
             return await self._worker.run(lambda: canonical_json(detail))

@@ -15,6 +15,7 @@ from state.errors import InternalError, Refused
 from state.messages import ResultCommitment
 from state.refusals import Refusal
 from state.results import result_size_bound
+from state.round_times import milliseconds
 from state.tensors import TensorLayout
 from state.wire import ClientId, Sha256
 
@@ -71,10 +72,10 @@ class ResultChecks:
 
     async def take_held(self, expected: ExpectedBlob) -> None:
         """Check a result that is held, and count it. Raises `Refused` and `StoreFailed` as `count`."""
-        check, layout = self.check_of(expected), await self._layout()
+        check, layout, began_s = self.check_of(expected), await self._layout(), self._service.now_s()
         async with self.checking, self._service.blobs.opened(expected.sha256) as data:
             verdict = await self._worker.run(partial(verdict_on, check, layout, data, expected.sha256))
-        await self.count(expected, verdict)
+        await self.count(expected, verdict, check_ms=milliseconds(self._service.now_s() - began_s))
 
     async def verdict_on_arrival(self, check: ResultCheck, data: HashedReadable) -> CheckVerdict:
         """Return the verdict on a result that arrived, whose bytes are hashed on the way."""
@@ -82,13 +83,16 @@ class ResultChecks:
         async with self.checking:
             return await self._worker.run(partial(verdict_on_arrival, check, layout, data))
 
-    async def count(self, expected: ExpectedBlob, verdict: CheckVerdict, checker: str | None = None) -> None:
+    async def count(
+        self, expected: ExpectedBlob, verdict: CheckVerdict, checker: str | None = None, check_ms: int | None = None
+    ) -> None:
         """Keep the verdict on a result that is held.
 
         Args:
             expected: the result.
             verdict: on its bytes, which have the announced digest.
             checker: who gave it; None for the coordinator.
+            check_ms: how long it took, waits included; None if that is not known.
 
         Raises:
             Refused: `result-invalid`, if it breaks a rule; as `CoordinatorService.submit`.
@@ -96,7 +100,7 @@ class ResultChecks:
         sender, step, attempt, sha256 = expected.client_id, expected.step, expected.attempt, expected.sha256
         if verdict.replica_digest is not None:
             digest = Sha256(verdict.replica_digest)
-            await self._service.submit(ResultVerified(sender, step, attempt, sha256, digest, checker))
+            await self._service.submit(ResultVerified(sender, step, attempt, sha256, digest, checker, check_ms))
             return
         rule = verdict.rule or ""
         await self._service.submit(ResultRejected(sender, step, attempt, sha256, rule, checker))

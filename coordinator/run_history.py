@@ -19,7 +19,7 @@ from functools import partial
 from coordinator.journal_proof import parse_proof
 from coordinator.machine.figures import clients_of
 from coordinator.machine.history import History
-from coordinator.machine.instructions import Instruction, OutcomeDecided
+from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked, replay_until
 from coordinator.machine.run import Run
 from coordinator.store.journal import JournalReader, JournalRecord, Segment
@@ -36,6 +36,8 @@ RECORDS_AT_A_TIME = 64
 """Number of records that are replayed in one call."""
 MAX_WAITING_ROUNDS = 4096
 """Maximum number of rounds that may end while the journal is read; with more, it is read again."""
+MAX_WAITING = 131_072
+"""The same for these rounds and the times that clients tell, together."""
 READ_RETRY_S = 5.0
 """Time after which a journal is read again that could not be read."""
 MAX_LOOKS = 16
@@ -113,7 +115,8 @@ class RunHistory:
         self._worker = worker
         self._read: JournalHistory | None = None
         self._problem: str | None = None
-        self._waiting: list[tuple[OutcomeDecided, Kept]] = []
+        self._waiting: list[tuple[OutcomeDecided | TimesTold, Kept]] = []
+        self._waiting_rounds = 0
         self._is_read_due = asyncio.Event()
         self._is_read_due.set()
         self._look = asyncio.Lock()
@@ -152,31 +155,37 @@ class RunHistory:
         )
 
     def take(self, instructions: Iterable[Instruction], kept: Kept) -> None:
-        """Add the rounds that ended with a stimulus, once it is kept.
+        """Add the rounds that ended with a stimulus, and the times told with it, once it is kept.
 
         Args:
             instructions: the stimulus gave.
             kept: the record that holds it.
         """
         for one in instructions:
-            if not isinstance(one, OutcomeDecided) or one.ended is None:
+            if not isinstance(one, OutcomeDecided | TimesTold):
                 continue
             if self._read is None:
-                self._waiting.append((one, kept))
-                if len(self._waiting) > MAX_WAITING_ROUNDS:
-                    self.read_again()
+                self._wait(one, kept)
             elif kept.sequence > self._read.sequence:
                 self._add(self._read, one, kept)
 
-    def _add(self, read: JournalHistory, decided: OutcomeDecided, kept: Kept) -> None:
-        detail = read.history.add(decided, kept.version)
-        for told in self._on_ended:
-            told(detail)
+    def _wait(self, one: OutcomeDecided | TimesTold, kept: Kept) -> None:
+        self._waiting.append((one, kept))
+        self._waiting_rounds += isinstance(one, OutcomeDecided)
+        if self._waiting_rounds > MAX_WAITING_ROUNDS or len(self._waiting) > MAX_WAITING:
+            self.read_again()
+
+    def _add(self, read: JournalHistory, one: OutcomeDecided | TimesTold, kept: Kept) -> None:
+        ended = read.history.take((one,), kept.version)
+        for detail in ended:
+            for told in self._on_ended:
+                told(detail)
 
     def read_again(self) -> None:
         """Read the journal again, because it went back."""
         self._read = None
         self._waiting.clear()
+        self._waiting_rounds = 0
         self.is_read.clear()
         self._is_read_due.set()
 
@@ -197,10 +206,10 @@ class RunHistory:
             if self._is_read_due.is_set():  # the journal went back meanwhile
                 continue
             self._problem, self._read = None, found
-            waiting, self._waiting = self._waiting, []
-            for decided, kept in waiting:
+            waiting, self._waiting, self._waiting_rounds = self._waiting, [], 0
+            for one, kept in waiting:
                 if kept.sequence > found.sequence:
-                    found.history.add(decided, kept.version)
+                    found.history.take((one,), kept.version)
             self.is_read.set()
 
     async def moment(self, version: int, present_version: int) -> Moment:

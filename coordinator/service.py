@@ -319,11 +319,11 @@ class CoordinatorService:
     def _execute(self, instruction: Instruction) -> None:
         self._watcher(instruction)
         log_instruction(instruction, self.run)
+        self.history.take((instruction,), Kept(self._journal.sequence, self._journal.published.version))
         match instruction:
             case PhaseChanged(before, after):
                 self.maintenance.phase_changed(before, after)
             case OutcomeDecided():
-                self.history.take((instruction,), Kept(self._journal.sequence, self._journal.published.version))
                 self._rate.add(self._clock.now_s(), self.run.tokens_applied)
             case SweepBlobs():
                 self.maintenance.sweep()

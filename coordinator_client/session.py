@@ -22,9 +22,10 @@ from runtime.broadcast import Broadcast
 from runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
 from state.codecs.named import SPOKEN
 from state.deliveries import Delivery
-from state.errors import CoordinatorUnreachable, Refused
+from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from state.messages import Capabilities, ChallengeRequest, JoinRequest, Report, Session, Standing, join_message
 from state.refusals import Refusal, Retry
+from state.round_times import TimesReport
 from state.wire import ClientId, Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -253,6 +254,16 @@ class CoordinatorSession(ForwardedRequests):
             await asyncio.sleep(max(session.expires_in_s / 2, MIN_RENEWAL_S))
             if number == self.session_number:
                 await self.renew()
+
+    async def tell_times(self, report: TimesReport) -> None:
+        """Report the times of the last round: one bounded attempt, because they are for display only."""
+        if self._session is None or self._lost:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await self._api.report(report)
+        except (CoordinatorUnreachable, Refused, InvalidDocument, TimeoutError) as error:
+            log.debug("times_not_heard", extra={"reason": str(error)})
 
     async def withdraw(self) -> None:
         """Leave the run: one bounded attempt, because the coordinator drops a silent member anyway."""

@@ -19,6 +19,7 @@ from run_manager.waiting import WaitingNotice
 from runtime.task_errors import first_error
 from state.documents import RunDocument
 from state.phases import RunState
+from state.round_times import LaterTimes, TimesReport
 from state.wire import Sha256
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Agent:
                 for task in tasks:
                     task.cancel()
                 await manager.aclose()
-                await self._withdraw()
+                await self._withdraw(manager.last_times())
         step, digest = (None, None) if held is None else (held.step, held.digest)
         log.info("client_ended", extra={"reason": self._reason.value, "step": step})
         return ClientEnd(self._reason, step, digest)
@@ -181,7 +182,9 @@ class Agent:
             self._reason = reason
             self._ended.set()
 
-    async def _withdraw(self) -> None:
-        """Withdraw, also when this client was cancelled, because the request is bounded."""
+    async def _withdraw(self, times: LaterTimes | None) -> None:
+        """Tell the times of the last round and withdraw, also when cancelled, because both requests are bounded."""
+        if times is not None:
+            await self._session.tell_times(TimesReport(times))
         if self._reason is EndReason.WITHDREW or not self._ended.is_set():
             await self._session.withdraw()

@@ -16,6 +16,7 @@ from run_manager.feedback.error_feedback import ErrorFeedback
 from run_manager.readiness import Readiness
 from run_manager.replica.checkpoint_download import CheckpointSource
 from run_manager.replica.keeper import ReplicaKeeper
+from run_manager.round_times import RoundTimes
 from run_manager.round_view import RoundViews
 from run_manager.trainer_opening import TrainerOpening
 from runtime.retry import RetryPolicy
@@ -157,6 +158,7 @@ class StepContext:
         opening: the trainer, and what packs samples for it, as soon as they are there.
         feedback: what this client's codec has left out; None in a run without error feedback.
         ahead: the samples that were fetched ahead of their round.
+        times: measures this client's rounds.
     """
 
     session: CoordinatorSession
@@ -174,6 +176,7 @@ class StepContext:
     spool: Spool
     feedback: ErrorFeedback | None
     ahead: AheadSamples
+    times: RoundTimes
 
     def result_of(self, header: ResultHeader, lineage: str, difference: Tensors) -> TensorStream:
         """Return the file of a result, encoded with the run's codec. Call it in a worker.

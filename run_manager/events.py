@@ -62,6 +62,11 @@ class RoundTrained:
         fetching_s, decoding_s, packing_s: seconds by what it waited for.
         ahead_samples: number of the round's samples that had been fetched ahead.
         dropped_samples: number of samples that were fetched ahead, since the last result, and thrown away.
+        idle_s: seconds with nothing to do before the round's document came; None if unknown.
+        replica_s: seconds from the document until the replica to start from was held.
+        encode_s: seconds to encode the result.
+        upload_s: seconds to send it, until the coordinator had checked it.
+        uploaded_bytes: its size.
     """
 
     step: int
@@ -77,6 +82,11 @@ class RoundTrained:
     packing_s: float = 0.0
     ahead_samples: int = 0
     dropped_samples: int = 0
+    idle_s: float | None = None
+    replica_s: float = 0.0
+    encode_s: float = 0.0
+    upload_s: float = 0.0
+    uploaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +102,13 @@ class RoundFailed:
 
 @dataclass(frozen=True, slots=True)
 class Attested:
-    """The client attested `received_count` of `known_count` results."""
+    """The client attested `received_count` of `known_count` results, which took `attest_s` seconds to be answered."""
 
     step: int
     attempt: int
     received_count: int
     known_count: int
+    attest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +128,11 @@ class BlobSent:
 
 @dataclass(frozen=True, slots=True)
 class BlobFetched:
-    """A result or checkpoint was downloaded and its digest compared."""
+    """A result, or a part of a checkpoint, was downloaded and its digest compared."""
 
     size_bytes: int
     duration_s: float
+    is_result: bool = False
 
 
 @dataclass(frozen=True, slots=True)

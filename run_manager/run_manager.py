@@ -22,12 +22,14 @@ from data_providers.ahead import AheadSamples
 from data_providers.following import FollowingDataProvider
 from data_providers.protocol import DataProvider, SourceUnavailable
 from run_manager.context import ClientDependencies, RunAccess, StepContext, TentativeState
+from run_manager.events import Event, Observer
 from run_manager.exchange.star import StarExchange
 from run_manager.feedback.error_feedback import ErrorFeedback
 from run_manager.readiness import Readiness
 from run_manager.replica.checkpoint_download import CheckpointDownload
 from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
+from run_manager.round_times import RoundTimes
 from run_manager.round_view import RoundViews
 from run_manager.step_state_machine import StepStateMachine
 from run_manager.trainer_opening import TrainerOpening
@@ -41,6 +43,7 @@ from state.errors import Desync, InvalidInput
 from state.first_model import model_digest
 from state.merging import OuterStep
 from state.phases import RunState
+from state.round_times import LaterTimes
 from state.wire import Sha256
 from trainers.architectures import known_vocabulary
 from trainers.genesis import check_first_step, check_trainable
@@ -74,7 +77,8 @@ class RunManager:
 
     def __init__(self, session: CoordinatorSession, dependencies: ClientDependencies, group: asyncio.TaskGroup) -> None:
         self._session = session
-        self._dependencies = dependencies
+        self._times = RoundTimes(dependencies.retry_policy.clock.monotonic_s)
+        self._dependencies = replace(dependencies, observer=_both(self._times.observe, dependencies.observer))
         self._group = group
         self._opening = BackgroundTask(group, "init_run")
         self._machine: StepStateMachine | None = None
@@ -105,6 +109,7 @@ class RunManager:
         Raises:
             Desync: client and run contradict each other even after the client has started anew; do not retry.
         """
+        self._times.saw(document)
         async with self._applying:
             self._latest = document
             if self._machine is not None:
@@ -169,6 +174,7 @@ class RunManager:
                 spool=spool,
                 feedback=feedback,
                 ahead=ahead,
+                times=self._times,
             )
             machine = StepStateMachine(context, self._group)
             opened.push_async_callback(machine.stop)
@@ -185,6 +191,10 @@ class RunManager:
         """Return when this client owes nothing more to the round under way; at once without a round."""
         if self._machine is not None:
             await self._machine.round_done()
+
+    def last_times(self) -> LaterTimes | None:
+        """Return the times of this client's last round, unless they were told."""
+        return self._times.last()
 
     async def aclose(self) -> None:
         """End all background work and close provider, trainer and merger; bounded."""
@@ -328,6 +338,16 @@ class RunManager:
                     fields = {"reason": said, "goes_on_trying_for_s": policy.bound_s}
                     log.warning("data_not_available_yet", extra=fields)
                 await backoff.wait(error)
+
+
+def _both(first: Observer, second: Observer) -> Observer:
+    """Return an observer that passes each event on to both."""
+
+    def observe(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return observe
 
 
 def _has_begun(document: RunDocument) -> bool:

@@ -136,10 +136,11 @@ rule; it said that it failed; nothing came; or it had no work."""
 
 @dataclass(frozen=True, slots=True)
 class ClientFigures(WireDocument):
-    """One client's part of a round. What the coordinator observes comes first, then what the client says of itself.
+    """One client's part of a round: what the coordinator observes, and what the client says of itself.
 
-    Times are seconds since the round began. The coordinator does not know when a client took the run document, nor how
-    an upload's time divides into sending and checking: none of both is in the journal.
+    The coordinator observes fate, arrivals (seconds since the round began), `check_s` and `result_bytes`. The client's
+    word, shown and never relied on, are the other durations, `tokens` and `loss`; those from `upload_s` on, `check_s`
+    excepted, come with its next result or when it leaves, and are None until then. `document_s` follows from both.
 
     Attributes:
         batches: number of batches that it was to train on.
@@ -151,10 +152,23 @@ class ClientFigures(WireDocument):
         delivered_s: when its result was held and checked; None if it never was.
         attested_s: when its last attestation came; None if none came.
         result_bytes: size of its result; 0 if it announced none.
-        train_s: time in its trainer, as it says; None if it announced no result, as for the rest.
+        train_s: time in its trainer, without waits for data; None if it announced no result, as for the rest.
         fetching_s, decoding_s, packing_s: time for which its trainer waited for data; None if it does not say so.
         tokens: number of tokens that it predicted.
         loss: mean loss in nats per token.
+        document_s: time from the round's start until it had the run document: what is left of the time until its
+            message arrived, without what it says that it did meanwhile.
+        idle_s: time for which it had nothing to do before that document came.
+        replica_s: time from the document until it held the replica to start from: it fetched and merged the results of
+            the round before.
+        data_s: sum of the three waits for data.
+        encode_s: time to encode its result.
+        upload_s: time to send its result, without the check.
+        check_s: time until the coordinator had checked its result, once it had arrived.
+        attest_s: time until its attestation was answered.
+        download_s: time in which it fetched results of this round.
+        merge_s: time to merge this round's outcome.
+        uploaded_bytes, downloaded_bytes: size of the results that it sent and fetched; None if it does not say.
     """
 
     client_id: HexId
@@ -172,6 +186,18 @@ class ClientFigures(WireDocument):
     packing_s: float | None
     tokens: Count
     loss: float | None
+    document_s: float | None = None
+    idle_s: float | None = None
+    replica_s: float | None = None
+    data_s: float | None = None
+    encode_s: float | None = None
+    upload_s: float | None = None
+    check_s: float | None = None
+    attest_s: float | None = None
+    download_s: float | None = None
+    merge_s: float | None = None
+    uploaded_bytes: Count | None = None
+    downloaded_bytes: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from state.checkpoint_parts import MAX_PARTS, CheckpointPart
-from state.data_metrics import DataMetrics
 from state.datasets import DatasetDescription
 from state.documents import MAX_SHARE, Count, HexId, HexSha256
 from state.evaluations import Evaluation
@@ -19,6 +18,8 @@ from state.intervals import BatchId
 from state.members import MemberView
 from state.names import ClientName, Software
 from state.phases import RunState
+from state.round_times import ResultMetrics as ResultMetrics
+from state.round_times import TimesReport as TimesReport
 from state.wire import Sha256
 from state.wire_document import WireDocument
 
@@ -27,7 +28,6 @@ MAX_NAME_CHARS = 64
 MAX_FINGERPRINT_CHARS = 128
 MAX_DATASETS_IN_STATUS = 4
 MAX_CODECS = 32
-MAX_CLAIMED_TOKENS = 2**63 - 1
 MAX_RELEASED_INTERVALS = 1024
 PROTOCOL_VERSION = 1
 
@@ -128,23 +128,6 @@ class ReadyReport(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class ResultMetrics(WireDocument):
-    """A client's own figures of its round, for display only.
-
-    Attributes:
-        loss: mean training loss, nats per token, each micro-batch measured before its optimizer step.
-        tokens: tokens predicted.
-        train_s: seconds in the trainer.
-        data: how its data came; None if the client does not know, because its trainer loads them.
-    """
-
-    loss: float | None
-    tokens: Annotated[int, Field(ge=0, le=MAX_CLAIMED_TOKENS)]
-    train_s: float
-    data: DataMetrics | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ResultCommitment(WireDocument):
     """The one result of this client for round `(step, attempt)`; the first that arrives binds."""
 
@@ -208,7 +191,7 @@ class FailureReport(WireDocument):
     batch_id: BatchId | None = None
 
 
-Report: TypeAlias = ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport
+Report: TypeAlias = ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport | TimesReport
 """A report of a member on its replica or its part of a round."""
 
 REPORT_PATHS: Mapping[type[Report], str] = {
@@ -217,6 +200,7 @@ REPORT_PATHS: Mapping[type[Report], str] = {
     Attestation: "attestations",
     CheckpointReport: "checkpoints",
     FailureReport: "failures",
+    TimesReport: "times",
 }
 """Path to which each report is posted, below the run's URL."""
 

@@ -86,6 +86,7 @@ _REPORTS: Mapping[type, tuple[Refusal, ...]] = {
         Refusal.BLOB_TOO_LARGE, Refusal.RESULT_INVALID,
     ),
     messages.FailureReport: (*_OF_ROUND, Refusal.NOT_NOW),
+    messages.TimesReport: (Refusal.STALE_ROUND,),
 }  # fmt: skip
 
 _READERS = (None, SESSION, DATA_SERVER)

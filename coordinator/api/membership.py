@@ -18,6 +18,7 @@ REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
     (messages.Attestation, "Attest which results arrived in time"),
     (messages.CheckpointReport, "Report the digest of a replica"),
     (messages.FailureReport, "Report that the step failed"),
+    (messages.TimesReport, "Report the times of the last round, before leaving"),
 )
 """Message and summary of each report; every answer is the client's standing."""
 

@@ -1,6 +1,7 @@
 """The figures of a round that has ended, for the run's history. Nothing is decided by them."""
 
 import math
+from dataclasses import replace
 
 from coordinator.machine.instructions import EndedRound, OutcomeDecided
 from coordinator.machine.round import NO_ARRIVALS, Round
@@ -9,6 +10,7 @@ from coordinator.machine.shared import plain
 from state.documents import Outcome
 from state.history import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
 from state.intervals import data_index_count, total_batches
+from state.round_times import MS_PER_S, LaterTimes, ResultMetrics
 from state.schedule import InnerSchedule
 from state.wire import ClientId
 
@@ -134,26 +136,83 @@ def clients_of(current: Round, applied: frozenset[ClientId] = frozenset()) -> tu
         times, bound = arrivals.get(client_id, NO_ARRIVALS), commitments.get(client_id)
         metrics = None if bound is None else bound.metrics
         waits = None if metrics is None else metrics.data
-        found.append(
-            ClientFigures(
-                client_id=client_id,
-                batches=total_batches(current.plan.assignments.get(client_id, ())),
-                witness=client_id in witnesses,
-                fate=fate,
-                detail=detail[:MAX_DETAIL_CHARS],
-                committed_s=_known(times.committed_s),
-                delivered_s=_known(times.delivered_s),
-                attested_s=_known(times.attested_s),
-                result_bytes=0 if bound is None else bound.size_bytes,
-                train_s=None if metrics is None else _seconds(metrics.train_s),
-                fetching_s=None if waits is None else _seconds(waits.fetching_s),
-                decoding_s=None if waits is None else _seconds(waits.decoding_s),
-                packing_s=None if waits is None else _seconds(waits.packing_s),
-                tokens=0 if metrics is None else metrics.tokens,
-                loss=None if metrics is None else metrics.loss,
-            )
+        figures = ClientFigures(
+            client_id=client_id,
+            batches=total_batches(current.plan.assignments.get(client_id, ())),
+            witness=client_id in witnesses,
+            fate=fate,
+            detail=detail[:MAX_DETAIL_CHARS],
+            committed_s=_known(times.committed_s),
+            delivered_s=_known(times.delivered_s),
+            attested_s=_known(times.attested_s),
+            result_bytes=0 if bound is None else bound.size_bytes,
+            train_s=None if metrics is None else _trained(metrics),
+            fetching_s=None if waits is None else _seconds(waits.fetching_s),
+            decoding_s=None if waits is None else _seconds(waits.decoding_s),
+            packing_s=None if waits is None else _seconds(waits.packing_s),
+            tokens=0 if metrics is None else metrics.tokens,
+            loss=None if metrics is None else metrics.loss,
+            check_s=_of_ms(times.check_ms),
         )
+        if metrics is not None:
+            figures = _with_work(figures, metrics)
+        found.append(figures if times.told is None else with_later_times(figures, times.told))
     return tuple(found)
+
+
+def _trained(metrics: ResultMetrics) -> float:
+    """Return the seconds in the trainer, without its waits for data."""
+    return _seconds(max(0.0, metrics.train_s - (_waited(metrics) or 0.0)))
+
+
+def _waited(metrics: ResultMetrics) -> float | None:
+    data = metrics.data
+    return None if data is None else data.fetching_s + data.decoding_s + data.packing_s
+
+
+def _with_work(figures: ClientFigures, metrics: ResultMetrics) -> ClientFigures:
+    """Return a client's figures with what it says of its work until its result was ready."""
+    data_s, work = _waited(metrics), metrics.work
+    figures = replace(figures, data_s=_known(data_s))
+    if work is None:
+        return figures
+    ready_s = metrics.train_s + (work.replica_ms + work.encode_ms) / MS_PER_S
+    figures = replace(
+        figures, idle_s=_of_ms(work.idle_ms), replica_s=_of_ms(work.replica_ms), encode_s=_of_ms(work.encode_ms)
+    )
+    arrived_s = figures.committed_s
+    return figures if arrived_s is None else replace(figures, document_s=_seconds(max(0.0, arrived_s - ready_s)))
+
+
+def with_later_times(figures: ClientFigures, told: LaterTimes) -> ClientFigures:
+    """Return a client's figures of a round with the times of it that the client has reported since."""
+    upload_s = _of_ms(told.upload_ms)
+    if upload_s is not None and figures.check_s is not None:
+        upload_s = _seconds(max(0.0, upload_s - figures.check_s))
+    if figures.document_s is None and figures.delivered_s is not None and told.upload_ms is not None:
+        figures = _with_document(figures, told.upload_ms / MS_PER_S)
+    return replace(
+        figures,
+        upload_s=upload_s,
+        attest_s=_of_ms(told.attest_ms),
+        download_s=_of_ms(told.download_ms),
+        merge_s=_of_ms(told.merge_ms),
+        uploaded_bytes=told.uploaded_bytes,
+        downloaded_bytes=told.downloaded_bytes,
+    )
+
+
+def _with_document(figures: ClientFigures, sent_s: float) -> ClientFigures:
+    """Return the figures of a client whose result came along with its announcement, after it was sent for so long."""
+    parts = (figures.replica_s, figures.data_s, figures.train_s, figures.encode_s)
+    if figures.delivered_s is None or figures.replica_s is None:
+        return figures
+    ready_s = sum(part for part in parts if part is not None)
+    return replace(figures, document_s=_seconds(max(0.0, figures.delivered_s - ready_s - sent_s)))
+
+
+def _of_ms(told: int | None) -> float | None:
+    return None if told is None else told / MS_PER_S
 
 
 def _fate(current: Round, client_id: ClientId, applied: frozenset[ClientId]) -> tuple[ClientFate, str]:

@@ -109,6 +109,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return reports.attest(run, stimulus)
         case stimuli.StepFailed():
             return reports.fail_step(run, stimulus)
+        case stimuli.TimesReported():
+            return reports.note_times(run, stimulus)
         case stimuli.CheckpointReported():
             return checkpoints.report(run, stimulus)
         case stimuli.CheckpointHeld():

@@ -1,8 +1,8 @@
 """A run's history, kept as its rounds end: a fold over the journal's records.
 
-The rule kept here: the history depends on nothing but the ends of rounds, in their order, and on the limits below. So
-it is the same whether a coordinator has kept it all along, or somebody reads it from the journal, with a proof in the
-place of its beginning or without.
+The rule kept here: the history depends on nothing but the ends of rounds and what clients say of them afterwards, in
+their order, and on the limits below. So it is the same whether a coordinator has kept it all along, or somebody reads
+it from the journal, with a proof in the place of its beginning or without.
 """
 
 import base64
@@ -10,14 +10,15 @@ import binascii
 import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from coordinator.machine.figures import detail_of, figures_of
-from coordinator.machine.instructions import Instruction, OutcomeDecided
+from coordinator.machine.figures import detail_of, figures_of, with_later_times
+from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from state.errors import InvalidDocument, StoreFailed
 from state.history import RoundColumns, RoundDetail, RoundFigures, merged
-from state.wire import canonical_json, parse_document
+from state.round_times import LaterTimes
+from state.wire import ClientId, canonical_json, parse_document
 from state.wire_document import WireDocument
 
 MAX_ROWS = 16_384
@@ -36,13 +37,55 @@ class _Encoded(WireDocument):
     details: tuple[RoundDetail, ...]
 
 
+class _KeptDetail:
+    """A round with its clients, to which they add their times when they tell them.
+
+    Attributes:
+        told_count: number of times that were taken in.
+    """
+
+    def __init__(self, detail: RoundDetail) -> None:
+        self.number = detail.figures.number
+        self.name = detail.figures.step, detail.figures.attempt
+        self.client_count = len(detail.clients)
+        self.told_count = sum(client.uploaded_bytes is not None for client in detail.clients)
+        self._detail = detail
+        self._told: dict[ClientId, LaterTimes] = {}
+        self._client_ids: frozenset[ClientId] | None = None
+
+    @property
+    def detail(self) -> RoundDetail:
+        """The round, with what was told of it so far."""
+        if self._told:
+            told, self._told = self._told, {}
+            clients = tuple(
+                with_later_times(client, told[ClientId(client.client_id)]) if client.client_id in told else client
+                for client in self._detail.clients
+            )
+            self._detail = replace(self._detail, clients=clients)
+        return self._detail
+
+    def tell(self, client_id: ClientId, times: LaterTimes) -> None:
+        """Take in what a client says, if it was in the round."""
+        if self._client_ids is None:
+            self._client_ids = frozenset(ClientId(client.client_id) for client in self._detail.clients)
+        if client_id in self._client_ids:
+            self._told[client_id] = times
+            self.told_count += 1
+
+
 class History:
     """The rounds of a run that have ended."""
 
     def __init__(self) -> None:
         self.rows: list[RoundFigures] = []
-        self.details: deque[RoundDetail] = deque()
+        self._kept: deque[_KeptDetail] = deque()
         self._detailed_clients = 0
+
+    @property
+    def details(self) -> list[RoundDetail]:
+        """The last rounds with their clients' figures, the oldest first."""
+        return [kept.detail for kept in self._kept]
 
     @property
     def next(self) -> int:
@@ -52,17 +95,29 @@ class History:
     @property
     def detailed_from(self) -> int:
         """Number of the first round of which the clients' figures are held; `next` if there is none."""
-        return self.details[0].figures.number if self.details else self.next
+        return self._kept[0].number if self._kept else self.next
 
     def take(self, instructions: Iterable[Instruction], version: int) -> list[RoundDetail]:
-        """Add the rounds that ended with a stimulus; return them.
+        """Add the rounds that ended with a stimulus, and the times told with it; return those rounds.
 
         Args:
             instructions: the stimulus gave.
             version: of the run document that was published with the record that holds it.
         """
-        ended = [one for one in instructions if isinstance(one, OutcomeDecided) and one.ended is not None]
-        return [self.add(one, version) for one in ended]
+        ended = []
+        for one in instructions:
+            if isinstance(one, OutcomeDecided) and one.ended is not None:
+                ended.append(self.add(one, version))
+            elif isinstance(one, TimesTold):
+                self.tell(one)
+        return ended
+
+    def tell(self, told: TimesTold) -> None:
+        """Take in what a client says of a round, if its clients' figures are held."""
+        name = told.times.step, told.times.attempt
+        kept = next((kept for kept in reversed(self._kept) if kept.name == name), None)
+        if kept is not None:
+            kept.tell(told.client_id, told.times)
 
     def add(self, decided: OutcomeDecided, version: int) -> RoundDetail:
         """Add a round that has ended, and return it."""
@@ -74,12 +129,12 @@ class History:
         return detail
 
     def _keep(self, detail: RoundDetail) -> None:
-        self.details.append(detail)
+        self._kept.append(_KeptDetail(detail))
         self._detailed_clients += len(detail.clients)
-        while len(self.details) > 1 and (
-            len(self.details) > MAX_DETAILED_ROUNDS or self._detailed_clients > MAX_DETAILED_CLIENTS
+        while len(self._kept) > 1 and (
+            len(self._kept) > MAX_DETAILED_ROUNDS or self._detailed_clients > MAX_DETAILED_CLIENTS
         ):
-            self._detailed_clients -= len(self.details.popleft().clients)
+            self._detailed_clients -= self._kept.popleft().client_count
 
     def between(self, first: int, last: int) -> list[RoundFigures]:
         """Return the rows that stand for any of the rounds from `first` to `last`, both included."""
@@ -87,8 +142,17 @@ class History:
 
     def detail(self, number: int) -> RoundDetail | None:
         """Return a round with its clients, or None if they are not held."""
+        kept = self._kept_of(number)
+        return None if kept is None else kept.detail
+
+    def told_count(self, number: int) -> int:
+        """Return how many times were told of a round since it ended, as far as they are counted."""
+        kept = self._kept_of(number)
+        return 0 if kept is None else kept.told_count
+
+    def _kept_of(self, number: int) -> _KeptDetail | None:
         place = number - self.detailed_from
-        return next(islice(self.details, place, None), None) if place >= 0 else None
+        return next(islice(self._kept, place, None), None) if place >= 0 else None
 
     def encoded(self) -> str:
         """Return the whole history as text, from which `decoded` makes the same."""

@@ -12,6 +12,7 @@ from state.documents import Outcome
 from state.evaluations import Evaluation
 from state.intervals import BatchId
 from state.phases import RunState
+from state.round_times import LaterTimes
 from state.wire import ClientId
 
 
@@ -78,6 +79,14 @@ class OutcomeDecided:
 
 
 @dataclass(frozen=True, slots=True)
+class TimesTold:
+    """Take into the run's history what a client says of a round that is over."""
+
+    client_id: ClientId
+    times: LaterTimes
+
+
+@dataclass(frozen=True, slots=True)
 class BatchesQuarantined:
     """Log that these batches leave the run: different members that delivered other work failed on them."""
 
@@ -132,6 +141,6 @@ class EvaluationRecorded:
 # fmt: off
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
-    | SweepBlobs | MembershipChanged | SentToRest | EvaluationRecorded
+    | SweepBlobs | MembershipChanged | SentToRest | EvaluationRecorded | TimesTold
 )
 # fmt: on

@@ -7,6 +7,7 @@ nothing.
 from dataclasses import replace
 from typing import Any
 
+from coordinator.machine.instructions import TimesTold
 from coordinator.machine.pace import elapsed_s, is_late, with_delivery
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run
@@ -19,14 +20,17 @@ from coordinator.machine.stimuli import (
     ResultRejected,
     ResultVerified,
     StepFailed,
+    TimesReported,
 )
 from state.errors import Refused
 from state.messages import Attestation
 from state.phases import ROUND_PHASES, RunState
 from state.refusals import Refusal
-from state.wire import ClientId, Sha256
+from state.wire import ClientId
 
 BITS_PER_HEX_DIGIT = 4
+MAX_TOLD_STEPS = 4
+"""Number of rounds before the present one of which a client that leaves may report its times."""
 
 
 def commit_result(run: Run, event: ResultCommitted) -> Handled:
@@ -38,7 +42,14 @@ def commit_result(run: Run, event: ResultCommitted) -> Handled:
     after = _committed(run, event)
     if after is run or after.round is None:
         return after, ()
-    return replace(after, round=after.round.with_arrival(event.client_id, committed_s=elapsed_s(run, after.round))), ()
+    arrived = after.round.with_arrival(event.client_id, committed_s=elapsed_s(run, after.round))
+    return replace(after, round=arrived), _told(event)
+
+
+def _told(event: ResultCommitted | ResultDelivered) -> tuple[TimesTold, ...]:
+    """Return what a commitment says of an earlier round."""
+    before = event.report.metrics.before
+    return () if before is None else (TimesTold(event.client_id, before),)
 
 
 def _committed(run: Run, event: ResultCommitted | ResultDelivered) -> Run:
@@ -68,14 +79,15 @@ def verify_result(run: Run, event: ResultVerified) -> Handled:
     current = _round_of_commitment(run, event)
     if event.client_id in current.verified:
         return run, ()
-    return replace(run, round=_verified(run, current, event.client_id, event.replica_digest)), ()
+    return replace(run, round=_verified(run, current, event)), ()
 
 
-def _verified(run: Run, current: Round, client_id: ClientId, replica_digest: Sha256) -> Round:
+def _verified(run: Run, current: Round, event: ResultVerified | ResultDelivered) -> Round:
     """Return the round with a verified result."""
-    took_s = elapsed_s(run, current)
-    current = with_delivery(current, client_id, took_s).with_arrival(client_id, delivered_s=took_s)
-    current = current.with_verified(client_id, replica_digest).no_longer_waiting_for((client_id,))
+    client_id, took_s = event.client_id, elapsed_s(run, current)
+    current = with_delivery(current, client_id, took_s)
+    current = current.with_arrival(client_id, delivered_s=took_s, check_ms=event.check_ms)
+    current = current.with_verified(client_id, event.replica_digest).no_longer_waiting_for((client_id,))
     if client_id in current.rejected:
         current = replace(current, rejected=removed(current.rejected, client_id))
     return replace(current, late=joined(current.late, client_id)) if is_late(run) else current
@@ -87,12 +99,12 @@ def deliver_result(run: Run, event: ResultDelivered) -> Handled:
     Raises:
         Refused: as `commit_result`.
     """
-    run = _committed(run, event)
-    current = run.round
+    before, run = run, _committed(run, event)
+    told, current = () if run is before else _told(event), run.round
     assert current is not None, "it was committed to"
     if event.client_id in current.verified:
         return run, ()
-    return replace(run, round=_verified(run, current, event.client_id, event.replica_digest)), ()
+    return replace(run, round=_verified(run, current, event)), told
 
 
 def reject_result(run: Run, event: ResultRejected) -> Handled:
@@ -176,6 +188,28 @@ def fail_step(run: Run, event: StepFailed) -> Handled:
         raise Refused(Refusal.ALREADY_COMMITTED, f"the result of client {client_id} is held already")
     current = current.no_longer_waiting_for((client_id,))
     return _with(run, current, failures=added(current.failures, client_id, report))
+
+
+def note_times(run: Run, event: TimesReported) -> Handled:
+    """Take what a client says of the round under way, or of one shortly before it. Nothing is decided by it.
+
+    Raises:
+        Refused: `stale-round`, or `unauthorized` from one that is no member.
+    """
+    client_id, times, current = event.client_id, event.report.times, run.round
+    if client_id not in run.members:
+        raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
+    if run.phase in ROUND_PHASES and current is not None and (current.step, current.attempt) == times[:2]:
+        known = current.arrivals.get(client_id)
+        if client_id not in current.plan.positions or (known is not None and known.told == times):
+            return run, ()
+        return replace(run, round=current.with_arrival(client_id, told=times)), ()
+    if not run.step - MAX_TOLD_STEPS <= times.step <= run.step:
+        raise Refused(
+            Refusal.STALE_ROUND,
+            f"the times of round {times.step}; allowed: rounds {run.step - MAX_TOLD_STEPS} to {run.step}",
+        )
+    return replace(run), (TimesTold(client_id, times),)  # another value, so that the message is kept
 
 
 def _round_of(run: Run, step: int, attempt: int, *, late_kind: Refusal) -> Round:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -13,6 +13,7 @@ from state.documents import Roster, WorkList
 from state.election import elect_witnesses, quorum, witness_count
 from state.intervals import total_batches
 from state.messages import Attestation, FailureReport, ResultCommitment
+from state.round_times import LaterTimes
 from state.wire import ClientId, Seed, Sha256
 
 
@@ -59,11 +60,15 @@ class MessageTimes:
         committed_s: of its commitment, if its result did not come along.
         delivered_s: of its result, held and checked.
         attested_s: of its last attestation.
+        check_ms: milliseconds that the coordinator took to check its result.
+        told: the times of this round that the client has reported, if it leaves before the round ends.
     """
 
     committed_s: float | None = None
     delivered_s: float | None = None
     attested_s: float | None = None
+    check_ms: int | None = None
+    told: LaterTimes | None = None
 
 
 NO_ARRIVALS = MessageTimes()
@@ -189,7 +194,7 @@ class Round:
         bits = self.verified_bits | 1 << self.plan.positions[client_id]
         return replace(self, verified=added(self.verified, client_id, replica_digest), verified_bits=bits)
 
-    def with_arrival(self, client_id: ClientId, **times: float) -> "Round":
+    def with_arrival(self, client_id: ClientId, **times: Any) -> "Round":
         """Return the round with times at which messages of a client came, by the names in `MessageTimes`."""
         known = self.arrivals.get(client_id, NO_ARRIVALS)
         return replace(self, arrivals=added(self.arrivals, client_id, replace(known, **times)))

@@ -25,6 +25,7 @@ from state.messages import (
     FailureReport,
     ReadyReport,
     ResultCommitment,
+    TimesReport,
 )
 from state.wire import ClientId, Seed, Sha256
 
@@ -128,7 +129,8 @@ class ResultCommitted:
 class ResultVerified:
     """The bytes of a committed result are held and checked. `replica_digest` is from their header.
 
-    `checker` names who checked them; None for the coordinator.
+    `checker` names who checked them; None for the coordinator. `check_ms` is the time that checking took the
+    coordinator, for display only; None if it is not known.
     """
 
     client_id: ClientId
@@ -137,6 +139,7 @@ class ResultVerified:
     result_sha256: Sha256
     replica_digest: Sha256
     checker: str | None = None
+    check_ms: int | None = None
     type: Literal["result_verified"] = "result_verified"
 
 
@@ -144,12 +147,13 @@ class ResultVerified:
 class ResultDelivered:
     """A client committed to its result of a round, and its bytes came along: they are held and checked.
 
-    `replica_digest` is from their header.
+    `replica_digest` is from their header. `check_ms` is as in `ResultVerified`.
     """
 
     client_id: ClientId
     report: ResultCommitment
     replica_digest: Sha256
+    check_ms: int | None = None
     type: Literal["result_delivered"] = "result_delivered"
 
 
@@ -196,6 +200,15 @@ class StepFailed:
     client_id: ClientId
     report: FailureReport
     type: Literal["step_failed"] = "step_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class TimesReported:
+    """A client reported the times of its last round, for display only."""
+
+    client_id: ClientId
+    report: TimesReport
+    type: Literal["times_reported"] = "times_reported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +339,7 @@ Stimulus: TypeAlias = (
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
     | GenesisProvided | DataFingerprintSet | DataAppended | PauseRequested | ResumeRequested | BatchesReleased
     | BlobsNearedBound | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom | ResultDelivered
+    | TimesReported
 )
 # fmt: on
 

@@ -65,7 +65,7 @@ class StarExchange:
         file = self._spool.file()
         file.append(data)
         self.published(sha256, file)
-        self._observer(BlobFetched(file.size_bytes, 0.0))
+        self._observer(BlobFetched(file.size_bytes, 0.0, is_result=True))
 
     async def publish(self, sha256: Sha256, file: SpoolFile) -> None:
         self.published(sha256, file)
@@ -109,7 +109,8 @@ class StarExchange:
                 problem = await self._get_rest(sha256, ReceivedFile(file, size_bytes))
             found = file.sha256()
             if found == sha256 and not problem:
-                self._observer(BlobFetched(file.size_bytes, asyncio.get_running_loop().time() - started_s))
+                took_s = asyncio.get_running_loop().time() - started_s
+                self._observer(BlobFetched(file.size_bytes, took_s, is_result=True))
                 return
             file.clear()
             reason = problem or f"it hashes to {found}"

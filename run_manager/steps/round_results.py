@@ -72,9 +72,12 @@ class RoundResults:
                 return
             bits = sum(1 << view.positions[client_id] for client_id in received)
             attestation = Attestation(head.step, head.attempt, held.digest, f"{bits:x}")
+            now_s = context.dependencies.retry_policy.clock.monotonic_s
+            began_s = now_s()
             await context.session.report(attestation)
             self._attested = received
-            context.dependencies.observer(Attested(head.step, head.attempt, len(received), len(self._known)))
+            counts = len(received), len(self._known)
+            context.dependencies.observer(Attested(head.step, head.attempt, *counts, now_s() - began_s))
 
     async def _expect_outcome(self, view: RoundView) -> None:
         """Tell the replica's keeper the outcome if others attest what this client does: it need not be asked for."""

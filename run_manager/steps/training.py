@@ -26,12 +26,15 @@ from state.intervals import BatchId, total_batches
 from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, ResultCommitment, ResultMetrics
 from state.refusals import Refusal
 from state.results import ResultHeader
+from state.round_times import MS_PER_S, WorkTimes
 from state.schedule import InnerSchedule
 from state.wire import Sha256
 from trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)
 
+TOLD_PLACES = 3
+"""Number of decimal places of the seconds that a client reports: the journal keeps them."""
 UNDELIVERED_KINDS = frozenset(
     {
         Refusal.ALREADY_COMMITTED,
@@ -55,6 +58,7 @@ class _Trained:
     round: TrainedRound
     held: HeldReplica
     train_s: float
+    replica_s: float
     data: DataMetrics | None
     batch_count: int
 
@@ -137,7 +141,7 @@ class TrainingStepMetadata:
                 f"a round of {client_count} clients",
                 None if context.feedback is None else context.feedback.files(held.replica.layout),
             )
-            started_s = clock.monotonic_s()
+            started_s, replica_s = clock.monotonic_s(), context.times.since_document_s()
             try:
                 context.tentative.forget()
                 trained = await opened.trainer.train(plan, held.replica.parameters, batches)
@@ -150,20 +154,22 @@ class TrainingStepMetadata:
             return None
         train_s = clock.monotonic_s() - started_s
         data = None if opened.trainer.loads_data else self._data_metrics(batches.waited)
-        return _Trained(trained, held, train_s, data, total_batches(data_assignments))
+        return _Trained(trained, held, train_s, replica_s, data, total_batches(data_assignments))
 
     def _data_metrics(self, waited: WaitTimes) -> DataMetrics:
         used, dropped = self._context.ahead.counts_since_last()
         return DataMetrics(
-            fetching_s=min(waited.fetching_s, MAX_CLAIMED_S),
-            decoding_s=min(waited.decoding_s, MAX_CLAIMED_S),
-            packing_s=min(waited.packing_s, MAX_CLAIMED_S),
+            fetching_s=round(min(waited.fetching_s, MAX_CLAIMED_S), TOLD_PLACES),
+            decoding_s=round(min(waited.decoding_s, MAX_CLAIMED_S), TOLD_PLACES),
+            packing_s=round(min(waited.packing_s, MAX_CLAIMED_S), TOLD_PLACES),
             ahead_samples=min(used, MAX_CLAIMED_SAMPLES),
             dropped_samples=min(dropped, MAX_CLAIMED_SAMPLES),
         )
 
     async def _spooled(self, trained: _Trained) -> _Result:
         context, head = self._context, self._head
+        now_s = context.dependencies.retry_policy.clock.monotonic_s
+        began_s = now_s()
         header = ResultHeader(
             run_id=self._document.run_id,
             step=head.step,
@@ -176,7 +182,14 @@ class TrainingStepMetadata:
         encoding = partial(context.result_of, header, self._document.lineage, trained.round.difference)
         stream = await context.worker.run(encoding)
         file = await context.worker.run(partial(context.spool.keep, stream.views(), stream.size_bytes))
-        metrics = ResultMetrics(trained.round.loss, trained.round.token_count, trained.train_s, trained.data)
+        metrics = ResultMetrics(
+            loss=trained.round.loss,
+            tokens=trained.round.token_count,
+            train_s=round(trained.train_s, TOLD_PLACES),
+            data=trained.data,
+            work=context.times.work(trained.replica_s, now_s() - began_s),
+            before=context.times.before(),
+        )
         return _Result(file, metrics, trained.batch_count)
 
     async def _publish(self, result: _Result) -> None:
@@ -185,6 +198,8 @@ class TrainingStepMetadata:
         sha256 = file.sha256()
         commitment = ResultCommitment(head.step, head.attempt, sha256, file.size_bytes, metrics)
         context.tentative.published(sha256)
+        now_s = context.dependencies.retry_policy.clock.monotonic_s
+        began_s = now_s()
         try:
             await self._send(commitment, file)
         except Refused as refusal:
@@ -194,7 +209,7 @@ class TrainingStepMetadata:
             reason = f"the result was not taken: {refusal.kind}: {refusal.message}"
             await self._report_failed("unavailable", reason, None)
             return
-        context.dependencies.observer(round_trained(commitment, result.batch_count))
+        context.dependencies.observer(round_trained(commitment, result.batch_count, now_s() - began_s))
 
     async def _send(self, commitment: ResultCommitment, file: SpoolFile) -> None:
         """Commit to the result and publish it: a small one comes along. Raises `Refused`."""
@@ -224,10 +239,10 @@ class TrainingStepMetadata:
         await context.session.report(report)
 
 
-def round_trained(commitment: ResultCommitment, batch_count: int) -> RoundTrained:
-    """Return the event of a result that is with the coordinator."""
+def round_trained(commitment: ResultCommitment, batch_count: int, upload_s: float) -> RoundTrained:
+    """Return the event of a result that is with the coordinator, after it was sent for so long."""
     metrics = commitment.metrics
-    data = metrics.data or DataMetrics(0.0, 0.0, 0.0)
+    data, work = metrics.data or DataMetrics(0.0, 0.0, 0.0), metrics.work or WorkTimes(None, 0, 0)
     return RoundTrained(
         step=commitment.step,
         attempt=commitment.attempt,
@@ -242,4 +257,9 @@ def round_trained(commitment: ResultCommitment, batch_count: int) -> RoundTraine
         packing_s=data.packing_s,
         ahead_samples=data.ahead_samples,
         dropped_samples=data.dropped_samples,
+        idle_s=None if work.idle_ms is None else work.idle_ms / MS_PER_S,
+        replica_s=work.replica_ms / MS_PER_S,
+        encode_s=work.encode_ms / MS_PER_S,
+        upload_s=upload_s,
+        uploaded_bytes=commitment.size_bytes,
     )

@@ -70,5 +70,7 @@ async def test_history_kept_by_coordinators_is_that_of_the_journal(
         assert kept.history.next >= 40
         assert run.coordinator.starts > 2
         assert journal.dropped
+        told = [client for detail in kept.history.details for client in detail.clients if client.upload_s is not None]
+        assert len(told) > 2, "clients report what they know of a round afterwards, too"
         assert content((await read_history(journal)).history) == found
         assert content((await read_history(journal.whole())).history) == found

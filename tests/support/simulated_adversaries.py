@@ -33,6 +33,7 @@ from state.messages import (
     Report,
     ResultCommitment,
     Standing,
+    TimesReport,
 )
 from state.results import decode_result, encode_result
 from state.tensors import layout_of, parse_tensor_file
@@ -100,6 +101,8 @@ class Dishonest(ForwardedApi):
                 return await self.claim(report)
             case FailureReport():
                 return await self.tell(report)
+            case TimesReport():
+                return await super().report(report)
 
     async def send_result(self, delivery: Delivery) -> Standing:
         standing = await self.report(delivery.commitment)

@@ -16,6 +16,7 @@ from state import (
     permutation,
     replica,
     results,
+    round_times,
     tensors,
     wire,
 )
@@ -43,12 +44,12 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "MAX_NAME_CHARS": 64,
         "MAX_FINGERPRINT_CHARS": 128,
         "MAX_DATASETS_IN_STATUS": 4,
-        "MAX_CLAIMED_TOKENS": MOST,
         "MAX_RELEASED_INTERVALS": 1024,
         "PROTOCOL_VERSION": 1,
     },
     permutation: {"MAX_PERMUTED": 2**63, "FEISTEL_ROUNDS": 16},
     replica: {"_METADATA_BOUND_BYTES": 1024, "_MAX_STEP": MOST},
+    round_times: {"MAX_CLAIMED_TOKENS": MOST, "MAX_TOLD_MS": 10**12, "MAX_TOLD_BYTES": 2**53},
     results: {"METADATA_BOUND_BYTES": 2048},
     tensors: {
         "MAX_HEADER_BYTES": 16_777_216,

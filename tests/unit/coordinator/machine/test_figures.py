@@ -78,7 +78,7 @@ def test_times_of_a_round_are_told_by_what_arrived() -> None:
     assert (row.started_s, row.ended_s, row.train_s, row.witness_s) == (began_s, began_s + 6.5, 6.5, 0.0)
     assert (clients[first].committed_s, clients[first].delivered_s, clients[first].attested_s) == (2.0, 5.0, 6.5)
     assert (clients[second].committed_s, clients[second].delivered_s) == (None, 6.0), "it came in one message"
-    assert (clients[first].train_s, clients[first].fetching_s, clients[first].decoding_s) == (1.25, 0.5, 0.25)
+    assert (clients[first].train_s, clients[first].fetching_s, clients[first].decoding_s) == (0.375, 0.5, 0.25)
     assert {found.fate for found in detail.clients} == {"applied"}
     assert (row.results, row.result_bytes, row.loss, row.loss_tokens) == (2, 1400, 3.0, 96)
 
