@@ -70,6 +70,8 @@ class RoundFeed:
         self._say = say
         self._silent_since_s: float | None = None
         self._is_stream_broken = False
+        self._ended = 0
+        """Number of the round that ends next, by the last answer."""
         self.next = 0
         self.lineage: str | None = None
         self.document: RunDocument | None = None
@@ -78,15 +80,19 @@ class RoundFeed:
         """Go on with round `first` of this lineage; None takes any."""
         self.next, self.lineage = first, lineage
 
+    async def run_lineage(self) -> str:
+        """Return the lineage of the run document now. Raise as `all`."""
+        return (await self._page(0, 0)).lineage
+
     async def present(self) -> AsyncGenerator[EndedRounds | OtherLineage, None]:
         """Yield the rounds that have ended by now. Raise as `all`."""
         while True:
-            page = await self._page()
-            if self.lineage not in (None, page.lineage) or page.next < self.next:
+            page = await self._page(self.next, self.next + MAX_PAGE_ROUNDS - 1)
+            if self.lineage not in (None, page.lineage):
                 self.seek(0, page.lineage)
                 yield OtherLineage(page.lineage)
                 continue
-            self.lineage = page.lineage
+            self.lineage, self._ended = page.lineage, page.next
             if page.rounds.number:
                 self.next = page.rounds.number[-1] + page.rounds.rounds[-1]
                 yield EndedRounds(page)
@@ -116,7 +122,7 @@ class RoundFeed:
         assert self.lineage is not None, "pages were read"
         began_s = time.monotonic()
         try:
-            async with aclosing(self._client.events(f"{self.lineage}-0-{self.next}")) as events:
+            async with aclosing(self._client.events(self._last_seen())) as events:
                 async for event in events:
                     self._is_stream_broken = False
                     self._answered()
@@ -126,6 +132,9 @@ class RoundFeed:
                             return
                     elif event.kind == "rounds":
                         page: HistoryPage = parse_document(HistoryPage, event.data)
+                        self._ended = page.next
+                        if page.lineage == self.lineage and page.next <= self.next:
+                            continue  # the reader's place lies ahead
                         if page.lineage != self.lineage or page.rounds.number[:1] != (self.next,):
                             return
                         self.next = page.next
@@ -138,10 +147,14 @@ class RoundFeed:
         else:
             await self._policy.sleep(max(0.0, began_s + RECONNECT_S - time.monotonic()))
 
-    async def _page(self) -> HistoryPage:
+    def _last_seen(self) -> str:
+        """Return the id of the last event that the reader has seen, whatever the document was then."""
+        return f"{self.lineage}-0-{min(self.next, self._ended)}"
+
+    async def _page(self, first: int, last: int) -> HistoryPage:
         while True:
             try:
-                page = await self._client.history(self.next, self.next + MAX_PAGE_ROUNDS - 1)
+                page = await self._client.history(first, last)
             except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                 await self._failed(error)
             else:

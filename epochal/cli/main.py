@@ -41,6 +41,7 @@ COMMANDS = {
         "Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2)."
     ),
     "operator:status": "Show a run: phase, progress, clients, loss.",
+    "watch:watch": "Follow a run, and write its figures to where you keep yours.",
     "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
     "operator:resume": "Let a paused run continue.",
     "operator:eject": "Remove a client from a run. Its key cannot join again.",

@@ -48,10 +48,9 @@ async def test_rounds_before_and_after_the_beginning_come_once(run: RestartedRun
         assert await taken == [(number, 1) for number in range(6)]
 
 
-async def test_restarted_coordinator_is_followed_further_and_that_is_said(run: RestartedRun) -> None:
-    said: list[str] = []
+async def test_restarted_coordinator_is_followed_further(run: RestartedRun) -> None:
     async with await viewer(run) as client:
-        feed = RoundFeed(client, QUICK, said.append)
+        feed = RoundFeed(client, QUICK)
         await run.play(2)
         assert await take(feed, 1) == [(0, 1), (1, 1)]
         async with asyncio.TaskGroup() as tasks:
@@ -61,9 +60,36 @@ async def test_restarted_coordinator_is_followed_further_and_that_is_said(run: R
             await run.start()
             await run.play(1)
             assert await taken == [(2, 1), (3, 1)]
-    if said:  # the stream may have ended before the coordinator did
-        assert "trying again for up to" in said[0]
-        assert "answers again" in said[1]
+
+
+async def test_coordinator_that_answers_again_is_said_to(run: RestartedRun) -> None:
+    said: list[str] = []
+    fell_silent = asyncio.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        fell_silent.set()
+
+    await run.play(1)
+    async with await viewer(run) as client, asyncio.TaskGroup() as tasks:
+        await run.stop()
+        taken = tasks.create_task(take(RoundFeed(client, QUICK, say), 0))
+        await fell_silent.wait()
+        await run.start()
+        assert await taken == [(0, 1)]
+    assert len(said) == 2
+    assert "trying again for up to" in said[0]
+    assert "the coordinator answers again, after" in said[1]
+
+
+async def test_round_that_lies_ahead_is_waited_for(run: RestartedRun) -> None:
+    await run.play(1)
+    async with await viewer(run) as client, asyncio.TaskGroup() as tasks:
+        feed = RoundFeed(client, QUICK)
+        feed.seek(3, None)
+        taken = tasks.create_task(take(feed, 4))
+        await run.play(4)
+        assert await taken == [(3, 1), (4, 1)]
 
 
 async def test_silent_coordinator_is_given_up_after_the_bound(run: RestartedRun) -> None:

@@ -1,0 +1,56 @@
+"""`epochal watch`: follow a run."""
+
+from typing import Annotated
+
+import typer
+
+from coordinator_client.viewing import ViewerClient
+from epochal.cli.admin_token import AdminToken, given_token
+from epochal.cli.options import CoordinatorCaOption, UrlArgument, trusted
+from epochal.cli.run import run_to_end
+from epochal.cli.run_address import DEFAULT_RECONNECT_S, ReconnectOption
+from runtime.retry import RetryPolicy
+from state.errors import InvalidInput
+
+
+def watch(
+    url: UrlArgument,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="KIND:PLACE",
+            help="Write the figures of each round there: tensorboard:DIR, wandb:PROJECT, trackio:PROJECT, csv:FILE or "
+            "parquet:FILE; repeat for several. Started again, it goes on after the last round that was written.",
+        ),
+    ] = None,
+    first: Annotated[
+        int, typer.Option("--from", min=0, metavar="N", help="With --to: begin with round N where nothing was written.")
+    ] = 0,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --to: end with the rounds that have ended, not with the run.")
+    ] = False,
+    reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Follow a run, and write its figures to where you keep yours."""
+    from epochal.sinks.following import FollowOptions, follow_into
+    from epochal.sinks.named import named_sinks
+
+    if not to:
+        raise InvalidInput("give at least one --to KIND:PLACE, such as --to csv:run.csv")
+    sinks = named_sinks(to)
+    policy = RetryPolicy(bound_s=reconnect_s)
+    token = given_token(admin_token)
+
+    async def main() -> None:
+        async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
+            client.show(token)
+            await follow_into(client, sinks, FollowOptions(first, once, policy, _note))
+
+    run_to_end(main())
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)

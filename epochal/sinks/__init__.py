@@ -1,0 +1,1 @@
+"""Where people keep a run's figures: what `epochal watch --to` writes."""
