@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from coordinator.machine.phases import PHASES
 from docs import alerts_table, errors_page, metrics_tables
+from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
 from run_manager.step_table import STEPS, News
 
@@ -19,7 +19,7 @@ _FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 def generated_blocks() -> dict[str, str]:
     """Return every generated block by the name in its comment."""
-    tables = {"phases": f"```mermaid\n{PHASES.diagram()}\n```", "steps": STEPS.grid(News), "reference": reference()}
+    tables = {"phases": phase_conditions(), "steps": STEPS.grid(News), "reference": reference()}
     tables["alerts"] = alerts_table.table()
     tables["errors"] = errors_page.body()
     return tables | metrics_tables.blocks()
@@ -79,6 +79,13 @@ def main(arguments: list[str]) -> int:
             else:
                 problems.append(f"{page.relative_to(ROOT)} is stale; run python -m docs.build --write")
         problems += broken_links(page, fresh)
+    for name, picture in pictures().items():
+        path = ROOT / "docs" / name
+        if not path.exists() or path.read_text(encoding="utf-8") != picture:
+            if "--write" in arguments:
+                path.write_text(picture, encoding="utf-8")
+            else:
+                problems.append(f"docs/{name} is stale; run python -m docs.build --write")
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
     sys.stdout.write(f"{len(pages)} pages, {len(problems)} problems\n")

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages from outside `docs/`, and links that leave it.
+"""Hooks of mkdocs: pages from outside `docs/`, bodies that are made with the site, and links that leave it.
 
 The site has no public address of its source, so that a link to a file of the repository becomes the file's path.
 """
@@ -10,10 +10,16 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from docs import command_page, rest_page
+
 ROOT = Path(__file__).resolve().parent.parent
 OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site by the file of the repository that holds them."""
 
+BODIES = {"commands": command_page.body, "routes": rest_page.body}
+"""What makes the bodies that only the site has, by the name in a page's `<!-- made with the site: NAME -->`."""
+
+_PLACE = re.compile(r"<!-- made with the site: ([a-z]+) -->")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -28,7 +34,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return the page's text with its links as the site needs them."""
     sources = {site: source for source, site in OTHER_PAGES.items()}
     here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    return with_site_links(markdown, here)
+    return _PLACE.sub(lambda place: BODIES[place[1]](), with_site_links(markdown, here))
 
 
 def with_site_links(markdown: str, here: str) -> str:

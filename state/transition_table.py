@@ -18,7 +18,7 @@ class TransitionTable(Generic[S]):
 
     Args:
         states: the enum; its first member is the initial state.
-        rows: (trigger, source, destination), and the condition in words where the table is drawn as a diagram. The
+        rows: (trigger, source, destination), and the condition in words where the documentation draws the table. The
             source is a state, a list of states, or `*` for every state.
     """
 
@@ -43,11 +43,9 @@ class TransitionTable(Generic[S]):
         found: S = at.state
         return found
 
-    def diagram(self) -> str:
-        """Return the table, in which each row has one source and a condition, as a Mermaid state diagram."""
-        lines = ["stateDiagram-v2", f"    [*] --> {self._states[0].value}"]
-        lines += [f"    {source.value} --> {goal.value}: {condition}" for _, source, goal, condition in self._rows]
-        return "\n".join(lines)
+    def conditions(self) -> list[tuple[str, str, str]]:
+        """Return (source, destination, condition) of each row of a table whose rows have one source and a condition."""
+        return [(source.value, goal.value, condition) for _, source, goal, condition in self._rows]
 
     def grid(self, triggers: Iterable[str]) -> str:
         """Return where each trigger leads from each state, as a Markdown table."""

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.machine.phases import PHASES
+from docs.pictures import PHASE_PATHS
+from epochal.cli.lazy import command_name
+from epochal.cli.main import COMMANDS
 from tests.support.heavy import need_module
 
 ROOT = Path(__file__).parents[3]
@@ -58,3 +62,25 @@ def test_link_of_a_page_outside_docs_leads_into_the_site() -> None:
     from docs.site_hooks import with_site_links
 
     assert with_site_links("[rooms](docs/architecture.md#rooms)", "CONTRIBUTING.md") == "[rooms](architecture.md#rooms)"
+
+
+def test_page_of_the_site_has_no_diagram_that_needs_a_script(site: Path) -> None:
+    assert [page.name for page in site.rglob("*.html") if 'class="mermaid"' in page.read_text(encoding="utf-8")] == []
+
+
+def test_page_of_commands_has_every_command_with_its_options(site: Path) -> None:
+    page = (site / "commands.html").read_text(encoding="utf-8")
+    for target in COMMANDS:
+        assert f'<h2 id="epochal-{command_name(target)}">' in page
+    assert "<code>--leave-within" in page
+
+
+def test_page_of_routes_has_the_routes_and_documents(site: Path) -> None:
+    page = (site / "rest-routes.html").read_text(encoding="utf-8")
+    assert "POST /v1/runs/{run_id}/clients" in page.replace("&#123;", "{").replace("&#125;", "}")
+    assert '<h3 id="rundocument">' in page
+    assert 'href="#rundocument"' in page
+
+
+def test_picture_draws_every_transition_of_the_phases() -> None:
+    assert set(PHASE_PATHS) == {(source, goal) for source, goal, _ in PHASES.conditions()}

@@ -30,9 +30,9 @@ def test_fire_leaves_nothing_behind() -> None:
     assert [TABLE.fire(Light.RED, "switched") for _ in range(2)] == [Light.GREEN, Light.GREEN]
 
 
-def test_diagram_begins_at_the_first_state_and_shows_conditions() -> None:
+def test_conditions_stand_between_the_states_that_they_connect() -> None:
     table = TransitionTable(Light, [("switched", Light.RED, Light.GREEN, "time is over")])
-    assert table.diagram().splitlines()[1:] == ["    [*] --> Red", "    Red --> Green: time is over"]
+    assert table.conditions() == [("Red", "Green", "time is over")]
 
 
 def test_grid_shows_every_cell() -> None:
