@@ -5,7 +5,7 @@ The rule kept here: an observer is called on the event loop and must return at o
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from coordinator_client.session import SessionEvent
 from state.documents import RunDocument
@@ -47,6 +47,38 @@ class DataDiffers:
     """Most members have other data than this client, which waits; `message` says how the data differ."""
 
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkAssigned:
+    """The client knows its part of a round.
+
+    Attributes:
+        batch_count: number of batches that it is to train on; 0 if it has no work.
+        round_batches: number of batches in the round.
+        client_count: number of clients in the round.
+        is_witness: whether it was elected to attest results.
+    """
+
+    step: int
+    attempt: int
+    batch_count: int
+    round_batches: int
+    client_count: int
+    is_witness: bool
+
+
+RoundPart: TypeAlias = Literal["replica", "train", "encode", "upload"]
+"""Waiting for the replica to start from, training, encoding the result, and sending it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartBegan:
+    """The client goes on with the next part of its work in a round."""
+
+    step: int
+    attempt: int
+    part: RoundPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +208,8 @@ Event: TypeAlias = (
     | TrainerOpened
     | BecameReady
     | DataDiffers
+    | WorkAssigned
+    | PartBegan
     | RoundTrained
     | RoundFailed
     | Attested

@@ -13,14 +13,27 @@ from run_manager.events import (
     DocumentArrived,
     Event,
     OutcomeMerged,
+    PartBegan,
     ResultSettled,
     StepEntered,
+    WorkAssigned,
 )
 from runtime.shown_urls import without_password
 
 log = logging.getLogger(__name__)
 
-QUIET = (DocumentArrived, StepEntered, ResultSettled, BlobSent, BlobFetched, OutcomeMerged, RequestRepeated, RestBegan)
+QUIET = (
+    DocumentArrived,
+    StepEntered,
+    WorkAssigned,
+    PartBegan,
+    ResultSettled,
+    BlobSent,
+    BlobFetched,
+    OutcomeMerged,
+    RequestRepeated,
+    RestBegan,
+)
 """Events that occur often, or that repeat what other events say."""
 
 LOUD = (DataDiffers,)

@@ -75,16 +75,18 @@ class _LineHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
             return
         try:
-            above(self.format(record))
+            above(self.format(record), record.levelno >= logging.WARNING)
         except Exception:
             self.handleError(record)
 
 
-_above: Callable[[str], object] | None = None
+WriteLine = Callable[[str, bool], object]
+"""Writes a line, and at once if the flag is set."""
+_above: WriteLine | None = None
 
 
 @contextlib.contextmanager
-def lines_above(write: Callable[[str], object]) -> Iterator[None]:
+def lines_above(write: WriteLine) -> Iterator[None]:
     """Give each log line to `write` while the context is entered, because a display holds the terminal's bottom."""
     global _above
     before, _above = _above, write

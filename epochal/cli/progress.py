@@ -115,5 +115,5 @@ class BarDisplay(WorkDisplay):
         console = self._console or terminal(sys.stderr)
         bars = self._bars = new_bars(console, REFRESH_PER_S)
         bars.start()
-        self._above.enter_context(logs.lines_above(lambda line: console.print(line, markup=False, highlight=False)))
+        self._above.enter_context(logs.lines_above(lambda line, _: console.print(line, markup=False, highlight=False)))
         return bars

@@ -22,7 +22,6 @@ from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from data_providers.tcp.client_connection import DataServerAccess
 from epochal import __version__
 from epochal.cli.client_name import NameOption, checked_name_option
-from epochal.cli.client_observer import observing
 from epochal.cli.client_trainer import ClientTrainer
 from epochal.cli.data_place import check_place
 from epochal.cli.event_log import log_event
@@ -33,6 +32,7 @@ from epochal.cli.options import (
     MetricsHostOption,
     UrlArgument,
     VerboseOption,
+    ViewOption,
     trainer_token,
     trusted,
 )
@@ -49,6 +49,7 @@ from epochal.cli.torch_options import (
     check_goes_with_torch,
     torch_options,
 )
+from epochal.terminal.client_observer import ObserverOptions, may_have_view, observing
 from run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
 from run_manager.context import ClientDependencies, RunAccess
 from runtime.connections import LOOPBACK
@@ -78,9 +79,9 @@ STOP_BOUND_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Where to serve metrics (None: nowhere), and how long to finish the round when asked to leave."""
+    """Where events go, and how long to finish the round when asked to leave."""
 
-    metrics_address: tuple[int, str] | None
+    observed: ObserverOptions
     leave_bound_s: float
 
 
@@ -235,6 +236,7 @@ def client(
     mirror: MirrorOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
+    view: ViewOption = True,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -267,8 +269,9 @@ def client(
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
+    observed = ObserverOptions(metrics_address, may_have_view(log_format, wanted=view))
     with contextlib.closing(own_trainer):
-        run_to_end(_run(url, verify, profile, dependencies, RunOptions(metrics_address, leave_bound_s)))
+        run_to_end(_run(url, verify, profile, dependencies, RunOptions(observed, leave_bound_s)))
 
 
 def _profile(key: ClientKey, capabilities: Capabilities, invitation: str | None, name: str | None) -> ClientProfile:
@@ -337,7 +340,7 @@ async def _run(
 ) -> None:
     with _Leaving(options.leave_bound_s) as leaving:
         async with (
-            observing(options.metrics_address, url) as observer,
+            observing(options.observed, url) as observer,
             await CoordinatorClient.connect(url, dependencies.retry_policy, verify) as api,
         ):
             agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)

@@ -14,7 +14,7 @@ from batching.round_plan import plan_round
 from data_providers.fetcher import failure_kind
 from data_providers.waits import WaitTimes
 from run_manager.context import StepContext
-from run_manager.events import BlobSent, RoundFailed, RoundTrained
+from run_manager.events import BlobSent, PartBegan, RoundFailed, RoundPart, RoundTrained, WorkAssigned
 from run_manager.replica.keeper import HeldReplica, round_bytes
 from run_manager.round_view import round_of
 from runtime.spool import SpoolFile
@@ -100,11 +100,19 @@ class TrainingStepMetadata:
         client_id = context.session.client_id
         if client_id not in view.positions:
             context.readiness.owe()
-        data_assignments = view.assignments.get(client_id, ())
+        data_assignments, head = view.assignments.get(client_id, ()), self._head
+        batch_count, is_witness = total_batches(data_assignments), client_id in view.witnesses
+        context.dependencies.observer(
+            WorkAssigned(head.step, head.attempt, batch_count, head.batches, len(view.positions), is_witness)
+        )
         if data_assignments:
+            self._begin("replica")
             result = await self._result_or_report(data_assignments, len(view.positions))
             if result is not None:
                 await self._publish(result)
+
+    def _begin(self, part: RoundPart) -> None:
+        self._context.dependencies.observer(PartBegan(self._head.step, self._head.attempt, part))
 
     async def _result_or_report(self, data_assignments: tuple[BatchId, ...], client_count: int) -> _Result | None:
         trained = await self._train_or_report(data_assignments, client_count)
@@ -142,6 +150,7 @@ class TrainingStepMetadata:
                 None if context.feedback is None else context.feedback.files(held.replica.layout),
             )
             started_s, replica_s = clock.monotonic_s(), context.times.since_document_s()
+            self._begin("train")
             try:
                 context.tentative.forget()
                 trained = await opened.trainer.train(plan, held.replica.parameters, batches)
@@ -170,6 +179,7 @@ class TrainingStepMetadata:
         context, head = self._context, self._head
         now_s = context.dependencies.retry_policy.clock.monotonic_s
         began_s = now_s()
+        self._begin("encode")
         header = ResultHeader(
             run_id=self._document.run_id,
             step=head.step,
@@ -200,6 +210,7 @@ class TrainingStepMetadata:
         context.tentative.published(sha256)
         now_s = context.dependencies.retry_policy.clock.monotonic_s
         began_s = now_s()
+        self._begin("upload")
         try:
             await self._send(commitment, file)
         except Refused as refusal:

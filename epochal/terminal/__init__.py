@@ -1,0 +1,1 @@
+"""Views in a terminal: a client's own, and a run's."""

@@ -1,0 +1,63 @@
+"""Who observes a client: its log, and its metrics where they are asked for."""
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+
+from epochal.cli.event_log import log_event
+from epochal.cli.logs import LogFormat
+from epochal.cli.run import say
+from run_manager.events import Event, Observer
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverOptions:
+    """Where a client's events go besides its log.
+
+    Attributes:
+        metrics_address: port and host of metrics; None for nowhere.
+        has_view: whether they are shown in a view on standard error.
+    """
+
+    metrics_address: tuple[int, str] | None
+    has_view: bool
+
+
+def may_have_view(log_format: LogFormat, *, wanted: bool) -> bool:
+    """Return whether a client's view is shown: where its log is text for people, on a terminal."""
+    return wanted and log_format is LogFormat.TEXT and sys.stderr.isatty()
+
+
+@contextlib.asynccontextmanager
+async def observing(options: ObserverOptions, url: str) -> AsyncIterator[Observer]:
+    """Yield an observer that logs the client's events, and shows them and counts them as the options say.
+
+    Args:
+        options: where else they go.
+        url: the coordinator's, whose page of this client the log names.
+    """
+    observers: list[Observer] = [partial(log_event, url=url)]
+
+    def observe(event: Event) -> None:
+        for observer in observers:
+            observer(event)
+
+    async with contextlib.AsyncExitStack() as stack:
+        if options.metrics_address is not None:
+            from run_manager.metrics import ClientMetrics
+            from runtime.metrics import new_registry
+            from runtime.metrics_server import serving_metrics
+
+            registry = new_registry()
+            observers.append(ClientMetrics(registry).observe)
+            place = await stack.enter_async_context(serving_metrics(registry, *options.metrics_address))
+            say(f"metrics at {place}")
+        if options.has_view:
+            from epochal.terminal.client_view import open_view
+
+            view = open_view()
+            observers.append(view.observe)
+            stack.enter_context(view.shown())
+        yield observe
