@@ -10,6 +10,8 @@ from tests.support.tutorial import Tutorial, steps_of
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 PAGE = PAGES / "first-model.md"
 OWN_TEXT = PAGES / "your-own-text.md"
+EXECUTED = (PAGE, OWN_TEXT)
+"""Pages whose steps the tests below execute."""
 KNOWS_NOTHING = 6.24
 """Loss of a model that gives each of 512 tokens the same probability, in nats."""
 
