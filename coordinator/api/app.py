@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.api.blobs import blob_routes
 from coordinator.api.checks import check_routes
+from coordinator.api.dashboard import dashboard_routes
 from coordinator.api.description import SUMMARY, describe
 from coordinator.api.fresh_view import FreshView
 from coordinator.api.history import EventsEndpoint, history_routes
@@ -95,5 +96,5 @@ def create_app(
     ):
         app.include_router(router)
     app.router.routes += [document, events, only_get(metrics_route(metrics.registry))]
-    app.router.routes += description_routes(lambda: describe(app))
+    app.router.routes += [*dashboard_routes(), *description_routes(lambda: describe(app))]
     return app

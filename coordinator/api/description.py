@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from coordinator.api.dashboard import dashboard_operations
 from coordinator.api.requests import RUN
 from coordinator.history_views import DEFAULT_POINTS, MAX_POINTS
 from runtime.http_bodies import openapi_answer, openapi_schemas
@@ -52,6 +53,7 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "client_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
     "lease": {"type": "string", "description": "Names the lease, as its answer says."},
     "step": {**WHOLE, "description": "Number of the round's step."},
+    "file": {**TEXT, "description": "Path of one of the page's files, such as main.js."},
     "number": {**WHOLE, "description": "Number of the round in the run's history, from 0."},
     "version": {**WHOLE, "description": "Version of the run document."},
 }
@@ -315,6 +317,7 @@ def _process_operations() -> Operations:
             answers={200: content("text/plain", "Ready"), 503: content("text/plain", "Not accepting messages, and why")}
         ),
         ("GET", "/metrics"): Operation(answers={200: metrics}, summary="Metrics for Prometheus"),
+        **dashboard_operations(),
         **description_operations(),
     }
 

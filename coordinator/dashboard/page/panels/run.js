@@ -1,0 +1,209 @@
+// The run: what it does, how far it is, and how it has gone.
+
+import { Chart, smoothed } from "../chart.js";
+import { fill, h, newId, setText } from "../elements.js";
+import { bytes, digits, duration, moment, short, UNKNOWN, visible, whole } from "../format.js";
+import { glossary, term } from "../glossary.js";
+
+const RECENT_ROWS = 32;
+const EVALUATIONS_MS = 60_000;
+const CHECKPOINTS_MS = 60_000;
+const MAX_CHECKPOINTS = 10;
+const MEMBERS_MS = 5_000;
+const PHASES = {
+  Uninitialized: "has not begun",
+  WaitingForMembers: "waits for members",
+  Warmup: "members load the model and the data",
+  RoundTrain: "clients train and send their results",
+  RoundWitness: "witnesses say which results came",
+  Cooldown: "a checkpoint is made",
+  Finished: "the run has ended",
+  Paused: "an operator has paused the run",
+};
+const FIGURES = [
+  "phase", "epoch", "step", "time to the end", "tokens", "tokens/s", "training loss", "held-out loss", "learning rate",
+  "member", "applied", "carried", "quarantined", "checkpoint",
+];
+const X_AXES = {
+  step: { label: "step", of: (rows) => rows.get("step"), format: whole },
+  tokens: { label: "tokens", of: (rows) => rows.get("tokens_total"), format: short },
+  time: { label: "time", of: (rows) => rows.get("ended_s"), format: moment },
+};
+
+/** Return tokens a second over the last rows of the history; null without any. */
+export function recentSpeed(rounds) {
+  const first = Math.max(0, rounds.length - RECENT_ROWS);
+  if (rounds.length === 0) return null;
+  const tokens = rounds.get("tokens").slice(first).reduce((sum, count) => sum + count, 0);
+  const seconds = rounds.get("ended_s").at(-1) - rounds.get("started_s")[first];
+  return seconds > 0 ? tokens / seconds : null;
+}
+
+/** Return the seconds until the last step, if rounds go on as the last ones did; null if none was applied lately. */
+export function timeToEnd(rounds, steps) {
+  const first = Math.max(0, rounds.length - RECENT_ROWS);
+  const times = [];
+  let rounded = 0, applied = 0;
+  for (let place = first; place < rounds.length; place += 1) {
+    const count = rounds.get("rounds")[place];
+    times.push((rounds.get("train_s")[place] + rounds.get("witness_s")[place]) / count);
+    rounded += count;
+    applied += rounds.get("applied_rounds")[place];
+  }
+  if (!applied) return null;
+  times.sort((one, other) => one - other);
+  return steps * times[times.length >> 1] * (rounded / applied);
+}
+
+export default class RunPanel {
+  #ends = [];
+  #charts = {};
+  #evaluations = [];
+  #checkpoints = [];
+  #drawn = null;
+
+  mount(element, store) {
+    this.store = store;
+    const id = newId("run");
+    this.phase = h("p", { class: "lead" });
+    this.values = new Map(FIGURES.map((word) => [word, h("dd")]));
+    const figures = FIGURES.map((word) => h("div", {}, h("dt", {}, term(word)), this.values.get(word)));
+    this.smoothing = h("input", { id: `${id}-smoothing`, type: "range", min: 0, max: 0.98, step: 0.02, value: 0.6, on: { input: () => this.#draw() } });
+    this.axis = h("select", { id: `${id}-axis`, on: { change: () => this.#rebuildCharts() } },
+      Object.entries(X_AXES).map(([name, { label }]) => h("option", { value: name }, label)));
+    this.chartsPlace = h("div", { class: "charts" });
+    this.checkpointsPlace = h("div");
+    fill(element,
+      h("h1", {}, "Run"),
+      this.phase,
+      h("dl", { class: "figures" }, figures),
+      h("section", { "aria-labelledby": `${id}-course` },
+        h("h2", { id: `${id}-course` }, "How it went"),
+        h("div", { class: "tools" },
+          h("label", { for: `${id}-axis` }, "over "), this.axis,
+          h("label", { for: `${id}-smoothing` }, term("smoothing")), this.smoothing),
+        this.chartsPlace),
+      h("section", { "aria-labelledby": `${id}-checkpoints` }, h("h2", { id: `${id}-checkpoints` }, "Checkpoints"), this.checkpointsPlace),
+      glossary([...FIGURES, "ready", "batch", "round", "smoothing", "version"]));
+    this.#ends.push(
+      store.follow(MEMBERS_MS),
+      store.poll(() => store.path("evaluations"), EVALUATIONS_MS, ({ evaluations }) => {
+        this.#evaluations = evaluations;
+        this.#drawn = null;
+        this.update();
+      }),
+      store.poll(() => store.path("checkpoints"), CHECKPOINTS_MS, ({ checkpoints }) => {
+        this.#checkpoints = checkpoints;
+        this.update();
+      }),
+    );
+    this.#rebuildCharts();
+  }
+
+  unmount() {
+    for (const end of this.#ends) end();
+    for (const chart of Object.values(this.#charts)) chart.destroy();
+  }
+
+  update() {
+    const { document: run, moment: found, rounds } = this.store.view;
+    if (run !== null) this.#showFigures(run, found, rounds);
+    if (this.#drawn !== rounds) this.#draw();
+  }
+
+  #showFigures(run, found, rounds) {
+    const last = rounds.last, values = this.values;
+    const until = run.phase_ends_s === null ? "" : `, until ${moment(run.phase_ends_s)} at the latest`;
+    setText(this.phase, `${PHASES[run.run_state] ?? run.run_state}: ${visible(run.reason)}`);
+    const set = (word, text) => setText(values.get(word), text);
+    set("phase", `${run.run_state}, since ${moment(run.phase_started_s)}${until}`);
+    set("epoch", whole(run.epoch));
+    const done = Math.min(run.step - 1, run.total_steps);
+    set("step", `${whole(done)} of ${whole(run.total_steps)} done`);
+    const left = run.total_steps - done;
+    const isOver = run.run_state === "Finished";
+    set("time to the end", isOver ? "ended" : duration(timeToEnd(rounds, left)));
+    set("tokens", whole(found?.tokens_total ?? last?.tokens_total ?? null));
+    set("tokens/s", short(recentSpeed(rounds)));
+    const losses = rounds.get("loss").filter((loss) => loss !== null);
+    set("training loss", losses.length ? `${digits(losses.at(-1))} nats/token` : UNKNOWN);
+    const held = this.#heldOut(run).at(-1);
+    set("held-out loss", held === undefined ? UNKNOWN : `${digits(held.loss)} nats/token (${visible(held.name)}, step ${whole(held.step)})`);
+    set("learning rate", last === null ? UNKNOWN : digits(last.learning_rate, 3));
+    const members = found?.members ?? last?.members ?? null, ready = found?.ready ?? last?.ready ?? null;
+    set("member", `${whole(members)}, ${whole(ready)} ready`);
+    set("applied", `${whole(run.data_indices_applied)} samples`);
+    set("carried", `${whole(run.carried_batches)} batches`);
+    set("quarantined", `${whole(run.quarantined_batches)} batches`);
+    set("checkpoint", run.checkpoint === null ? UNKNOWN : `step ${whole(run.checkpoint.step)}, ${bytes(run.checkpoint.size_bytes)}`);
+    this.#showCheckpoints(run);
+  }
+
+  #heldOut(run) {
+    return this.#evaluations.filter(({ step }) => step < run.step).sort((one, other) => one.step - other.step);
+  }
+
+  #showCheckpoints(run) {
+    const known = this.store.isLive ? this.#checkpoints.slice(-MAX_CHECKPOINTS).reverse() : [];
+    const shown = known.length ? known : run.checkpoint === null ? [] : [run.checkpoint];
+    const name = shown.map(({ step, blob_sha256: sha256 }) => `${step} ${sha256}`).join();
+    if (name === this.shownCheckpoints) return;
+    this.shownCheckpoints = name;
+    const rows = shown.map((one) => h("tr", {},
+      h("th", { scope: "row" }, whole(one.step)), h("td", {}, bytes(one.size_bytes)),
+      h("td", { class: "hash" }, one.replica_digest.slice(0, 16), "…"), h("td", { class: "hash" }, one.blob_sha256.slice(0, 16), "…")));
+    const columns = ["step", "size", "replica digest", "SHA-256"].map((label) => h("th", { scope: "col" }, label));
+    fill(this.checkpointsPlace, shown.length
+      ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows)))
+      : h("p", {}, "None yet."));
+  }
+
+  #rebuildCharts() {
+    for (const chart of Object.values(this.#charts)) chart.destroy();
+    const { label, format } = X_AXES[this.axis.value];
+    const add = (title, series, of, more = {}) => new Chart(this.chartsPlace, { title, series, format: of, formatX: format, xName: label, ...more });
+    this.#charts = {
+      loss: add("Loss, nats per token", [
+        { label: "training", colour: "--series-3", line: "dotted", width: 1 },
+        { label: "training, smoothed", colour: "--series-1", width: 2.5 },
+        { label: "held-out", colour: "--series-2", points: true },
+      ], (value) => digits(value, 4)),
+      rate: add("Learning rate", [{ label: "learning rate", colour: "--series-1" }], (value) => digits(value, 3)),
+      speed: add("Tokens per second", [{ label: "tokens/s", colour: "--series-1" }], short),
+      members: add("Members", [
+        { label: "members", colour: "--series-1" },
+        { label: "ready", colour: "--series-2", line: "dashed" },
+      ], whole),
+    };
+    this.#draw();
+  }
+
+  #draw() {
+    const { document: run, rounds } = this.store.view;
+    this.#drawn = rounds;
+    const all = X_AXES[this.axis.value].of(rounds);
+    const places = [];
+    for (let place = 0; place < all.length; place += 1) {
+      if (!places.length || all[place] > all[places.at(-1)]) places.push(place);
+      else if (rounds.get("loss")[place] !== null) places[places.length - 1] = place;
+    }
+    const xs = places.map((place) => all[place]);
+    const of = (name) => places.map((place) => rounds.get(name)[place]);
+    const seconds = places.map((place) => rounds.get("ended_s")[place] - rounds.get("started_s")[place]);
+    this.#charts.rate.set(xs, [of("learning_rate")]);
+    this.#charts.speed.set(xs, [of("tokens").map((count, place) => (seconds[place] > 0 ? count / seconds[place] : null))]);
+    this.#charts.members.set(xs, [of("members"), of("ready")]);
+    this.#drawLoss(xs, of("loss"), of("step"), run);
+  }
+
+  #drawLoss(xs, losses, steps, run) {
+    const averaged = smoothed(losses, Number(this.smoothing.value));
+    const held = run === null ? [] : this.#heldOut(run);
+    const points = losses.map(() => null);
+    for (const { step, loss } of held) {
+      const place = steps.findIndex((one) => one >= step);
+      if (place >= 0) points[place] = loss;
+    }
+    this.#charts.loss.set(xs, [losses, averaged, points]);
+  }
+}

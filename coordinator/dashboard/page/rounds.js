@@ -1,0 +1,62 @@
+// The rows of rounds that have ended, as columns. There are never more than MAX_ROWS of them, however long a tab is open.
+
+export const POINTS = 512;
+export const MAX_ROWS = 2048;
+
+export class Rounds {
+  constructor(columns = { number: [] }) {
+    this.columns = columns;
+  }
+
+  get length() {
+    return this.columns.number.length;
+  }
+
+  /** Number of the round that follows the last row. */
+  get next() {
+    const last = this.length - 1;
+    return last < 0 ? 0 : this.columns.number[last] + this.columns.rounds[last];
+  }
+
+  /** Return the values of one field. */
+  get(name) {
+    return this.columns[name] ?? [];
+  }
+
+  /** Return the last row as an object, or null. */
+  get last() {
+    return this.length ? this.row(this.length - 1) : null;
+  }
+
+  row(place) {
+    return Object.fromEntries(Object.entries(this.columns).map(([name, values]) => [name, values[place]]));
+  }
+
+  /** Return these rows and the newer ones of a page; null if some are missed between, or there are too many. */
+  with(columns) {
+    const first = columns.number.findIndex((number) => number >= this.next);
+    if (first < 0) return this;
+    if (columns.number[first] !== this.next || this.length + columns.number.length - first > MAX_ROWS) return null;
+    const grown = {};
+    for (const name of Object.keys(columns)) {
+      grown[name] = this.get(name).concat(first ? columns[name].slice(first) : columns[name]);
+    }
+    return new Rounds(grown);
+  }
+
+  /** Return the rows that had ended when the run document had this version. */
+  until(version) {
+    const versions = this.get("version");
+    let low = 0, high = versions.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (versions[middle] <= version) low = middle + 1; else high = middle;
+    }
+    return low === this.length ? this : this.slice(0, low);
+  }
+
+  slice(start, end) {
+    const cut = Object.entries(this.columns).map(([name, values]) => [name, values.slice(start, end)]);
+    return new Rounds(Object.fromEntries(cut));
+  }
+}
