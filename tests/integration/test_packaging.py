@@ -40,6 +40,8 @@ def test_wheel_holds_every_module_and_the_files_of_the_demos(wheel: zipfile.ZipF
     assert sources <= held
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
     assert {f"epochal/testnet/{name}" for name in DEMO_FILES} <= held
+    page = ROOT / "coordinator" / "dashboard" / "page"
+    assert {str(path.relative_to(ROOT)) for path in page.rglob("*") if path.is_file()} <= held
     assert not [name for name in held if name.startswith(("tests/", "docs/", "benchmarks/", "deploy/"))]
 
 
@@ -50,6 +52,7 @@ def test_wheel_declares_the_command_and_carries_the_licence(wheel: zipfile.ZipFi
 
     assert "epochal = epochal.cli.main:main" in text(".dist-info/entry_points.txt")
     assert "Apache License" in text("licenses/LICENSE")
+    assert "Leon Sorokin" in text("licenses/coordinator/dashboard/page/vendor/uPlot.LICENSE.txt")
     metadata = text(".dist-info/METADATA")
     assert "Requires-Python: >=3.11" in metadata
     assert "Requires-Dist: fastapi" in metadata

@@ -8,6 +8,7 @@ import { POINTS, Rounds } from "./rounds.js";
 
 const HIDDEN_MS = 60_000; // a tab that nobody has seen for so long stops following: others need its connection
 const ASK_AGAIN_MS = 2_000;
+const NOT_YET_MS = 100; // until a poll that could not ask looks again whether it can
 const MAX_ASK_AGAIN_MS = 30_000;
 const MAX_MOMENTS = 16;
 
@@ -186,7 +187,7 @@ export class Store {
           } else throw problem;
         }
       }
-      if (!abort.signal.aborted) timer = setTimeout(ask, waitMs);
+      if (!abort.signal.aborted) timer = setTimeout(ask, place === null ? Math.min(waitMs, NOT_YET_MS) : waitMs);
     };
     ask();
     return () => { abort.abort(); clearTimeout(timer); };

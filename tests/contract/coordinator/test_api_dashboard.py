@@ -12,7 +12,9 @@ from tests.support.contract import check_described
 from tests.support.served import Served, problem
 
 PAGE = Path(__file__).parents[3] / "coordinator" / "dashboard" / "page"
-OURS = [path for path in PAGE.rglob("*") if path.suffix in (".js", ".html", ".css", ".svg") and path.parent.name != "vendor"]
+OURS = [
+    path for path in PAGE.rglob("*") if path.suffix in (".js", ".html", ".css", ".svg") and path.parent.name != "vendor"
+]
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "text/html,application/xhtml+xml,*/*;q=0.8", "text/*;q=0.5"])
@@ -84,6 +86,8 @@ def test_modules_are_loaded_ahead_of_their_imports() -> None:
 @pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
 def test_no_text_becomes_html_and_nothing_is_stored(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage|sessionStorage|indexedDB|cookie"
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|localStorage|sessionStorage|indexedDB|cookie"
+    )
     assert not re.search(forbidden, text)
     assert not re.search(r'["\'(]https?://(?!www\.w3\.org/2000/svg)', text)

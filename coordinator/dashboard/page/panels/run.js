@@ -66,7 +66,7 @@ export default class RunPanel {
     this.store = store;
     const id = newId("run");
     this.phase = h("p", { class: "lead" });
-    this.values = new Map(FIGURES.map((word) => [word, h("dd")]));
+    this.values = new Map(FIGURES.map((word) => [word, h("dd", { "data-figure": word })]));
     const figures = FIGURES.map((word) => h("div", {}, h("dt", {}, term(word)), this.values.get(word)));
     this.smoothing = h("input", { id: `${id}-smoothing`, type: "range", min: 0, max: 0.98, step: 0.02, value: 0.6, on: { input: () => this.#draw() } });
     this.axis = h("select", { id: `${id}-axis`, on: { change: () => this.#rebuildCharts() } },

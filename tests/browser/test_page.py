@@ -1,0 +1,168 @@
+"""The page in a browser: it shows the run as the API tells it, live, at any version, and to whom it may."""
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from tests.support.browser import SIZES, opened
+from tests.support.played_rounds import play_round
+from tests.support.served import GENESIS, Served, WireClient, served_over_sockets, training
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+ROUNDS = 3
+"""Few enough that the time limit of the round under way does not follow them yet: it waits for its clients."""
+PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
+
+
+@dataclass
+class Watched:
+    """A run of which some rounds have ended, its clients, and where its page is."""
+
+    coordinator: Served
+    clients: list[WireClient]
+    url: str
+
+    async def asked(self, place: str) -> Any:
+        """Return the API's own answer."""
+        answer = await self.coordinator.http.get(f"{self.coordinator.run_url}{place}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+    folder: Path = tmp_path_factory.mktemp("watched")
+    async with served_over_sockets(folder, GENESIS, **PATIENT) as run:
+        clients = await training(run, 3)
+        for _ in range(ROUNDS):
+            await play_round(run, clients)
+        yield Watched(run, clients, f"{run.http.base_url}/")
+
+
+async def figure(page: "Page", word: str) -> str:
+    """The value that stands at a word."""
+    return await page.locator(f'[data-figure="{word}"]').inner_text()
+
+
+async def until_shown(page: "Page", word: str, text: str) -> None:
+    await page.locator(f'[data-figure="{word}"]').filter(has_text=re.compile(text)).wait_for()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_page_loads_without_a_complaint(browser: "Browser", watched: Watched, size: str, scheme: str) -> None:
+    async with opened(browser, size, color_scheme=scheme) as (page, complaints):
+        await page.goto(watched.url)
+        await page.locator(".chart canvas").first.wait_for()
+        await until_shown(page, "step", "done")
+        assert complaints.unexpected == []
+        assert await page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
+
+
+async def test_figures_are_those_of_the_api(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        await page.goto(watched.url)
+        await until_shown(page, "member", r"3, 3 ready")
+        document, rounds = await watched.asked(""), (await watched.asked("/history"))["rounds"]
+        assert (await figure(page, "phase")).startswith(document["run_state"])
+        assert await figure(page, "step") == f"{document['step'] - 1} of 1,000 done"
+        assert await figure(page, "epoch") == str(document["epoch"])
+        assert await figure(page, "tokens") == f"{rounds['tokens_total'][-1]:,}"
+        assert await figure(page, "training loss") == f"{rounds['loss'][-1]:g} nats/token"
+        assert await figure(page, "learning rate") == f"{rounds['learning_rate'][-1]:g}"
+        assert await figure(page, "checkpoint") == f"step 0, {document['checkpoint']['size_bytes']} B"
+        assert document["reason"] in await page.locator(".lead").inner_text()
+
+
+async def test_chart_as_a_table_has_the_rounds_losses(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        await page.goto(watched.url)
+        chart = page.locator("figure.chart", has_text="Loss, nats per token")
+        await chart.locator("canvas").wait_for()
+        await chart.locator("summary").click()
+        rounds = (await watched.asked("/history"))["rounds"]
+        rows = await chart.locator("tbody tr").all_inner_texts()
+        assert [row.split("\t")[:2] for row in rows[::-1]] == [
+            [str(step), f"{loss:g}"] for step, loss in zip(rounds["step"], rounds["loss"], strict=True)
+        ]
+
+
+async def test_round_that_ends_is_shown_without_a_reload(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        await page.goto(watched.url)
+        step = watched.coordinator.service.run.step
+        await until_shown(page, "step", f"^{step - 1} of")
+        await play_round(watched.coordinator, watched.clients)
+        await until_shown(page, "step", f"^{step} of")
+
+
+async def test_address_with_a_version_shows_the_run_as_it_was(browser: "Browser", watched: Watched) -> None:
+    rounds = (await watched.asked("/history"))["rounds"]
+    version = rounds["version"][1]
+    moment = await watched.asked(f"/history/versions/{version}")
+    async with opened(browser) as (page, _):
+        await page.goto(f"{watched.url}#/?version={version}")
+        await until_shown(page, "tokens", f"^{moment['tokens_total']:,}$")
+        assert await figure(page, "step") == f"{moment['document']['step'] - 1} of 1,000 done"
+        assert moment["document"]["reason"] in await page.locator(".lead").inner_text()
+        assert await page.locator("#timeline input").input_value() == str(version)
+
+
+async def test_slider_and_its_buttons_work_by_keyboard(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        await page.goto(watched.url)
+        await until_shown(page, "step", "done")
+        slider = page.locator("#timeline input")
+        await slider.focus()
+        await page.keyboard.press("ArrowLeft")
+        latest = watched.coordinator.service.published.version
+        await page.wait_for_url(f"**/#/?version={latest - 1}")
+        await page.get_by_role("button", name="One round back").focus()
+        await page.keyboard.press("Enter")
+        versions = (await watched.asked("/history"))["rounds"]["version"]
+        before = max(version for version in versions if version < latest - 1)
+        await page.wait_for_url(f"**/#/?version={before}")
+        await page.get_by_role("button", name="Live").press("Enter")
+        await page.wait_for_url(watched.url + "#/")
+
+
+@pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "nowhere"])
+async def test_unknown_panel_is_named_as_text(browser: "Browser", watched: Watched, name: str) -> None:
+    async with opened(browser) as (page, complaints):
+        await page.goto(f"{watched.url}#/{name}")
+        await page.get_by_role("heading", name="There is no such page").wait_for()
+        assert f"“{name}”" in await page.locator("main").inner_text()
+        assert complaints.unexpected == []
+
+
+async def test_private_run_asks_for_a_token_that_stays_in_memory(browser: "Browser", tmp_path: Path) -> None:
+    overrides = {**PATIENT, "access__dashboard": "members"}
+    async with served_over_sockets(tmp_path, GENESIS, **overrides) as run, opened(browser) as (page, complaints):
+        complaints.expected = ["401"]
+        (client, *_) = await training(run, 2)
+        await page.goto(f"{run.http.base_url}/")
+        field = page.get_by_label("Token", exact=True)
+        await field.fill("no token of anybody")
+        await page.get_by_role("button", name="Use this token").click()
+        await page.get_by_text("This is no token").wait_for()
+        await field.fill("wrong")
+        await page.get_by_role("button", name="Use this token").click()
+        await page.get_by_text("did not accept the token").wait_for()
+        assert client.token is not None
+        await field.fill(client.token)
+        await page.keyboard.press("Enter")
+        await until_shown(page, "member", "2, 2 ready")
+        kept = await page.evaluate(
+            "JSON.stringify([location.href, {...localStorage}, {...sessionStorage}, document.cookie])"
+        )
+        assert client.token not in kept
+        await page.reload()
+        await field.wait_for()
+        assert complaints.unexpected == []
