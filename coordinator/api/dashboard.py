@@ -5,6 +5,7 @@ routes of the history for, which know who may see it.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -57,7 +58,7 @@ def dashboard_routes() -> list[Route]:
 def dashboard_operations() -> Operations:
     """Return the descriptions of the routes."""
     seen = Parameter("If-None-Match", {"type": "string"}, "header")
-    same = {304: {"description": "The reader has it"}}
+    same: dict[int | str, Any] = {304: {"description": "The reader has it"}}
     page, file = content("text/html", "A page for people"), {"description": "HTML, CSS, JavaScript or plain text"}
     return {
         ("GET", PAGE): Operation(

@@ -48,7 +48,7 @@ async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wat
 
 async def figure(page: "Page", word: str) -> str:
     """The value that stands at a word."""
-    return await page.locator(f'[data-figure="{word}"]').inner_text()
+    return str(await page.locator(f'[data-figure="{word}"]').inner_text())
 
 
 async def until_shown(page: "Page", word: str, text: str) -> None:
