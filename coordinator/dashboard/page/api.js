@@ -47,11 +47,15 @@ export class Api {
     this.#token = token;
   }
 
-  /** Return the answer to a request. Throws a `Problem` if it is a refusal, or if there is none. */
-  async request(path, { method = "GET", body, headers = {}, signal } = {}) {
+  /**
+   * Return the answer to a request. Throws a `Problem` if it is a refusal, or if there is none.
+   *
+   * `token` is shown in place of the one that all requests show.
+   */
+  async request(path, { method = "GET", body, headers = {}, signal, token = this.#token } = {}) {
     const options = { method, headers: { Accept: "application/json", ...headers }, signal, redirect: "error" };
-    if (this.#token !== null) {
-      options.headers.Authorization = `Bearer ${this.#token}`;
+    if (token !== null) {
+      options.headers.Authorization = `Bearer ${token}`;
       options.cache = "no-store";
     }
     if (body !== undefined) {

@@ -13,7 +13,7 @@ const main = document.getElementById("main");
 const api = new Api(new URL("../", import.meta.url));
 const store = new Store(api);
 const router = new Router(placeChanged);
-const links = new Map(PANELS.map(({ name, title }) => [name, h("a", {}, title)]));
+const links = new Map(PANELS.filter(({ title }) => title !== undefined).map(({ name, title }) => [name, h("a", {}, title)]));
 
 let shown = null; // { name, panel } of what is mounted
 let wanted = null;

@@ -1,10 +1,12 @@
 // The parts of the page. Each panel is a class in a module of its own, which is loaded when it is first shown.
 //
 // A panel has `mount(element, store, place, router)`, `update(place)` after each change of the store or of the address,
-// and `unmount()`, which ends all that it began. Its module's default export is the class.
+// and `unmount()`, which ends all that it began. Its module's default export is the class. One without `title` is not in
+// the navigation.
 
 export const PANELS = [
   { name: "run", title: "Run", load: () => import("./panels/run.js") },
+  { name: "join", title: "Join", load: () => import("./panels/join.js") },
 ];
 
 export function panelOf(name) {
