@@ -165,10 +165,7 @@ class HistoryViews:
             async with self._turn:
                 if name not in self._pages:
                     plain = await encode()
-                    packed = await self._worker.run(lambda: gzip.compress(plain, _LEVEL, mtime=0))
-                    self._keep(
-                        name, EncodedPage(f'"{name}"', plain, packed if len(plain) >= MIN_COMPRESSED_BYTES else None)
-                    )
+                    self._keep(name, await self._worker.run(lambda: encoded_page(name, plain)))
                 return self._pages[name]
         finally:
             self._asking_count -= 1
@@ -180,6 +177,18 @@ class HistoryViews:
             len(self._pages) > MAX_ENCODED_PAGES or self._kept_bytes > MAX_ENCODED_PAGE_BYTES
         ):
             self._kept_bytes -= _size(self._pages.popitem(last=False)[1])
+
+
+def encoded_page(name: str, plain: bytes, level: int = _LEVEL) -> EncodedPage:
+    """Return a page as it is sent. It takes milliseconds to a second.
+
+    Args:
+        name: names its content among all pages of its address.
+        plain: its JSON.
+        level: of gzip.
+    """
+    packed = gzip.compress(plain, level, mtime=0) if len(plain) >= MIN_COMPRESSED_BYTES else None
+    return EncodedPage(f'"{name}"', plain, packed)
 
 
 def _size(page: EncodedPage) -> int:

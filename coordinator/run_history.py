@@ -18,8 +18,8 @@ from functools import partial
 
 from coordinator.journal_proof import parse_proof
 from coordinator.machine.figures import clients_of
-from coordinator.machine.history import History
-from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
+from coordinator.machine.history import History, Told
+from coordinator.machine.instructions import Instruction, OutcomeDecided
 from coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked, replay_until
 from coordinator.machine.run import Run
 from coordinator.store.journal import JournalReader, JournalRecord, Segment
@@ -29,6 +29,7 @@ from state.errors import Refused, StoreFailed
 from state.history import Moment, RoundDetail
 from state.phases import ROUND_PHASES
 from state.refusals import Refusal
+from state.wire import ClientId
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ RECORDS_AT_A_TIME = 64
 MAX_WAITING_ROUNDS = 4096
 """Maximum number of rounds that may end while the journal is read; with more, it is read again."""
 MAX_WAITING = 131_072
-"""The same for these rounds and the times that clients tell, together."""
+"""The same for these rounds and all else that is told meanwhile, together."""
 READ_RETRY_S = 5.0
 """Time after which a journal is read again that could not be read."""
 MAX_LOOKS = 16
@@ -115,7 +116,7 @@ class RunHistory:
         self._worker = worker
         self._read: JournalHistory | None = None
         self._problem: str | None = None
-        self._waiting: list[tuple[OutcomeDecided | TimesTold, Kept]] = []
+        self._waiting: list[tuple[Told, Kept]] = []
         self._waiting_rounds = 0
         self._is_read_due = asyncio.Event()
         self._is_read_due.set()
@@ -155,27 +156,27 @@ class RunHistory:
         )
 
     def take(self, instructions: Iterable[Instruction], kept: Kept) -> None:
-        """Add the rounds that ended with a stimulus, and the times told with it, once it is kept.
+        """Add what was told with a stimulus, once it is kept.
 
         Args:
             instructions: the stimulus gave.
             kept: the record that holds it.
         """
         for one in instructions:
-            if not isinstance(one, OutcomeDecided | TimesTold):
+            if not isinstance(one, Told):
                 continue
             if self._read is None:
                 self._wait(one, kept)
             elif kept.sequence > self._read.sequence:
                 self._add(self._read, one, kept)
 
-    def _wait(self, one: OutcomeDecided | TimesTold, kept: Kept) -> None:
+    def _wait(self, one: Told, kept: Kept) -> None:
         self._waiting.append((one, kept))
         self._waiting_rounds += isinstance(one, OutcomeDecided)
         if self._waiting_rounds > MAX_WAITING_ROUNDS or len(self._waiting) > MAX_WAITING:
             self.read_again()
 
-    def _add(self, read: JournalHistory, one: OutcomeDecided | TimesTold, kept: Kept) -> None:
+    def _add(self, read: JournalHistory, one: Told, kept: Kept) -> None:
         ended = read.history.take((one,), kept.version)
         for detail in ended:
             for told in self._on_ended:
@@ -301,9 +302,13 @@ def _moment_of(segment: Segment, version: int, known: History) -> Moment:
         ready=run.numbers().ready,
         loss=run.losses[-1][1] if run.losses else None,
         tokens_total=run.tokens_applied,
-        under_way=() if current is None else clients_of(current),
+        under_way=() if current is None else clients_of(current, names=_names_of(run)),
         last_round=_numbered(history.details[-1], known) if history.details else None,
     )
+
+
+def _names_of(run: Run) -> dict[ClientId, str]:
+    return {member.client_id: member.name for member in run.members.values() if member.name}
 
 
 def _numbered(detail: RoundDetail, known: History) -> RoundDetail:

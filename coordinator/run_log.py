@@ -4,6 +4,7 @@ import logging
 
 from coordinator.machine.instructions import (
     BatchesQuarantined,
+    CheckpointRefused,
     EvaluationRecorded,
     Instruction,
     MembershipChanged,
@@ -50,6 +51,9 @@ def log_instruction(instruction: Instruction, run: Run) -> None:
         case MembershipChanged(client_id=client_id, change=change, member=member):
             name = {"client_name": member.name} if member is not None and member.name else {}
             log.info("membership_changed", extra={"client_id": client_id, **name, "change": change})
+        case CheckpointRefused(client_id=client_id, step=step, rule=rule):
+            refused = {"client_id": client_id, **_name_of(run, client_id), "step": step, "rule": rule}
+            log.warning("checkpoint_refused", extra=refused)
         case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
             why = {"rest_s": rest_s, "reason": reason}
             log.warning("client_rests", extra={"client_id": client_id, **_name_of(run, client_id), **why})

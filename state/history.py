@@ -158,6 +158,7 @@ class ClientFigures(WireDocument):
         fetching_s, decoding_s, packing_s: time for which its trainer waited for data; None if it does not say so.
         tokens: number of tokens that it predicted.
         loss: mean loss in nats per token.
+        name: that it had chosen; "" without one.
         document_s: time from the round's start until it had the run document: what is left of the time until its
             message arrived, without what it says that it did meanwhile.
         idle_s: time for which it had nothing to do before that document came.
@@ -200,6 +201,7 @@ class ClientFigures(WireDocument):
     merge_s: float | None = None
     uploaded_bytes: Count | None = None
     downloaded_bytes: Count | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 MAX_CLIENT_NAME_CHARS = 64
 MAX_SOFTWARE_CHARS = 32
@@ -49,7 +49,13 @@ def checked_client_name(name: str) -> str:
     return name
 
 
-ClientName = Annotated[str, AfterValidator(checked_client_name)]
+ClientName = Annotated[
+    str,
+    AfterValidator(checked_client_name),
+    WithJsonSchema(
+        {"type": "string", "minLength": 1, "maxLength": MAX_CLIENT_NAME_CHARS, "description": CLIENT_NAME_ALLOWED}
+    ),
+]
 Software = Annotated[str, Field(pattern=SOFTWARE_PATTERN)]
 """The version of a client's program, such as `0.9.0`."""
 

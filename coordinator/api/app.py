@@ -17,6 +17,7 @@ from coordinator.api.history import EventsEndpoint, history_routes
 from coordinator.api.hot_routes import HotRoutes
 from coordinator.api.join import join_routes
 from coordinator.api.long_poll import RunDocumentEndpoint
+from coordinator.api.members import member_routes
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.api.operator import evaluation_routes, health_routes, operator_routes, origin_routes
@@ -25,6 +26,7 @@ from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
 from coordinator.history_views import HistoryViews
 from coordinator.long_polls import LongPolls
+from coordinator.member_views import MemberViews
 from coordinator.viewers import Viewers
 from runtime.http_errors import answer_errors
 from runtime.http_hosts import ANY_HOST, CheckedHosts
@@ -91,6 +93,7 @@ def create_app(
         origin_routes(handlers),
         evaluation_routes(handlers),
         history_routes(views),
+        member_routes(views, MemberViews(handlers, SharedThreads(), metrics.http.refusals)),
         join_routes(handlers, views, version),
         health_routes(handlers, metrics.http.notes),
     ):

@@ -28,7 +28,7 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state import blob_messages, checkpoint_parts, documents, evaluations, history, join_guide, messages
+from state import blob_messages, checkpoint_parts, documents, evaluations, history, join_guide, members, messages
 from state.deliveries import MEDIA_TYPE
 from state.documents import RunDocument
 from state.generations import DataAppendSetting, DataHistory
@@ -58,7 +58,7 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "version": {**WHOLE, "description": "Version of the run document."},
 }
 _NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages) | vars(blob_messages)
-_NAMES |= vars(history) | vars(join_guide)
+_NAMES |= vars(history) | vars(join_guide) | vars(members)
 DOCUMENTS = (
     *(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind)),
     DataAppendSetting,
@@ -194,6 +194,8 @@ def _history_operations() -> Operations:
         ("GET", f"{RUN}/history/versions/{{version}}"): Operation(
             (*refusals, Refusal.NOT_FOUND), _VIEWERS, (seen,), answers(history.Moment)
         ),
+        ("GET", f"{RUN}/members"): Operation(refusals, _VIEWERS, (seen,), answers(members.MembersPage)),
+        ("GET", f"{RUN}/members/{{client_id}}"): Operation((*refusals, Refusal.NOT_FOUND), _VIEWERS),
         ("GET", f"{RUN}/join"): Operation(_OF_ADMIN, _VIEWERS),
         ("GET", f"{RUN}/events"): Operation(
             refusals,

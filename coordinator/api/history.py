@@ -37,7 +37,7 @@ def history_routes(views: HistoryViews) -> APIRouter:
         check(run_id, request)
         query = Query(request.scope["query_string"])
         last = None if query.text("to") is None else query.whole("to", 0)
-        return _sent(await views.page(query.whole("from", 0), last, query.whole("points", DEFAULT_POINTS)), request)
+        return sent_page(await views.page(query.whole("from", 0), last, query.whole("points", DEFAULT_POINTS)), request)
 
     @router.get(
         f"{RUN}/history/rounds/{{number}}",
@@ -46,7 +46,7 @@ def history_routes(views: HistoryViews) -> APIRouter:
     )
     async def one_round(run_id: str, number: str, request: Request) -> Response:
         check(run_id, request)
-        return _sent(await views.round(parse_whole("number", number)), request)
+        return sent_page(await views.round(parse_whole("number", number)), request)
 
     @router.get(
         f"{RUN}/history/versions/{{version}}",
@@ -55,12 +55,12 @@ def history_routes(views: HistoryViews) -> APIRouter:
     )
     async def moment(run_id: str, version: str, request: Request) -> Response:
         check(run_id, request)
-        return _sent(await views.moment(parse_whole("version", version)), request)
+        return sent_page(await views.moment(parse_whole("version", version)), request)
 
     return router
 
 
-def _sent(page: EncodedPage, request: Request) -> Response:
+def sent_page(page: EncodedPage, request: Request) -> Response:
     """Return the answer with a page, compressed if its reader takes that; 304 if the reader has it."""
     headers = {"ETag": page.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding, Authorization"}
     if request.headers.get("if-none-match") == page.etag:

@@ -8,6 +8,7 @@ from coordinator.handlers import Handlers
 from coordinator.long_polls import Reader
 from runtime.connections import vouch_for
 from runtime.http_bodies import bearer_token
+from runtime.refusal_counts import SENDER_IN_SCOPE
 from state.errors import Refused
 from state.refusals import Refusal
 from state.wire import ClientId, Sha256
@@ -47,6 +48,7 @@ def reader_of(handlers: Handlers, scope: Scope) -> Reader:
 
 
 def _note_member(handlers: Handlers, scope: Scope, client_id: ClientId) -> None:
+    scope[SENDER_IN_SCOPE] = client_id
     connection = vouch_for(scope, client_id)
     if connection is not None:
         handlers.service.liveness.connected(client_id, connection)

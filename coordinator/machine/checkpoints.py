@@ -12,7 +12,7 @@ from itertools import islice
 
 from coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
 from coordinator.machine.checkpointing import Checkpointing
-from coordinator.machine.instructions import Instruction, SegmentEnded, SentToRest, SweepBlobs
+from coordinator.machine.instructions import CheckpointRefused, Instruction, SegmentEnded, SentToRest, SweepBlobs
 from coordinator.machine.run import KEEP_CHECKPOINTS, Handled, Run, roster_of
 from coordinator.machine.shared import added
 from coordinator.machine.stimuli import (
@@ -216,7 +216,8 @@ def reject(run: Run, event: CheckpointRejected) -> Handled:
     making = _announced(run, event.client_id, event.step, event.blob_sha256)
     if event.client_id in making.rejected:
         return run, ()
-    return replace(run, checkpointing=replace(making, rejected=making.rejected | {event.client_id})), ()
+    told = CheckpointRefused(event.client_id, event.step, event.rule, run.now_s)
+    return replace(run, checkpointing=replace(making, rejected=making.rejected | {event.client_id})), (told,)
 
 
 def _announced(run: Run, client_id: ClientId, step: int, blob_sha256: Sha256) -> Checkpointing:

@@ -1,7 +1,9 @@
 """The figures of a round that has ended, for the run's history. Nothing is decided by them."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from coordinator.machine.instructions import EndedRound, OutcomeDecided
 from coordinator.machine.round import NO_ARRIVALS, Round
@@ -14,6 +16,7 @@ from state.round_times import MS_PER_S, LaterTimes, ResultMetrics
 from state.schedule import InnerSchedule
 from state.wire import ClientId
 
+NO_NAMES: Mapping[ClientId, str] = MappingProxyType({})
 _PLACES = 4
 """Number of decimal places of seconds: a tenth of a millisecond, below what any clock here means."""
 
@@ -111,21 +114,30 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
     )
 
 
-def detail_of(decided: OutcomeDecided, figures: RoundFigures) -> RoundDetail:
-    """Return a round that has ended, with each of its clients."""
+def detail_of(decided: OutcomeDecided, figures: RoundFigures, names: Mapping[ClientId, str] = NO_NAMES) -> RoundDetail:
+    """Return a round that has ended, with each of its clients.
+
+    Args:
+        decided: the round's end, with `ended`.
+        figures: its row.
+        names: that clients have chosen.
+    """
     assert decided.ended is not None, "every end of a round tells the round"
     applied = frozenset[ClientId](
         () if decided.outcome is None else (entry.client_id for entry in decided.outcome.entries)
     )
-    return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients_of(decided.ended.round, applied))
+    return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients_of(decided.ended.round, applied, names))
 
 
-def clients_of(current: Round, applied: frozenset[ClientId] = frozenset()) -> tuple[ClientFigures, ...]:
+def clients_of(
+    current: Round, applied: frozenset[ClientId] = frozenset(), names: Mapping[ClientId, str] = NO_NAMES
+) -> tuple[ClientFigures, ...]:
     """Return each client's part of a round, as far as it has come.
 
     Args:
         current: the round.
         applied: the clients whose results were applied.
+        names: that clients have chosen.
     """
     witnesses = frozenset(current.plan.witnesses)
     arrivals, commitments = plain(current.arrivals), plain(current.commitments)
@@ -153,6 +165,7 @@ def clients_of(current: Round, applied: frozenset[ClientId] = frozenset()) -> tu
             tokens=0 if metrics is None else metrics.tokens,
             loss=None if metrics is None else metrics.loss,
             check_s=_of_ms(times.check_ms),
+            name=names.get(client_id, ""),
         )
         if metrics is not None:
             figures = _with_work(figures, metrics)

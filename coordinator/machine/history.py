@@ -1,8 +1,8 @@
 """A run's history, kept as its rounds end: a fold over the journal's records.
 
-The rule kept here: the history depends on nothing but the ends of rounds and what clients say of them afterwards, in
-their order, and on the limits below. So it is the same whether a coordinator has kept it all along, or somebody reads
-it from the journal, with a proof in the place of its beginning or without.
+The rule kept here: the history depends on nothing but what the machine tells of rounds, of members and of what clients
+say of rounds afterwards, in its order, and on the limits below. So it is the same whether a coordinator has kept it
+all along, or somebody reads it from the journal, with a proof in the place of its beginning or without.
 """
 
 import base64
@@ -12,11 +12,20 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TypeAlias
 
 from coordinator.machine.figures import detail_of, figures_of, with_later_times
-from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
+from coordinator.machine.instructions import (
+    CheckpointRefused,
+    Instruction,
+    MembershipChanged,
+    OutcomeDecided,
+    TimesTold,
+)
+from coordinator.machine.member_book import MemberBook, MemberRecord
 from state.errors import InvalidDocument, StoreFailed
 from state.history import RoundColumns, RoundDetail, RoundFigures, merged
+from state.members import RefusalCount
 from state.round_times import LaterTimes
 from state.wire import ClientId, canonical_json, parse_document
 from state.wire_document import WireDocument
@@ -29,12 +38,16 @@ MAX_DETAILED_CLIENTS = 32_768
 """Maximum number of clients in all these rounds, unless the newest alone has more. Each takes about 400 bytes."""
 MAX_ENCODED_BYTES = 64 * 1024 * 1024
 """Maximum size of a kept history, before it is compressed."""
+Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused
+"""What the machine tells that is taken into a history."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded(WireDocument):
     rows: RoundColumns
     details: tuple[RoundDetail, ...]
+    members: tuple[MemberRecord, ...] = ()
+    refusals: tuple[RefusalCount, ...] = ()
 
 
 class _KeptDetail:
@@ -75,10 +88,16 @@ class _KeptDetail:
 
 
 class History:
-    """The rounds of a run that have ended."""
+    """The rounds of a run that have ended, and the members that took part.
+
+    Attributes:
+        rows: of the rounds, the oldest first.
+        book: the members.
+    """
 
     def __init__(self) -> None:
         self.rows: list[RoundFigures] = []
+        self.book = MemberBook()
         self._kept: deque[_KeptDetail] = deque()
         self._detailed_clients = 0
 
@@ -98,7 +117,7 @@ class History:
         return self._kept[0].number if self._kept else self.next
 
     def take(self, instructions: Iterable[Instruction], version: int) -> list[RoundDetail]:
-        """Add the rounds that ended with a stimulus, and the times told with it; return those rounds.
+        """Add what was told with a stimulus; return the rounds that ended with it.
 
         Args:
             instructions: the stimulus gave.
@@ -110,10 +129,15 @@ class History:
                 ended.append(self.add(one, version))
             elif isinstance(one, TimesTold):
                 self.tell(one)
+            elif isinstance(one, MembershipChanged):
+                self.book.change(one)
+            elif isinstance(one, CheckpointRefused):
+                self.book.refuse_checkpoint(one)
         return ended
 
     def tell(self, told: TimesTold) -> None:
         """Take in what a client says of a round, if its clients' figures are held."""
+        self.book.transferred(told.client_id, told.times.uploaded_bytes, told.times.downloaded_bytes)
         name = told.times.step, told.times.attempt
         kept = next((kept for kept in reversed(self._kept) if kept.name == name), None)
         if kept is not None:
@@ -121,7 +145,8 @@ class History:
 
     def add(self, decided: OutcomeDecided, version: int) -> RoundDetail:
         """Add a round that has ended, and return it."""
-        detail = detail_of(decided, figures_of(decided, self.next, version))
+        detail = detail_of(decided, figures_of(decided, self.next, version), self.book.names)
+        self.book.end_round(detail)
         self.rows.append(detail.figures)
         if len(self.rows) > MAX_ROWS:
             self.rows = _halved(self.rows, MAX_ROWS // 2)
@@ -156,7 +181,9 @@ class History:
 
     def encoded(self) -> str:
         """Return the whole history as text, from which `decoded` makes the same."""
-        body = canonical_json(_Encoded(RoundColumns.of(self.rows), tuple(self.details)))
+        body = canonical_json(
+            _Encoded(RoundColumns.of(self.rows), tuple(self.details), self.book.records(), self.book.refusal_counts())
+        )
         return base64.b64encode(zlib.compress(body)).decode()
 
     @classmethod
@@ -174,6 +201,7 @@ class History:
             body = opened.decompress(base64.b64decode(text, validate=True), MAX_ENCODED_BYTES)
             read: _Encoded = parse_document(_Encoded, body)
             found.rows = read.rows.rows()
+            found.book = MemberBook(read.members, read.refusals)
         except (binascii.Error, zlib.error, InvalidDocument, ValueError) as error:
             raise StoreFailed(f"a kept history cannot be read: {error}") from error
         for detail in read.details:

@@ -123,6 +123,21 @@ class MembershipChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRefused:
+    """Log that the bytes of a client's checkpoint broke a rule, and take it into the run's history.
+
+    Attributes:
+        step: of the checkpoint.
+        at_s: when, on the coordinator's clock.
+    """
+
+    client_id: ClientId
+    step: int
+    rule: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SentToRest:
     """Log that a client is kept off the rosters for a while, because it missed too many rounds."""
 
@@ -141,6 +156,6 @@ class EvaluationRecorded:
 # fmt: off
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
-    | SweepBlobs | MembershipChanged | SentToRest | EvaluationRecorded | TimesTold
+    | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | EvaluationRecorded | TimesTold
 )
 # fmt: on

@@ -41,7 +41,8 @@ class WholeBeside(SlowJournal):
 
 
 def content(history: History) -> tuple[object, ...]:
-    return history.rows, list(history.details), history.next
+    book = history.book
+    return history.rows, list(history.details), history.next, book.records(), book.refusals
 
 
 @pytest.mark.parametrize(("seed", "rows"), [(0, 16_384), (1, 16)])

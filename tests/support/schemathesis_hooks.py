@@ -1,8 +1,10 @@
-"""What no JSON schema can say, for the generator of requests: an interval ends where it starts, or later."""
+"""What no JSON schema can say, for the generator of requests: where an interval ends, and which names are seen."""
 
 from typing import Any
 
 import schemathesis
+
+from state.names import MAX_CLIENT_NAME_CHARS, name_mistake
 
 
 def runs_backwards(value: object) -> bool:
@@ -17,9 +19,15 @@ def runs_backwards(value: object) -> bool:
     return any(runs_backwards(one) for one in value.values())
 
 
+def misleads(body: object) -> bool:
+    """Return whether a join has a name of an allowed length with characters that are not."""
+    name = body.get("name") if isinstance(body, dict) and "public_key" in body else None
+    return isinstance(name, str) and 0 < len(name) <= MAX_CLIENT_NAME_CHARS and name_mistake(name) is not None
+
+
 def filter_body(context: Any, body: object) -> bool:
-    """Keep generated bodies without such an interval."""
-    return not runs_backwards(body)
+    """Keep generated bodies without such an interval or name."""
+    return not (runs_backwards(body) or misleads(body))
 
 
 def filter_query(context: Any, query: Any) -> bool:
@@ -29,8 +37,8 @@ def filter_query(context: Any, query: Any) -> bool:
 
 
 def filter_case(context: Any, case: Any) -> bool:
-    """Keep other requests without such an interval."""
-    return not runs_backwards(case.body) and filter_query(context, dict(case.query or {}))
+    """Keep other requests without such an interval or name."""
+    return filter_body(context, case.body) and filter_query(context, dict(case.query or {}))
 
 
 schemathesis.hook(filter_body)

@@ -1,0 +1,194 @@
+"""The figures of each member since it was first seen: a part of the run's history, and a fold like it.
+
+Nothing is decided by it, and nothing of it is in the run: it is made from what the machine tells of members and rounds.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from coordinator.machine.instructions import CheckpointRefused, MembershipChanged
+from state.documents import Count, HexId
+from state.history import MAX_DETAIL_CHARS, ClientFigures, RoundDetail
+from state.members import MAX_REFUSALS_TOLD, RefusalCount, RefusalTold
+from state.wire import ClientId
+from state.wire_document import WireDocument
+
+MAX_KNOWN_MEMBERS = 32_768
+"""Maximum number of clients of which figures are kept; beyond, those are forgotten that left longest ago."""
+MAX_REFUSAL_KINDS = 32
+"""Maximum number of kinds by which refusals are counted; others count as `OTHER`."""
+OTHER = "other"
+RESULT_INVALID = "result-invalid"
+CHECKPOINT_INVALID = "checkpoint-invalid"
+LEFT = frozenset({"withdrew", "fell silent", "ejected", "left the finished run", "lost its access"})
+"""Changes by which a client is a member no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord(WireDocument):
+    """A client's figures, as they are kept. See `MemberFigures` for the fields that both have."""
+
+    client_id: HexId
+    name: str = ""
+    software: str = ""
+    trainer: str = ""
+    joined_s: float | None = None
+    left: str = ""
+    left_s: float | None = None
+    applied: Count = 0
+    lost: Count = 0
+    tokens: Count = 0
+    data_wait_s: float = 0.0
+    result_bytes: Count = 0
+    uploaded_bytes: Count | None = None
+    downloaded_bytes: Count | None = None
+    refusals: tuple[RefusalCount, ...] = ()
+    last_refusals: tuple[RefusalTold, ...] = ()
+
+
+@dataclass(slots=True)
+class KnownMember:
+    """The same while it is counted."""
+
+    client_id: ClientId
+    name: str = ""
+    software: str = ""
+    trainer: str = ""
+    joined_s: float | None = None
+    left: str = ""
+    left_s: float | None = None
+    applied: int = 0
+    lost: int = 0
+    tokens: int = 0
+    data_wait_s: float = 0.0
+    result_bytes: int = 0
+    uploaded_bytes: int | None = None
+    downloaded_bytes: int | None = None
+    refusals: dict[str, int] = field(default_factory=dict)
+    last_refusals: deque[RefusalTold] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS_TOLD))
+
+
+class MemberBook:
+    """Every client that is or was a member, as far as they are kept, and the run's refusals by kind."""
+
+    def __init__(self, records: Iterable[MemberRecord] = (), refusals: Iterable[RefusalCount] = ()) -> None:
+        self.names: dict[ClientId, str] = {}
+        """Of the clients that have chosen one."""
+        self._known: dict[ClientId, KnownMember] = {}
+        """The present members first, in the order in which they came, mixed with those that left, the latest last."""
+        self.refusals = {found.kind: found.count for found in refusals}
+        for record in records:
+            fields = {name: getattr(record, name) for name in record.__slots__}
+            fields["refusals"] = {found.kind: found.count for found in record.refusals}
+            fields["last_refusals"] = deque(record.last_refusals, MAX_REFUSALS_TOLD)
+            self._known[ClientId(record.client_id)] = KnownMember(**fields)
+            self._note_name(ClientId(record.client_id), record.name)
+
+    def get(self, client_id: ClientId) -> KnownMember | None:
+        """Return what is known of a client."""
+        return self._known.get(client_id)
+
+    def gone(self, most: int) -> list[KnownMember]:
+        """Return the clients that left last, the latest first."""
+        found = [known for known in self._known.values() if known.left]
+        return sorted(found, key=lambda known: known.left_s or 0.0, reverse=True)[:most]
+
+    def change(self, told: MembershipChanged) -> None:
+        """Take in that a client joined or left."""
+        known = self._of(told.client_id)
+        if told.member is not None:
+            known.name, known.software, known.trainer = told.member.name, told.member.software, told.member.trainer
+            self._note_name(told.client_id, known.name)
+        if told.change in LEFT:
+            known.left, known.left_s = told.change, told.at_s
+            self._known[told.client_id] = self._known.pop(told.client_id)
+            self._forget()
+        else:
+            if told.change == "joined":
+                known.joined_s = told.at_s
+            known.left, known.left_s = "", None
+
+    def end_round(self, detail: RoundDetail) -> None:
+        """Take in a round that has ended."""
+        row = detail.figures
+        tokens_per_batch = row.tokens // row.applied_batches if row.applied_batches else 0
+        for figures in detail.clients:
+            known = self._of(ClientId(figures.client_id))
+            if figures.fate == "applied":
+                known.applied += 1
+                known.tokens += figures.batches * tokens_per_batch
+            elif figures.fate != "idle":
+                known.lost += 1
+            if figures.delivered_s is not None:
+                known.result_bytes += figures.result_bytes
+            known.data_wait_s += sum(_waits(figures))
+            if figures.fate == "rejected":
+                self._refuse(known, RefusalTold(RESULT_INVALID, figures.detail, row.step, row.ended_s))
+            elif figures.fate == "failed":
+                kind, _, words = figures.detail.partition(": ")
+                self._refuse(known, RefusalTold(kind, words, row.step, row.ended_s))
+        self._forget()
+
+    def refuse_checkpoint(self, told: CheckpointRefused) -> None:
+        """Take in that a checkpoint of a client broke a rule."""
+        rule = told.rule[:MAX_DETAIL_CHARS]
+        self._refuse(self._of(told.client_id), RefusalTold(CHECKPOINT_INVALID, rule, told.step, told.at_s))
+
+    def transferred(self, client_id: ClientId, uploaded_bytes: int, downloaded_bytes: int) -> None:
+        """Take in the bytes that a client says it has sent and received for a round."""
+        known = self._known.get(client_id)
+        if known is not None:
+            known.uploaded_bytes = (known.uploaded_bytes or 0) + uploaded_bytes
+            known.downloaded_bytes = (known.downloaded_bytes or 0) + downloaded_bytes
+
+    def records(self) -> tuple[MemberRecord, ...]:
+        """Return everything that is known, in the order in which it is kept."""
+        return tuple(_record(known) for known in self._known.values())
+
+    def refusal_counts(self) -> tuple[RefusalCount, ...]:
+        """Return the run's refusals by kind."""
+        return counts_of(self.refusals)
+
+    def _note_name(self, client_id: ClientId, name: str) -> None:
+        if name:
+            self.names[client_id] = name
+        else:
+            self.names.pop(client_id, None)
+
+    def _of(self, client_id: ClientId) -> KnownMember:
+        known = self._known.get(client_id)
+        if known is None:
+            known = self._known[client_id] = KnownMember(client_id)
+        return known
+
+    def _refuse(self, known: KnownMember, told: RefusalTold) -> None:
+        known.last_refusals.append(told)
+        for counts in (known.refusals, self.refusals):
+            kind = told.kind if told.kind in counts or len(counts) < MAX_REFUSAL_KINDS else OTHER
+            counts[kind] = counts.get(kind, 0) + 1
+
+    def _forget(self) -> None:
+        """Forget clients that left longest ago, while there are too many."""
+        excess = len(self._known) - MAX_KNOWN_MEMBERS
+        if excess > 0:
+            for client_id in [one.client_id for one in self._known.values() if one.left][:excess]:
+                del self._known[client_id]
+                self._note_name(client_id, "")
+
+
+def counts_of(counts: dict[str, int]) -> tuple[RefusalCount, ...]:
+    """Return counts by kind, the largest first."""
+    return tuple(RefusalCount(kind, count) for kind, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+
+
+def _waits(figures: ClientFigures) -> Iterator[float]:
+    waits = figures.fetching_s, figures.decoding_s, figures.packing_s
+    return (wait for wait in waits if wait is not None)
+
+
+def _record(known: KnownMember) -> MemberRecord:
+    fields = {name: getattr(known, name) for name in known.__slots__}
+    fields["refusals"] = counts_of(known.refusals)
+    fields["last_refusals"] = tuple(known.last_refusals)
+    return MemberRecord(**fields)

@@ -1,0 +1,152 @@
+"""What is known of each member since it was first seen: counted by rounds, kept over departures, bounded."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.machine import stimuli
+from coordinator.machine.history import History
+from coordinator.machine.instructions import CheckpointRefused, MembershipChanged
+from coordinator.machine.member_book import OTHER, MemberBook
+from state.data_metrics import DataMetrics
+from state.messages import CheckpointReport, FailureReport, ResultCommitment
+from state.round_times import ResultMetrics
+from tests.support.machine_driver import Driver, client, digest_of
+from tests.support.states import state_file
+
+METRICS = ResultMetrics(loss=3.0, tokens=48, train_s=1.25, data=DataMetrics(0.5, 0.25, 0.125))
+
+
+def in_round(*numbers: int, **overrides: Any) -> Driver:
+    fields = {"config__min_clients": 1, "config__init_min_clients": 1, "config__total_steps": 100}
+    driver = Driver(state_file(**(fields | overrides)))
+    driver.join(*numbers, name="LAB", software="0.9")
+    driver.next_round()
+    return driver
+
+
+def book_of(driver: Driver) -> MemberBook:
+    history = History()
+    history.take(driver.instructions, 1)
+    assert History.decoded(history.encoded()).book.records() == history.book.records()
+    return history.book
+
+
+def commit(driver: Driver, number: int) -> ResultCommitment:
+    current = driver.round
+    result = digest_of(f"{number} {current.step} {current.attempt}")
+    report = ResultCommitment(current.step, current.attempt, result, 700, METRICS)
+    driver.send(stimuli.ResultCommitted(client(number), report))
+    return report
+
+
+def test_applied_and_lost_results_of_a_member_are_counted() -> None:
+    driver = in_round(1, 2)
+    current, first = driver.round, commit(driver, 1)
+    digest = driver.replica_digest()
+    driver.send(stimuli.ResultVerified(client(1), first.step, first.attempt, first.result_sha256, digest))
+    second = commit(driver, 2)
+    named = (client(2), second.step, second.attempt, second.result_sha256)
+    driver.send(stimuli.ResultRejected(*named, "finite"))
+    driver.attest(*current.plan.witnesses)
+    assert driver.run.step == current.step + 1
+    book = book_of(driver)
+    one, two = book.get(client(1)), book.get(client(2))
+    assert one is not None
+    assert two is not None
+    batches = sum(batch.end - batch.start + 1 for batch in current.plan.assignments[client(1)])
+    size = driver.run.state_file.config.data_indices_per_batch * driver.run.state_file.model.LLM.max_seq_len
+    assert (one.applied, one.lost, one.tokens, one.result_bytes) == (1, 0, batches * size, 700)
+    assert one.data_wait_s == 0.875
+    assert (two.applied, two.lost, two.tokens, two.result_bytes) == (0, 1, 0, 0)
+    assert [(told.kind, told.detail, told.step) for told in two.last_refusals] == [("result-invalid", "finite", 1)]
+    assert (one.refusals, two.refusals, book.refusals) == ({}, {"result-invalid": 1}, {"result-invalid": 1})
+
+
+def test_reported_failure_counts_by_its_kind() -> None:
+    driver = in_round(1)
+    current = driver.round
+    report = FailureReport(current.step, current.attempt, "corrupt", "shard 7: bad hash")
+    driver.send(stimuli.StepFailed(client(1), report))
+    known = book_of(driver).get(client(1))
+    assert known is not None
+    assert known.refusals == {"corrupt": 1}
+    assert known.last_refusals[-1].detail == "shard 7: bad hash"
+
+
+def test_refused_checkpoint_counts_against_its_writer() -> None:
+    driver = in_round(1, 2, access__genesis="members")
+    book = book_of(driver)
+    book.refuse_checkpoint(CheckpointRefused(client(1), 4, "layout", 7.0))
+    known = book.get(client(1))
+    assert known is not None
+    assert [(told.kind, told.detail, told.at_s) for told in known.last_refusals] == [
+        ("checkpoint-invalid", "layout", 7.0)
+    ]
+
+
+def test_refused_checkpoint_is_told() -> None:
+    driver = Driver(state_file(config__min_clients=1, config__init_min_clients=1, access__genesis="members"))
+    driver.join(1)
+    while driver.run.checkpointing is None:
+        driver.pass_time(5)
+    making = driver.run.checkpointing
+    blob = digest_of("blob")
+    driver.send(
+        stimuli.CheckpointReported(client(1), CheckpointReport(making.step, driver.replica_digest(), blob, 100))
+    )
+    told = driver.send(stimuli.CheckpointRejected(client(1), making.step, blob, "layout"))
+    assert CheckpointRefused(client(1), making.step, "layout", driver.now_s) in told
+
+
+def test_member_that_left_keeps_its_figures_and_its_reason() -> None:
+    driver = in_round(1, 2)
+    joined_s = book_of(driver).get(client(2)).joined_s  # type: ignore[union-attr]
+    driver.now_s += 3
+    driver.send(stimuli.ClientWithdrew(client(2)))
+    (gone,) = book_of(driver).gone(10)
+    assert (gone.client_id, gone.name, gone.left, gone.left_s) == (client(2), "LAB", "withdrew", driver.now_s)
+    assert gone.joined_s == joined_s
+    driver.now_s += 3
+    driver.join(2, name="")
+    known = book_of(driver).get(client(2))
+    assert known is not None
+    assert (known.left, known.left_s, known.name, known.joined_s) == ("", None, "", driver.now_s)
+    assert book_of(driver).gone(10) == []
+
+
+def test_round_has_the_name_that_a_client_had_then() -> None:
+    driver = in_round(1)
+    driver.play_round()
+    driver.join(1, name="NEW")
+    driver.next_round()
+    driver.play_round()
+    history = History()
+    history.take(driver.instructions, 1)
+    assert [detail.clients[0].name for detail in history.details] == ["LAB", "NEW"]
+
+
+def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.machine.member_book.MAX_KNOWN_MEMBERS", 3)
+    book = MemberBook()
+    for number in (1, 2, 3, 4):
+        book.change(MembershipChanged(client(number), "joined", None, number))
+    for number in (3, 1, 2):
+        book.change(MembershipChanged(client(number), "withdrew", None, 10.0 - number))
+    assert book.get(client(3)) is None
+    assert [known.client_id for known in book.gone(10)] == [client(1), client(2)]
+    assert book.get(client(4)) is not None, "a present member is never forgotten"
+
+
+def test_kinds_of_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.machine.member_book.MAX_REFUSAL_KINDS", 1)
+    driver = in_round(1)
+    driver.play_round()
+    history = History()
+    history.take(driver.instructions, 1)
+    detail = history.details[0]
+    for kind in ("corrupt", "odd", "strange"):
+        failed = replace(detail.clients[0], fate="failed", detail=f"{kind}: why")
+        history.book.end_round(replace(detail, clients=(failed,)))
+    assert history.book.refusals == {"corrupt": 1, OTHER: 2}
