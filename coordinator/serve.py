@@ -21,6 +21,8 @@ from coordinator.downloads import Downloads
 from coordinator.genesis import NO_GENESIS, Genesis
 from coordinator.handlers import Handlers
 from coordinator.machine.stimuli import RULES_VERSION
+from coordinator.notify.notifier import Notifier, open_webhook_client
+from coordinator.notify.webhooks import Address
 from coordinator.opening import ServiceOptions, signing_key_of
 from coordinator.service import CoordinatorService
 from coordinator.store.open import Store, open_store
@@ -60,6 +62,7 @@ class ServeOptions:
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
         genesis: the run's model at its start, where the operator makes it.
         blobs_folder: folder of blobs that all coordinators share which serve the run from a database.
+        webhooks: told what `[notify]` asks for.
         advertised: URL at which others reach this coordinator; None for the address on which it listens.
     """
 
@@ -75,6 +78,7 @@ class ServeOptions:
     other_connections: int = 0
     blobs_folder: Path | None = None
     advertised: str | None = None
+    webhooks: tuple[Address, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
             server = endpoint.server(create_app(handlers, options.version, metrics, hosts), connections)
-            async with asyncio.TaskGroup() as tasks:
+            async with open_webhook_client() as hooks, asyncio.TaskGroup() as tasks:
+                notifier = Notifier(service, store, options.webhooks, hooks, metrics.count_notice)
                 served = tasks.create_task(service.serve())
                 http = tasks.create_task(server.serve([listener]))
                 room = tasks.create_task(BlobRoom(service, uploads.form).run())
@@ -140,9 +145,11 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 store.note_address(options.advertised or endpoint.url_of(listener))
                 refreshing = tasks.create_task(_refresh_admin_token(admin, store))
                 farewell = tasks.create_task(_end_after_failure(service))
+                notifying = tasks.create_task(notifier.run())
                 try:
                     yield Serving(endpoint.url_of(listener), handlers, admin_token, metrics.registry)
                 finally:
+                    await notifier.finish()
                     server.should_exit = True
                     service.readers.release()
                     await arrivals.aclose()
@@ -152,6 +159,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     farewell.cancel()
                     room.cancel()
                     refreshing.cancel()
+                    notifying.cancel()
         if service.health.failure is not None:
             raise StoreLost(f"nothing can be kept any more: {service.health.failure}")
         with contextlib.suppress(StoreFailed):  # logged when it happened

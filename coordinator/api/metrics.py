@@ -199,6 +199,12 @@ class CoordinatorMetrics:
             registry=registry,
             buckets=LATENCY_BUCKETS_S,
         )
+        self._notices = Counter(
+            "epochal_coordinator_notices",
+            "Attempts to tell a webhook of a notice, by kind and result: delivered, refused, or retried later.",
+            ("kind", "result"),
+            registry=registry,
+        )
         self._now_s: Callable[[], float] = lambda: 0.0
         self._phase_since_s = 0.0
         self._trained_s: float | None = None
@@ -209,6 +215,10 @@ class CoordinatorMetrics:
         self._phase_since_s = service.now_s()
         self._watched = service, polls, arrivals
         service.watch(self._observe)
+
+    def count_notice(self, kind: str, result: str) -> None:
+        """Count an attempt to tell a webhook of a notice."""
+        self._notices.labels(kind, result).inc()
 
     def describe(self) -> Iterator[Metric]:
         """Yield every metric of the run without a value."""

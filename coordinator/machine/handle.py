@@ -11,7 +11,7 @@ A stimulus brings the time, which never goes back, and random bytes, from which 
 import hashlib
 from dataclasses import replace
 
-from coordinator.machine import checkpoints, datasets, evaluations, membership, reports, stimuli
+from coordinator.machine import checkpoints, datasets, evaluations, membership, notices, reports, stimuli
 from coordinator.machine.ahead import looked_ahead
 from coordinator.machine.blame import release
 from coordinator.machine.checkpointing import Checkpointing
@@ -131,6 +131,10 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
             return checkpoints.near_bound(run, stimulus), ()
+        case stimuli.NoticeRaised():
+            return notices.raised(run, stimulus), ()
+        case stimuli.NoticeSettled():
+            return notices.settled(run, stimulus), ()
         case stimuli.JournalCompacted():
             return _compact(run, stimulus), ()
         case stimuli.ConfigChanged():

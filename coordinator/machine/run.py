@@ -29,6 +29,7 @@ from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roste
 from state.errors import OtherRules, StoreFailed
 from state.evaluations import Evaluation
 from state.intervals import BatchId, data_index_count
+from state.notices import Notice
 from state.phases import RunState
 from state.wire import ClientId, Seed, Sha256, document_digest
 from state.wire_document import WireDocument
@@ -88,6 +89,7 @@ class Run(WireDocument):
         data_votes: number of members with each dataset, by fingerprint.
         datasets: descriptions of some of them, by fingerprint.
         evaluations: those that were reported last, in their order.
+        notices: the newest notice of each kind (`coordinator/machine/notices.py`).
         compacted: the part of the journal that is kept as a proof; None if all of it is kept.
         tally: numbers of members that were counted before; not in snapshots (`numbers`).
     """
@@ -142,6 +144,7 @@ class Run(WireDocument):
     datasets: Mapping[str, DatasetDescription] = field(default_factory=dict)
     losses: tuple[tuple[int, float], ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    notices: tuple[Notice, ...] = ()
     compacted: CompactedJournal | None = None
     tally: Annotated[Tally | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
 
@@ -318,7 +321,8 @@ def with_state_file(run: Run, state_file: StateFile) -> Run:
 def config_json(state_file: StateFile) -> Any:
     """Return the state file as clients see it, in plain JSON: without phase, progress and the coordinator's own."""
     of_blobs = {"store", "checker_wait_s"}
-    hidden: dict[str, Any] = {"run_state": True, "progress": True, "access": True, "run": True, "blobs": of_blobs}
+    own = {"run_state": True, "progress": True, "access": True, "run": True, "notify": True}
+    hidden: dict[str, Any] = {**own, "blobs": of_blobs}
     if not state_file.data_generations:
         hidden["data_generations"] = True  # as in the journals of runs from before there were any
     return state_file.model_dump(mode="json", exclude=hidden)

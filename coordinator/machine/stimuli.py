@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from state.checkpoint_parts import CheckpointPart
 from state.config.model import ModelSpec
+from state.config.notify import NoticeKind
 from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.evaluations import EvaluationReport
@@ -27,6 +28,7 @@ from state.messages import (
     ResultCommitment,
     TimesReport,
 )
+from state.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 from state.wire import ClientId, Seed, Sha256
 
 RULES_VERSION = 6
@@ -302,6 +304,26 @@ class EvaluationReported:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeRaised:
+    """Something happened that `[notify]` says somebody is to be told. `subject`: of notices that are sent once."""
+
+    kind: NoticeKind
+    subject: Annotated[str, Field(max_length=MAX_SUBJECT_CHARS)]
+    message: Annotated[str, Field(max_length=MAX_NOTICE_CHARS)]
+    type: Literal["notice_raised"] = "notice_raised"
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeSettled:
+    """A webhook has the newest notice of this kind, or does not take it; `raised_s` tells that it is the newest."""
+
+    kind: NoticeKind
+    raised_s: float
+    webhook: Annotated[str, Field(max_length=MAX_SUBJECT_CHARS)]
+    type: Literal["notice_settled"] = "notice_settled"
+
+
+@dataclass(frozen=True, slots=True)
 class BlobsNearedBound:
     """The blobs are near their size limit; a checkpoint should free some.
 
@@ -339,7 +361,7 @@ Stimulus: TypeAlias = (
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
     | GenesisProvided | DataFingerprintSet | DataAppended | PauseRequested | ResumeRequested | BatchesReleased
     | BlobsNearedBound | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom | ResultDelivered
-    | TimesReported
+    | TimesReported | NoticeRaised | NoticeSettled
 )
 # fmt: on
 

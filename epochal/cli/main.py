@@ -45,6 +45,9 @@ COMMANDS = {
     "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
     "operator:resume": "Let a paused run continue.",
     "operator:eject": "Remove a client from a run. Its key cannot join again.",
+    "notify:notify": (
+        "Send a test message to each webhook of a state file, and show what each answers (exit code 1 if one fails)."
+    ),
     "genesis:genesis": (
         "Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."
     ),

@@ -4,7 +4,7 @@ Service managers and container engines hand secrets to a process as files, which
 environment shows. The names are those that the commands, libpq and the object stores' clients read.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
 from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE
@@ -35,16 +35,17 @@ FILE_SUFFIX = "_FILE"
 MAX_SECRET_BYTES = 64 * 1024
 
 
-def take_secret_files(environment: MutableMapping[str, str]) -> None:
+def take_secret_files(environment: MutableMapping[str, str], names: Iterable[str] = SECRET_VARIABLES) -> None:
     """Replace each `NAME_FILE` of the environment by the variable with what its file holds, without its last newline.
 
     Args:
         environment: the process's own, where libraries see the values. An empty `NAME_FILE` counts for nothing.
+        names: the variables.
 
     Raises:
         InvalidInput: a file cannot be read, holds no secret, or the variable is set, too.
     """
-    for name in SECRET_VARIABLES:
+    for name in names:
         file_name = name + FILE_SUFFIX
         path = environment.get(file_name)
         if not path:

@@ -8,6 +8,7 @@ import typer
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end
 from epochal.cli.state_files import read_text
+from epochal.cli.webhooks import missing_variables
 from state.config.data_file import DataConfig, check_together, parse_data_config
 from state.config.mistakes import parse_tree
 from state.config.partly import valid_part
@@ -92,6 +93,10 @@ class _Checked:
         state, wrong_parts = valid_part(tree)
         if state is not None:
             self._state = state, path, wrong_parts
+            self.notes += [
+                f"{path}: [notify] names the variable {name}, which is not set here; the coordinator needs it"
+                for name in missing_variables(state)
+            ]
 
     def read_data_file(self, path: Path) -> None:
         try:

@@ -32,6 +32,7 @@ from epochal.cli.service_manager import serve_until
 from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.cli.shutdown import interruption
 from epochal.cli.state_files import read_data_config, read_supported_state
+from epochal.cli.webhooks import webhooks_of
 from runtime.garbage import collect_rarely, share_one_heap
 from runtime.http_client import check_url
 from runtime.http_server import Endpoint
@@ -135,6 +136,7 @@ def coordinator(
         version=__version__,
         source=str(state_path),
         is_restored=restored,
+        webhooks=webhooks_of(state),
         other_connections=0 if data_config is None else DEFAULT_LIMITS.connection_count,
         allowed_hosts=tuple(allowed_host or ()),
         new_admin_token=new_admin_token,

@@ -33,6 +33,7 @@ CHANGEABLE = (
     "client",
     "blobs",
     "run",
+    "notify",
 )
 """The fields, and whole tables, that may change between two starts; everything else is refused."""
 

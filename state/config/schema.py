@@ -155,6 +155,8 @@ class Known:
         """Return the deepest known place on the path."""
         place = self
         for part in path:
+            if isinstance(part, int):  # an item of a list of tables
+                continue
             child = place.children.get(str(part))
             if child is None:
                 break
@@ -190,7 +192,11 @@ def _known_field(field: FieldInfo) -> Known:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         below = known_places(kind)
         return Known(field.description or below.allowed, below.children)
-    return Known(field.description or _allowed(field), {}, ABSENT if field.is_required() else field.get_default())
+    default = ABSENT if field.is_required() else field.get_default()
+    item = next(iter(get_args(kind)), None) if get_origin(kind) is tuple else None
+    if isinstance(item, type) and issubclass(item, BaseModel):
+        return Known(field.description or "a list of tables", known_places(item).children, default)
+    return Known(field.description or _allowed(field), {}, default)
 
 
 def _allowed(field: FieldInfo) -> str:

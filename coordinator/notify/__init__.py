@@ -1,0 +1,1 @@
+"""Telling people about a run by webhooks (`[notify]`, docs/notifications.md)."""

@@ -1,0 +1,129 @@
+"""Conditions of a run that somebody is told, in words. Pure: the run and what is known of its last round decide.
+
+What lasts, such as too few members, has no subject and is told again in each period. What happens once, such as a
+checkpoint, has one, and is told once.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from coordinator.machine.notices import is_due
+from coordinator.machine.run import Run
+from runtime.visible_text import visible
+from state.config.notify import NoticeKind
+from state.intervals import total_batches
+from state.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
+from state.phases import RunState
+
+NEAR_BOUND_PERCENT = 90
+"""Part of `max_total_bytes` above which room is little: at 80 the epoch ends, and its checkpoint makes room."""
+SHOWN_ID_CHARS = 8
+_NOT_FINITE = re.compile(r"\b(nan|-?inf|infinite)\b", re.IGNORECASE)
+"""As trainers name a loss, a gradient or a parameter that is not finite (`trainers/protocol.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room that the coordinator has left.
+
+    Attributes:
+        blob_bytes: size of all blobs.
+        problem: why the store cannot take `[notify] free_bytes` more, or keeps nothing; None if it can.
+    """
+
+    blob_bytes: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something that is to be told."""
+
+    kind: NoticeKind
+    subject: str
+    message: str
+
+
+def due_news(run: Run, failures: Sequence[tuple[str, str]], room: Room, now_s: float) -> list[News]:
+    """Return what is to be told now: it holds, some webhook wants it, and its period is over.
+
+    Args:
+        run: as it is kept.
+        failures: of the last round that has ended: each client that said it failed, with its report.
+        room: of the coordinator.
+        now_s: seconds on the coordinator's clock.
+    """
+    notify = run.state_file.notify
+    return [
+        News(news.kind, news.subject[:MAX_SUBJECT_CHARS], visible(news.message)[:MAX_NOTICE_CHARS])
+        for news in _all_news(run, failures, room)
+        if notify.wants(news.kind) and is_due(run, news.kind, news.subject, now_s)
+    ]
+
+
+def _all_news(run: Run, failures: Sequence[tuple[str, str]], room: Room) -> Iterator[News]:
+    has_begun = run.next_assignment_seed is not None
+    if has_begun and run.phase not in (RunState.FINISHED, RunState.PAUSED):
+        yield from _too_few_members(run)
+        yield from _no_outcome(run)
+        yield from _loss(run, failures)
+    yield from _quarantine(run)
+    yield from _little_room(run, room)
+    if run.checkpoint is not None and run.checkpoint.step:
+        message = f"The checkpoint of step {run.checkpoint.step} is kept ({run.checkpoint.size_bytes:,} bytes)."
+        yield News("checkpoint", str(run.checkpoint.step), message)
+    if run.phase is RunState.FINISHED and has_begun:
+        loss = f" The last training loss is {run.losses[-1][1]:.4g} nats per token." if run.losses else ""
+        message = f"The run has finished: {run.replica_step} steps, {run.tokens_applied:,} tokens.{loss}"
+        yield News("end", str(run.replica_step), message)
+
+
+def _too_few_members(run: Run) -> Iterator[News]:
+    least, members = run.state_file.config.min_clients, len(run.available_members())
+    if members < least:
+        message = f"The run has {members} members that can work; it needs {least} (config.min_clients)."
+        yield News("members", "", f"{message} It is at step {run.step}, in {run.phase.value}.")
+
+
+def _no_outcome(run: Run) -> Iterator[News]:
+    if run.attempt >= run.state_file.notify.rounds_without_outcome:
+        yield News("no-outcome", "", f"Step {run.step} was tried {run.attempt} times, and nothing was applied.")
+
+
+def _loss(run: Run, failures: Sequence[tuple[str, str]]) -> Iterator[News]:
+    for client_id, detail in failures:
+        if _NOT_FINITE.search(detail):
+            message = f"Training on client {client_id[:SHOWN_ID_CHARS]} became infinite or undefined: {detail}"
+            yield News("loss", "", message)
+            return
+    notify = run.state_file.notify
+    count, losses = notify.loss_rounds, [loss for _, loss in run.losses]
+    if len(losses) < 2 * count:
+        return
+    latest = fmean(losses[-count:])
+    lowest = min(fmean(losses[end - count : end]) for end in range(count, len(losses) - count + 1))
+    if latest - lowest > notify.loss_rise * abs(lowest):
+        message = (
+            f"The training loss rises: the mean of the last {count} rounds is {latest:.4g} nats per token; "
+            f"the lowest such mean before was {lowest:.4g}."
+        )
+        yield News("loss", "", message)
+
+
+def _quarantine(run: Run) -> Iterator[News]:
+    if run.quarantined:
+        newest = run.quarantined[-1]
+        count = total_batches(item.batch_id for item in run.quarantined)
+        message = f"{count} batches are in quarantine; the newest are {newest.batch_id}: {newest.message}"
+        yield News("quarantine", str(newest.batch_id), message)
+
+
+def _little_room(run: Run, room: Room) -> Iterator[News]:
+    most = run.state_file.blobs.max_total_bytes
+    if room.problem is not None:
+        yield News("room", "", f"The coordinator's store has little room: {room.problem}")
+    elif room.blob_bytes * 100 > most * NEAR_BOUND_PERCENT:
+        message = f"Results and checkpoints take {room.blob_bytes:,} of {most:,} bytes (blobs.max_total_bytes)."
+        yield News("room", "", message)

@@ -1,0 +1,242 @@
+"""Tells webhooks what `[notify]` asks for, beside the run and never in its way.
+
+Theory of operation. A look every few seconds compares the run with the conditions; what is due becomes a notice in the
+journal (`coordinator/machine/notices.py`), so a restart neither forgets nor repeats it, and of several coordinators the
+one that ticks tells. One task for each webhook sends it what it lacks: with a bound on each attempt, again after a
+growing wait while it cannot be reached, and for a day at most. What it answers is not believed, and read in part only.
+A process killed after a webhook has answered and before that is kept sends the notice once more, with the same id.
+
+While the store keeps nothing, which may be what is to be told, notices are held in memory.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import httpx
+
+from coordinator.machine.stimuli import NoticeRaised, NoticeSettled
+from coordinator.notify.conditions import News, Room, due_news
+from coordinator.notify.webhooks import Address, request_of
+from coordinator.service import CoordinatorService
+from coordinator.store.open import Store
+from runtime.broadcast import Broadcast
+from runtime.retry import RetryPolicy, retry_after_s
+from runtime.visible_text import visible
+from state.config.notify import NoticeKind
+from state.errors import EpochalError, StoreFailed
+from state.notices import Notice
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 2.0
+"""Time between two looks at the run; what lasts a shorter time is not told."""
+ROOM_CHECK_S = 60.0
+"""Time between two looks at the store's room."""
+ATTEMPT_S = 10.0
+"""Maximum time of one request to a webhook."""
+MAX_TOLD_AFTER_S = 86_400.0
+"""Maximum age of a notice that is still sent."""
+FAREWELL_S = 5.0
+"""Maximum time for which the end of the process waits for what is still to be sent."""
+MAX_ANSWER_BYTES = 2048
+MAX_SHOWN_ANSWER_CHARS = 200
+_TEMPORARY = frozenset({408, 425, 429})
+
+Result: TypeAlias = Literal["delivered", "refused", "retried"]
+RETRIES = RetryPolicy(bound_s=MAX_TOLD_AFTER_S, first_delay_s=1.0, max_delay_s=300.0, max_asked_s=3600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A webhook's answer to a notice: whether it has it, why not, and how long it asks to wait."""
+
+    result: Result
+    reason: str
+    retry_after_s: float = 0.0
+
+
+def open_webhook_client() -> httpx.AsyncClient:
+    """Return a client for webhooks: bounded in time, and it follows no redirects. The caller closes it."""
+    return httpx.AsyncClient(timeout=ATTEMPT_S, follow_redirects=False)
+
+
+async def tell(
+    client: httpx.AsyncClient, address: Address, run_id: str, notice: Notice, *, is_test: bool = False
+) -> Answer:
+    """Send a notice to a webhook once. Nothing in the answer names its URL, which may be a secret."""
+    sent = request_of(address, run_id, notice, is_test=is_test)
+    try:
+        async with (
+            asyncio.timeout(ATTEMPT_S),
+            client.stream("POST", address.url, content=sent.body, headers=dict(sent.headers)) as response,
+        ):
+            said = b""
+            if not response.is_success:
+                async for piece in response.aiter_raw(MAX_ANSWER_BYTES):
+                    said += piece
+                    if len(said) >= MAX_ANSWER_BYTES:
+                        break
+    except TimeoutError:
+        return Answer("retried", f"no answer within {ATTEMPT_S:g} s")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Answer("retried", _without_url(f"{type(error).__name__}: {error}", address))
+    if response.is_success:
+        return Answer("delivered", f"HTTP {response.status_code}")
+    shown = said[:MAX_ANSWER_BYTES].decode("utf-8", "replace")[:MAX_SHOWN_ANSWER_CHARS]
+    reason = f"HTTP {response.status_code}: {visible(shown)}"
+    if response.is_server_error or response.status_code in _TEMPORARY:
+        asked_s = retry_after_s(response.headers.get("retry-after"), time.time())
+        return Answer("retried", _without_url(reason, address), asked_s)
+    return Answer("refused", _without_url(reason, address))
+
+
+def _without_url(text: str, address: Address) -> str:
+    return text.replace(address.url, "the webhook's URL")
+
+
+class Notifier:
+    """Tells the webhooks of one coordinator's run.
+
+    Args:
+        service: owns the run.
+        store: keeps it; its room is looked at.
+        addresses: the webhooks.
+        client: sends requests; closed by its owner.
+        count: called with kind and result of each attempt.
+        check_s: time between two looks at the run.
+        retries: how attempts at one webhook follow each other.
+    """
+
+    def __init__(
+        self,
+        service: CoordinatorService,
+        store: Store,
+        addresses: tuple[Address, ...],
+        client: httpx.AsyncClient,
+        count: Callable[[NoticeKind, Result], None],
+        check_s: float = CHECK_S,
+        retries: RetryPolicy = RETRIES,
+    ) -> None:
+        self._service = service
+        self._store = store
+        self._addresses = addresses
+        self._client = client
+        self._count = count
+        self._check_s = check_s
+        self._retries = retries
+        self._looked = Broadcast()
+        self._held: dict[NoticeKind, Notice] = {}
+        """Notices that could not be kept, the newest of each kind."""
+        self._done: dict[tuple[str, NoticeKind], float] = {}
+        """When the last notice was raised of which a webhook needs no more, by webhook and kind."""
+        self._room_problem: str | None = None
+        self._room_checked_s = -ROOM_CHECK_S
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        if not self._addresses:
+            return
+        await self._service.started.wait()
+        async with asyncio.TaskGroup() as tasks:
+            for address in self._addresses:
+                tasks.create_task(self._deliver(address))
+            while True:
+                await self._look()
+                await asyncio.sleep(self._check_s)
+
+    async def finish(self) -> None:
+        """Look once more, and return when nothing is to be sent, after `FAREWELL_S` at most."""
+        if not self._addresses or not self._service.is_serving:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self._look()
+                while any(self._waiting(address) for address in self._addresses):
+                    await self._looked.wait()
+
+    async def _look(self) -> None:
+        """Raise what is due, and wake those who send it."""
+        service = self._service
+        if service.replicas.is_ticking:
+            history = service.history.history if service.history.is_read.is_set() else None
+            last = history.details[-1].clients if history is not None and history.details else ()
+            failures = [(client.client_id, client.detail) for client in last if client.fate == "failed"]
+            room = Room(self._store.blobs.total_bytes, service.health.problem or await self._problem_of_room())
+            for news in due_news(service.run, failures, room, service.now_s()):
+                await self._raise(news)
+        self._looked.notify()
+
+    async def _problem_of_room(self) -> str | None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._room_checked_s + ROOM_CHECK_S:
+            self._room_checked_s, self._room_problem = now_s, None
+            try:
+                await self._store.check_room(self._service.run.state_file.notify.free_bytes)
+            except StoreFailed as error:
+                self._room_problem = error.message
+        return self._room_problem
+
+    async def _raise(self, news: News) -> None:
+        now_s, held = self._service.now_s(), self._held.get(news.kind)
+        if held is not None and now_s < held.raised_s + self._service.run.state_file.notify.period_s:
+            return
+        try:
+            await self._service.submit(NoticeRaised(news.kind, news.subject, news.message))
+        except EpochalError:  # the store keeps nothing, or too much waits; this must be told all the same
+            self._held[news.kind] = Notice(news.kind, news.subject, news.message, now_s)
+        log.info("notice_raised", extra={"kind": news.kind, "reason": news.message})
+
+    def _waiting(self, address: Address) -> list[Notice]:
+        """Return the notices that a webhook wants and lacks, the oldest first."""
+        if not self._service.replicas.is_ticking:
+            return []
+        oldest_s = self._service.now_s() - MAX_TOLD_AFTER_S
+        newest = {notice.kind: notice for notice in self._service.run.notices}
+        for kind, held in self._held.items():
+            if kind not in newest or held.raised_s > newest[kind].raised_s:
+                newest[kind] = held
+        lacking = (
+            notice
+            for notice in newest.values()
+            if notice.kind in address.on
+            and address.name not in notice.settled
+            and notice.raised_s > max(oldest_s, self._done.get((address.name, notice.kind), oldest_s))
+        )
+        return sorted(lacking, key=lambda notice: notice.raised_s)
+
+    async def _deliver(self, address: Address) -> None:
+        backoff = self._retries.begin()
+        while True:
+            looked = self._looked.next
+            waiting = self._waiting(address)
+            if not waiting:
+                await looked.wait()
+                continue
+            notice = waiting[0]
+            answer = await tell(self._client, address, self._service.run.state_file.run_id, notice)
+            self._count(notice.kind, answer.result)
+            told = {"webhook": address.place, "kind": notice.kind, "result": answer.result, "reason": answer.reason}
+            log.log(logging.INFO if answer.result == "delivered" else logging.WARNING, "webhook_told", extra=told)
+            if answer.result != "retried":
+                backoff.reset()
+                await self._settle(address, notice)
+                continue
+            try:
+                delay_s = backoff.next_delay_s(TimeoutError(answer.reason), answer.retry_after_s)
+            except TimeoutError:
+                backoff.reset()
+                await self._settle(address, notice)
+            else:
+                await asyncio.sleep(delay_s)
+
+    async def _settle(self, address: Address, notice: Notice) -> None:
+        self._done[address.name, notice.kind] = notice.raised_s
+        if notice is not self._held.get(notice.kind):
+            with contextlib.suppress(EpochalError):  # then a restart tells it again
+                await self._service.submit(NoticeSettled(notice.kind, notice.raised_s, address.name))
+        self._looked.notify()

@@ -1,0 +1,97 @@
+"""Rules of a state file that span several fields."""
+
+from fractions import Fraction
+
+from state.config.mistakes import Rule
+from state.config.model import HF_ARCHITECTURES, Architecture, DataType
+
+
+def _decimal(number: float) -> Fraction:
+    return Fraction(str(number))  # 0.3 is three tenths, as it is written
+
+
+RULES = (
+    Rule(("config.warmup_time", "config.epoch_time"), lambda a, b: a < b, "less than config.epoch_time, {1}"),
+    Rule(("config.max_round_train_time", "config.epoch_time"), lambda a, b: a < b, "less than config.epoch_time, {1}"),
+    Rule(
+        ("config.min_clients", "config.init_min_clients"),
+        lambda least, first: least <= first,
+        "at most config.init_min_clients, {1}",
+    ),
+    Rule(
+        ("config.witness_nodes", "config.min_clients"),
+        lambda witnesses, least: witnesses <= least,
+        "0 (everyone), or at most config.min_clients, {1}",
+    ),
+    Rule(
+        ("config.global_batch_size_start", "config.global_batch_size_end"),
+        lambda start, end: start <= end,
+        "at most config.global_batch_size_end, {1}",
+    ),
+    Rule(
+        ("progress.epoch_start_data_index", "config.data_indices_per_batch"),
+        lambda index, size: index % size == 0,
+        "a multiple of config.data_indices_per_batch, {1}",
+    ),
+    Rule(
+        ("model.LLM.cold_start_warmup_steps", "config.epoch_time", "config.warmup_time", "config.max_round_train_time"),
+        lambda steps, epoch, warmup, train: (
+            steps == 0 or warmup >= epoch or steps * _decimal(train) <= _decimal(epoch) - _decimal(warmup)
+        ),
+        "what fits in one epoch: at most (config.epoch_time − config.warmup_time) / config.max_round_train_time, "
+        "({1} − {2}) / {3}",
+    ),
+    Rule(
+        ("model.LLM.hf", "model.LLM.architecture"),
+        lambda config, kind: config is None or kind in HF_ARCHITECTURES,
+        "no such table where model.LLM.architecture is {1}; it is the config of an `Hf…` one",
+    ),
+    Rule(
+        ("model.LLM.architecture", "model.LLM.custom"),
+        lambda kind, custom: kind != Architecture.CUSTOM or custom is not None,
+        '"Custom" only with a table `[model.LLM.custom]`, whose `trainer` names the trainer',
+    ),
+    Rule(
+        ("model.LLM.custom", "model.LLM.architecture"),
+        lambda custom, kind: custom is None or kind == Architecture.CUSTOM,
+        'no such table where model.LLM.architecture is {1}; only "Custom" has one',
+    ),
+    Rule(
+        ("packing.task_encoder", "model.LLM.data_type"),
+        lambda encoder, kind: encoder is None or kind == DataType.FINETUNING,
+        'no such line where model.LLM.data_type is {1}; only "Finetuning" packs',
+    ),
+    Rule(
+        ("merge.error_feedback", "merge.codec"),
+        lambda feedback, codec: feedback or codec != "sparse",
+        "true where merge.codec is {1}, which sends a small part of each difference",
+    ),
+    Rule(
+        ("merge.error_feedback", "merge.codec"),
+        lambda feedback, codec: not feedback or codec != "float32",
+        "false where merge.codec is {1}, which leaves nothing out",
+    ),
+    Rule(
+        ("merge.mean", "merge.codec"),
+        lambda mean, codec: mean == "all" or codec == "sparse",
+        '"all" where merge.codec is {1}: only "sparse" does not send every element',
+    ),
+    Rule(
+        ("notify.webhooks",),
+        lambda webhooks: all(
+            of.get("secret") is None or of.get("shape", "json") == "json" for of in map(dict, webhooks)
+        ),
+        'a secret only where shape is "json"; the others take no signature',
+    ),
+    Rule(
+        ("access.keys", "access.mode"),
+        lambda keys, mode: bool(keys) == (mode == "keys"),
+        'at least one key where access.mode is "keys", and none elsewhere; access.mode is {1}',
+    ),
+    Rule(
+        ("access.invitations", "access.mode"),
+        lambda invitations, mode: bool(invitations) == (mode == "invitations"),
+        'at least one invitation where access.mode is "invitations", and none elsewhere; access.mode is {1}',
+    ),
+)
+"""Every rule of a state file over several fields."""

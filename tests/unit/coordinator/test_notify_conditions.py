@@ -1,0 +1,104 @@
+"""Conditions that somebody is told: when each holds, and in which words."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.machine.run import Run, Suspect, new_run
+from coordinator.notify.conditions import Room, due_news
+from state.config.notify import NOTICE_KINDS
+from state.documents import CheckpointRef
+from state.intervals import BatchId
+from state.phases import RunState
+from state.wire import Seed, Sha256
+from tests.support.states import state_file
+
+WEBHOOK = {"url": "https://hooks.example/x"}
+ROOM = Room(blob_bytes=0)
+
+
+def begun_run(**overrides: Any) -> Run:
+    """A run of which rounds have ended, with enough members: none is needed."""
+    state = state_file(notify__webhooks=[WEBHOOK], notify__loss_rounds=3, notify__rounds_without_outcome=5, **overrides)
+    run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1000.0)
+    return replace(run, next_assignment_seed=Seed("00" * 32), phase=RunState.ROUND_TRAIN, step=9)
+
+
+def told(run: Run, failures: Sequence[tuple[str, str]] = (), room: Room = ROOM) -> dict[str, str]:
+    return {news.kind: news.message for news in due_news(run, failures, room, 1000.0) if news.kind != "members"}
+
+
+def test_too_few_members_are_told_once_the_run_has_begun() -> None:
+    kinds = [news.kind for news in due_news(begun_run(), (), ROOM, 1000.0)]
+    assert kinds == ["members"]
+    assert due_news(replace(begun_run(), next_assignment_seed=None), (), ROOM, 1000.0) == []
+    assert due_news(replace(begun_run(), phase=RunState.PAUSED), (), ROOM, 1000.0) == []
+
+
+@pytest.mark.parametrize(("attempt", "kinds"), [(4, set()), (5, {"no-outcome"})])
+def test_rounds_without_an_outcome_are_told(attempt: int, kinds: set[str]) -> None:
+    assert set(told(replace(begun_run(), attempt=attempt))) == kinds
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_told"),
+    [
+        ([3.0, 2.0, 1.0, 1.0, 1.0, 1.04], False),
+        ([3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.2], True),
+        ([1.0, 1.0, 1.0, 9.0, 9.0], False),
+        ([1.0, 1.0, 1.0, 9.0, 9.0, 9.0], True),
+    ],
+    ids=["level", "rising", "too-few", "jump"],
+)
+def test_rising_loss_is_told(losses: list[float], is_told: bool) -> None:
+    found = told(replace(begun_run(), losses=tuple(enumerate(losses, 1))))
+    assert ("loss" in found) is is_told
+
+
+@pytest.mark.parametrize(
+    ("detail", "is_told"),
+    [
+        ("trainer: step 3: the loss is nan", True),
+        ("trainer: step 3: the loss is -inf", True),
+        ("trainer: step 3: training made 'w' infinite", True),
+        ("trainer: out of memory in banana", False),
+    ],
+)
+def test_loss_that_is_not_finite_is_told(detail: str, is_told: bool) -> None:
+    assert ("loss" in told(begun_run(), [("ab" * 32, detail)])) is is_told
+
+
+def test_quarantine_is_told_with_the_newest_reason_as_text() -> None:
+    found = told(replace(begun_run(), quarantined=(Suspect(BatchId(4, 5), (), "bad \x1b[31m<b>\n"),)))
+    assert found["quarantine"].startswith("2 batches are in quarantine; the newest are ")
+    assert "\x1b" not in found["quarantine"]
+    assert "\n" not in found["quarantine"]
+
+
+@pytest.mark.parametrize(
+    ("room", "is_told"),
+    [(Room(90), False), (Room(91), True), (Room(0, "no space left on device"), True)],
+    ids=["below", "blobs", "disk"],
+)
+def test_little_room_is_told(room: Room, is_told: bool) -> None:
+    assert ("room" in told(begun_run(blobs__max_total_bytes=100), room=room)) is is_told
+
+
+def test_checkpoint_and_end_are_told_with_their_step() -> None:
+    reference = CheckpointRef(8, Sha256("aa" * 32), 10, Sha256("bb" * 32))
+    run = replace(begun_run(), phase=RunState.FINISHED, checkpoints=(reference,), losses=((8, 1.5),))
+    news = {one.kind: one for one in due_news(run, (), ROOM, 1000.0)}
+    assert set(news) == {"checkpoint", "end"}
+    assert (news["checkpoint"].subject, news["end"].subject) == ("8", "8")
+    assert "1.5 nats" in news["end"].message
+
+
+def test_kinds_that_nobody_wants_are_not_told() -> None:
+    wanted = [kind for kind in NOTICE_KINDS if kind != "members"]
+    run = begun_run()
+    notify = run.state_file.notify
+    quiet = notify.model_copy(update={"webhooks": (notify.webhooks[0].model_copy(update={"on": tuple(wanted)}),)})
+    run = replace(run, state_file=run.state_file.model_copy(update={"notify": quiet}))
+    assert due_news(run, (), ROOM, 1000.0) == []
