@@ -38,7 +38,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class DueNews:
     """Something that is to be told."""
 
     kind: NoticeKind
@@ -46,7 +46,7 @@ class News:
     message: str
 
 
-def due_news(run: Run, failures: Sequence[tuple[str, str]], room: Room, now_s: float) -> list[News]:
+def due_news(run: Run, failures: Sequence[tuple[str, str]], room: Room, now_s: float) -> list[DueNews]:
     """Return what is to be told now: it holds, some webhook wants it, and its period is over.
 
     Args:
@@ -57,13 +57,13 @@ def due_news(run: Run, failures: Sequence[tuple[str, str]], room: Room, now_s: f
     """
     notify = run.state_file.notify
     return [
-        News(news.kind, news.subject[:MAX_SUBJECT_CHARS], visible(news.message)[:MAX_NOTICE_CHARS])
+        DueNews(news.kind, news.subject[:MAX_SUBJECT_CHARS], visible(news.message)[:MAX_NOTICE_CHARS])
         for news in _all_news(run, failures, room)
         if notify.wants(news.kind) and is_due(run, news.kind, news.subject, now_s)
     ]
 
 
-def _all_news(run: Run, failures: Sequence[tuple[str, str]], room: Room) -> Iterator[News]:
+def _all_news(run: Run, failures: Sequence[tuple[str, str]], room: Room) -> Iterator[DueNews]:
     has_begun = run.next_assignment_seed is not None
     if has_begun and run.phase not in (RunState.FINISHED, RunState.PAUSED):
         yield from _too_few_members(run)
@@ -73,30 +73,30 @@ def _all_news(run: Run, failures: Sequence[tuple[str, str]], room: Room) -> Iter
     yield from _little_room(run, room)
     if run.checkpoint is not None and run.checkpoint.step:
         message = f"The checkpoint of step {run.checkpoint.step} is kept ({run.checkpoint.size_bytes:,} bytes)."
-        yield News("checkpoint", str(run.checkpoint.step), message)
+        yield DueNews("checkpoint", str(run.checkpoint.step), message)
     if run.phase is RunState.FINISHED and has_begun:
         loss = f" The last training loss is {run.losses[-1][1]:.4g} nats per token." if run.losses else ""
         message = f"The run has finished: {run.replica_step} steps, {run.tokens_applied:,} tokens.{loss}"
-        yield News("end", str(run.replica_step), message)
+        yield DueNews("end", str(run.replica_step), message)
 
 
-def _too_few_members(run: Run) -> Iterator[News]:
+def _too_few_members(run: Run) -> Iterator[DueNews]:
     least, members = run.state_file.config.min_clients, len(run.available_members())
     if members < least:
         message = f"The run has {members} members that can work; it needs {least} (config.min_clients)."
-        yield News("members", "", f"{message} It is at step {run.step}, in {run.phase.value}.")
+        yield DueNews("members", "", f"{message} It is at step {run.step}, in {run.phase.value}.")
 
 
-def _no_outcome(run: Run) -> Iterator[News]:
+def _no_outcome(run: Run) -> Iterator[DueNews]:
     if run.attempt >= run.state_file.notify.rounds_without_outcome:
-        yield News("no-outcome", "", f"Step {run.step} was tried {run.attempt} times, and nothing was applied.")
+        yield DueNews("no-outcome", "", f"Step {run.step} was tried {run.attempt} times, and nothing was applied.")
 
 
-def _loss(run: Run, failures: Sequence[tuple[str, str]]) -> Iterator[News]:
+def _loss(run: Run, failures: Sequence[tuple[str, str]]) -> Iterator[DueNews]:
     for client_id, detail in failures:
         if _NOT_FINITE.search(detail):
             message = f"Training on client {client_id[:SHOWN_ID_CHARS]} became infinite or undefined: {detail}"
-            yield News("loss", "", message)
+            yield DueNews("loss", "", message)
             return
     notify = run.state_file.notify
     count, losses = notify.loss_rounds, [loss for _, loss in run.losses]
@@ -109,21 +109,21 @@ def _loss(run: Run, failures: Sequence[tuple[str, str]]) -> Iterator[News]:
             f"The training loss rises: the mean of the last {count} rounds is {latest:.4g} nats per token; "
             f"the lowest such mean before was {lowest:.4g}."
         )
-        yield News("loss", "", message)
+        yield DueNews("loss", "", message)
 
 
-def _quarantine(run: Run) -> Iterator[News]:
+def _quarantine(run: Run) -> Iterator[DueNews]:
     if run.quarantined:
         newest = run.quarantined[-1]
         count = total_batches(item.batch_id for item in run.quarantined)
         message = f"{count} batches are in quarantine; the newest are {newest.batch_id}: {newest.message}"
-        yield News("quarantine", str(newest.batch_id), message)
+        yield DueNews("quarantine", str(newest.batch_id), message)
 
 
-def _little_room(run: Run, room: Room) -> Iterator[News]:
+def _little_room(run: Run, room: Room) -> Iterator[DueNews]:
     most = run.state_file.blobs.max_total_bytes
     if room.problem is not None:
-        yield News("room", "", f"The coordinator's store has little room: {room.problem}")
+        yield DueNews("room", "", f"The coordinator's store has little room: {room.problem}")
     elif room.blob_bytes * 100 > most * NEAR_BOUND_PERCENT:
         message = f"Results and checkpoints take {room.blob_bytes:,} of {most:,} bytes (blobs.max_total_bytes)."
-        yield News("room", "", message)
+        yield DueNews("room", "", message)

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import httpx
 
 from coordinator.machine.stimuli import NoticeRaised, NoticeSettled
-from coordinator.notify.conditions import News, Room, due_news
+from coordinator.notify.conditions import DueNews, Room, due_news
 from coordinator.notify.webhooks import Address, request_of
 from coordinator.service import CoordinatorService
 from coordinator.store.open import Store
@@ -52,7 +52,7 @@ RETRIES = RetryPolicy(bound_s=MAX_TOLD_AFTER_S, first_delay_s=1.0, max_delay_s=3
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WebhookAnswer:
     """A webhook's answer to a notice: whether it has it, why not, and how long it asks to wait."""
 
     result: Result
@@ -67,7 +67,7 @@ def open_webhook_client() -> httpx.AsyncClient:
 
 async def tell(
     client: httpx.AsyncClient, address: Address, run_id: str, notice: Notice, *, is_test: bool = False
-) -> Answer:
+) -> WebhookAnswer:
     """Send a notice to a webhook once. Nothing in the answer names its URL, which may be a secret."""
     sent = request_of(address, run_id, notice, is_test=is_test)
     try:
@@ -82,17 +82,17 @@ async def tell(
                     if len(said) >= MAX_ANSWER_BYTES:
                         break
     except TimeoutError:
-        return Answer("retried", f"no answer within {ATTEMPT_S:g} s")
+        return WebhookAnswer("retried", f"no answer within {ATTEMPT_S:g} s")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Answer("retried", _without_url(f"{type(error).__name__}: {error}", address))
+        return WebhookAnswer("retried", _without_url(f"{type(error).__name__}: {error}", address))
     if response.is_success:
-        return Answer("delivered", f"HTTP {response.status_code}")
+        return WebhookAnswer("delivered", f"HTTP {response.status_code}")
     shown = said[:MAX_ANSWER_BYTES].decode("utf-8", "replace")[:MAX_SHOWN_ANSWER_CHARS]
     reason = f"HTTP {response.status_code}: {visible(shown)}"
     if response.is_server_error or response.status_code in _TEMPORARY:
         asked_s = retry_after_s(response.headers.get("retry-after"), time.time())
-        return Answer("retried", _without_url(reason, address), asked_s)
-    return Answer("refused", _without_url(reason, address))
+        return WebhookAnswer("retried", _without_url(reason, address), asked_s)
+    return WebhookAnswer("refused", _without_url(reason, address))
 
 
 def _without_url(text: str, address: Address) -> str:
@@ -181,7 +181,7 @@ class Notifier:
                 self._room_problem = error.message
         return self._room_problem
 
-    async def _raise(self, news: News) -> None:
+    async def _raise(self, news: DueNews) -> None:
         now_s, held = self._service.now_s(), self._held.get(news.kind)
         if held is not None and now_s < held.raised_s + self._service.run.state_file.notify.period_s:
             return
