@@ -1,6 +1,9 @@
 """The sinks that a command names: `csv:FILE`, `parquet:FILE`, `tensorboard:DIR`, `wandb:PROJECT`, `trackio:PROJECT`."""
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from epochal.sinks.protocol import FigureSink
@@ -8,6 +11,24 @@ from state.errors import InvalidInput
 
 MAX_SINKS = 16
 """Maximum number of sinks of one command."""
+ALLOWED = "csv:FILE, parquet:FILE, tensorboard:DIR, wandb:PROJECT or trackio:PROJECT"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a kind of sink is made.
+
+    Attributes:
+        target: `module:class` below `epochal.sinks`.
+        place: makes the class's argument of the place that is named.
+        package: that it needs besides Epochal's own; None if it needs none.
+        extra: of Epochal that installs it.
+    """
+
+    target: str
+    place: Callable[[str], Path | str]
+    package: str | None = None
+    extra: str = ""
 
 
 def named_sinks(texts: Sequence[str]) -> list[FigureSink]:
@@ -25,26 +46,39 @@ def named_sinks(texts: Sequence[str]) -> list[FigureSink]:
 
 
 def _named(text: str) -> FigureSink:
-    kind, colon, place = text.partition(":")
-    if kind not in _KINDS or not colon or not place.strip():
+    name, _, place = text.partition(":")
+    kind = _KINDS.get(name)
+    if kind is None or not place.strip():
         raise InvalidInput(f"--to {text}: allowed: {ALLOWED}")
-    return _KINDS[kind](place)
+    if kind.package is not None and importlib.util.find_spec(kind.package) is None:
+        raise InvalidInput(f"--to {text} needs {kind.package}: pip install 'epochal[{kind.extra}]'")
+    argument = kind.place(place)
+    module, _, maker = kind.target.partition(":")
+    sink: FigureSink = getattr(importlib.import_module(f"epochal.sinks.{module}"), maker)(argument)
+    return sink
 
 
-def _csv(place: str) -> FigureSink:
-    from epochal.sinks.csv_file import CsvSink
-
-    return CsvSink(_file(place, f"csv:{place}"))
-
-
-def _file(place: str, name: str) -> Path:
+def _file(place: str) -> Path:
     """Return a file's path. Raise `InvalidInput` if it cannot be one."""
     path = Path(place)
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is no folder"
-        raise InvalidInput(f"--to {name}: {path} {what}; allowed: a file in a folder that exists")
+        raise InvalidInput(f"--to: {path} {what}; allowed: a file in a folder that exists")
     return path
 
 
-_KINDS: dict[str, Callable[[str], FigureSink]] = {"csv": _csv}
-ALLOWED = "csv:FILE"
+def _folder(place: str) -> Path:
+    """Return a folder's path, which need not exist. Raise `InvalidInput` if it cannot be one."""
+    path = Path(place)
+    if path.exists() and not path.is_dir():
+        raise InvalidInput(f"--to: {path} is no folder; allowed: a folder, which is made if it does not exist")
+    return path
+
+
+_KINDS = {
+    "csv": _Kind("csv_file:CsvSink", _file),
+    "parquet": _Kind("parquet_file:ParquetSink", _file, "pyarrow", "parquet"),
+    "tensorboard": _Kind("tensorboard_files:TensorBoardSink", _folder, "tensorboard", "tensorboard"),
+    "wandb": _Kind("wandb_run:WandbSink", str, "wandb", "wandb"),
+    "trackio": _Kind("trackio_run:TrackioSink", str, "trackio", "trackio"),
+}

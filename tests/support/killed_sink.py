@@ -3,12 +3,13 @@
 Run as a program, it forks a process for each: forks share what is imported, and cost milliseconds.
 """
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -64,9 +65,11 @@ def _in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def main(module_name: str, maker: str, folder: Path, stride: int) -> None:
+def main(module_name: str, maker: str, folder: Path, stride: int, shared: Sequence[str]) -> None:
     """Kill at every `stride`-th line. Each killed sink lies in a folder of its own, and was completed afterwards."""
-    module = __import__(module_name, fromlist=[maker])
+    for name in shared:
+        importlib.import_module(name)
+    module = importlib.import_module(module_name)
     make = getattr(module, maker)
     source = str(module.__file__)
     for kills, line in enumerate(range(1, MAX_LINES, stride)):
@@ -90,7 +93,9 @@ def main(module_name: str, maker: str, folder: Path, stride: int) -> None:
     raise SystemExit(f"it takes more than {MAX_LINES} lines")
 
 
-def kill_at_every_line(module_name: str, maker: str, folder: Path, stride: int = 1) -> list[Path]:
+def kill_at_every_line(
+    module_name: str, maker: str, folder: Path, stride: int = 1, shared: Sequence[str] = ()
+) -> list[Path]:
     """Return the places of the sinks that were killed and then completed.
 
     Args:
@@ -98,18 +103,19 @@ def kill_at_every_line(module_name: str, maker: str, folder: Path, stride: int =
         maker: name of a function or class of it that takes a path and returns the sink.
         folder: for them.
         stride: kills at each so many lines.
+        shared: modules that are imported once for all processes.
     """
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.support.killed_sink", module_name, maker, str(folder), str(stride)],
+        [sys.executable, "-m", "tests.support.killed_sink", module_name, maker, str(folder), str(stride), *shared],
         capture_output=True,
         text=True,
         check=False,
         timeout=BOUND_S,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert json.loads(ran.stdout.splitlines()[-1])["kills"] >= 20 // stride
+    assert json.loads(ran.stdout.splitlines()[-1])["kills"] >= 60 // stride
     return sorted(place / "out" for place in folder.iterdir())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

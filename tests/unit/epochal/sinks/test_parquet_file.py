@@ -1,0 +1,90 @@
+"""The parquet sink: one file that can be read at any time, whatever happens to its writer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epochal.sinks.protocol import Mark, SinkPlace
+from state.errors import InvalidInput
+from state.history import FIGURES, RoundFigures
+from tests.support.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, rows
+from tests.support.heavy import need_module
+from tests.support.killed_sink import LAST, RUN_ID, feed, kill_at_every_line
+
+
+@pytest.fixture(autouse=True)
+def _pyarrow() -> None:
+    need_module("pyarrow")
+
+
+def sink_in(path: Path) -> Any:
+    from epochal.sinks.parquet_file import ParquetSink
+
+    return ParquetSink(path)
+
+
+def read(path: Path) -> list[RoundFigures]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    return [RoundFigures(*row) for row in zip(*(table[name].to_pylist() for name in FIGURES), strict=True)]
+
+
+def test_follower_killed_at_any_line_leaves_each_row_once(tmp_path: Path) -> None:
+    shared = ["pyarrow", "pyarrow.parquet"]
+    for path in kill_at_every_line("epochal.sinks.parquet_file", "ParquetSink", tmp_path, 12, shared):
+        assert read(path) == rows(0, LAST), path
+
+
+def test_file_is_readable_while_it_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("epochal.sinks.parquet_file.MERGE_ROWS", 3)
+    path = tmp_path / "run.parquet"
+    sink = sink_in(path)
+    assert sink.open(RUN_ID, LINEAGE) is None
+    assert read(path) == []
+    sink.write(LINEAGE, rows(0, 1))
+    assert read(path) == []
+    sink.write(LINEAGE, rows(2, 2))
+    assert read(path) == rows(0, 2)
+    sink.write(LINEAGE, rows(3, 3))
+    assert sink.known(2) == as_one(rows(2, 3))
+    sink.close()
+    assert read(path) == rows(0, 3)
+
+
+def test_rows_that_a_kill_left_beside_the_file_are_taken_into_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    sink = sink_in(path)
+    sink.open(RUN_ID, LINEAGE)
+    sink.write(LINEAGE, rows(0, 2))
+    sink._waiting.close()  # as at a kill
+    again = sink_in(path)
+    assert again.open(RUN_ID, LINEAGE) == SinkPlace(3, LINEAGE)
+    assert read(path) == rows(0, 2)
+    again.close()
+
+
+def test_other_history_replaces_the_rows_that_are_not_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    feed(sink_in(path))
+    sink = sink_in(path)
+    assert sink.open(RUN_ID, OTHER_LINEAGE) == SinkPlace(LAST + 1, LINEAGE)
+    other = rows(0, 1) + rows(2, 4, late_s=0.5)
+    assert sink.go_back(OTHER_LINEAGE, [Mark(one.next_number, one.ended_s) for one in other]) == 2
+    sink.write(OTHER_LINEAGE, other[2:])
+    sink.close()
+    assert read(path) == other
+
+
+def test_file_of_another_run_or_program_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    feed(sink_in(path))
+    before = path.read_bytes()
+    with pytest.raises(InvalidInput, match="holds the figures of run a run, not of another"):
+        sink_in(path).open("another", LINEAGE)
+    assert path.read_bytes() == before
+    path.write_text("no parquet")
+    with pytest.raises(InvalidInput, match="is no parquet file"):
+        sink_in(path).open(RUN_ID, LINEAGE)
+    assert path.read_text() == "no parquet"
