@@ -7,13 +7,17 @@ import asyncio
 import gzip
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from coordinator.handlers import Handlers
 from coordinator.machine.history import History
+from coordinator.machine.moment import moment_of, with_slowest
+from coordinator.machine.run import Run
+from coordinator.publication import Published
 from runtime.worker_thread import Worker
 from state.errors import Refused
-from state.history import HistoryPage, RoundColumns, RoundFigures, thinned
+from state.history import HistoryPage, Moment, RoundColumns, RoundDetail, RoundFigures, slowest_first, thinned
 from state.refusals import Refusal
 from state.wire import canonical_json
 
@@ -30,6 +34,15 @@ MIN_COMPRESSED_BYTES = 1024
 _LEVEL = 5
 
 
+REST_PER_WORK = 10.0
+"""Multiple of the time that it took to show the present, for which the same is shown again."""
+MAX_PRESENT = 8
+"""Maximum number of forms in which the present is kept."""
+
+
+Kind = TypeVar("Kind", Moment, RoundDetail)
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedPage:
     """A page as it is sent: as JSON, and the same compressed with gzip, or None if it is short."""
@@ -37,6 +50,16 @@ class EncodedPage:
     etag: str
     plain: bytes
     compressed: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """The present as it was sent: of which document and run, and until when the same is sent for a later run."""
+
+    etag: str
+    run: Run
+    until_s: float
+    page: EncodedPage
 
 
 class HistoryViews:
@@ -55,6 +78,8 @@ class HistoryViews:
         self._encoding: dict[str, asyncio.Event] = {}
         self._asking_count = 0
         self._turn = asyncio.Lock()
+        self._last_present: dict[int | None, _Present] = {}
+        """The present as it was sent last, by the number of clients that were asked for."""
 
     def check(self, run_id: str, token: str | None) -> None:
         """Raise `Refused` unless the run is served, and `[access] dashboard` lets the owner of the token see it.
@@ -115,8 +140,12 @@ class HistoryViews:
 
         return await self._encoded(name, encode)
 
-    async def round(self, number: int) -> EncodedPage:
+    async def round(self, number: int, slowest: int | None = None) -> EncodedPage:
         """Return a round with its clients.
+
+        Args:
+            number: of the round.
+            slowest: maximum number of clients; None for all.
 
         Raises:
             Refused: `not-found` if they are not held; and as `page`.
@@ -129,26 +158,50 @@ class HistoryViews:
             )
             raise Refused(Refusal.NOT_FOUND, f"the clients' figures of round {number} are not held; held: {held}")
         lineage = self._handlers.service.run.lineage
-        name = f"{lineage}-round-{number}-{detail.figures.version}-{history.told_count(number)}"
+        name = f"{lineage}-round-{number}-{detail.figures.version}-{history.told_count(number)}-{_named(slowest)}"
 
         async def encode() -> bytes:
-            return await self._worker.run(lambda: canonical_json(detail))
+            return await self._worker.run(lambda: canonical_json(_few(detail, slowest)))
 
         return await self._encoded(name, encode)
 
-    async def moment(self, version: int) -> EncodedPage:
-        """Return the run as it was at a version. Raises as `RunHistory.moment`, and `overloaded`."""
+    async def moment(self, version: int, slowest: int | None = None) -> EncodedPage:
+        """Return the run as it was at a version. Raises as `RunHistory.moment`, and `overloaded`.
+
+        Args:
+            version: of the run document.
+            slowest: maximum number of clients of each round; None for all.
+        """
         service = self._handlers.service
-        self._history()
-        present = service.published
+        history, present = self._history(), service.published
+        if version == present.version:
+            return await self._present(history, present, slowest)
 
         async def encode() -> bytes:
             moment = await service.history.moment(version, present.version)
-            return await self._worker.run(lambda: canonical_json(moment))
+            return await self._worker.run(lambda: canonical_json(_few(moment, slowest)))
 
-        if version == present.version:  # figures change while the document stays as it is
-            return await self._encoded(f"{present.etag[1:-1]}-at-{service.run.now_s:.6f}", encode)
-        return await self._encoded(f"{present.document.lineage}-version-{version}", encode)
+        return await self._encoded(f"{present.document.lineage}-version-{version}-{_named(slowest)}", encode)
+
+    async def _present(self, history: History, present: Published, slowest: int | None) -> EncodedPage:
+        """Return the run as it is: from memory, and made again only after ten times as long as that took."""
+        now_s, run = asyncio.get_running_loop().time(), self._handlers.service.run
+        last = self._last_present.get(slowest)
+        if last is not None and last.etag == present.etag and (last.run is run or now_s < last.until_s):
+            return last.page
+
+        async def encode() -> bytes:
+            last_round = history.detail(history.next - 1)
+            return await self._worker.run(
+                lambda: canonical_json(_few(moment_of(run, present.document, last_round), slowest))
+            )
+
+        page = await self._encoded(f"{present.etag[1:-1]}-at-{run.now_s:.6f}-{_named(slowest)}", encode)
+        took_s = asyncio.get_running_loop().time() - now_s
+        if len(self._last_present) >= MAX_PRESENT:
+            self._last_present.clear()
+        self._last_present[slowest] = _Present(present.etag, run, now_s + REST_PER_WORK * took_s, page)
+        return page
 
     def _history(self) -> History:
         return self._handlers.service.history.history
@@ -189,6 +242,19 @@ def encoded_page(name: str, plain: bytes, level: int = _LEVEL) -> EncodedPage:
     """
     packed = gzip.compress(plain, level, mtime=0) if len(plain) >= MIN_COMPRESSED_BYTES else None
     return EncodedPage(f'"{name}"', plain, packed)
+
+
+def _named(slowest: int | None) -> str:
+    return "all" if slowest is None else str(slowest)
+
+
+def _few(found: Kind, slowest: int | None) -> Kind:
+    """Return a moment, or a round, with the slowest of its clients only."""
+    if slowest is None:
+        return found
+    if isinstance(found, Moment):
+        return with_slowest(found, slowest)
+    return replace(found, clients=slowest_first(found.clients, slowest))
 
 
 def _size(page: EncodedPage) -> int:

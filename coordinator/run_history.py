@@ -17,9 +17,9 @@ from dataclasses import replace
 from functools import partial
 
 from coordinator.journal_proof import parse_proof
-from coordinator.machine.figures import clients_of
 from coordinator.machine.history import History, Told
 from coordinator.machine.instructions import Instruction, OutcomeDecided
+from coordinator.machine.moment import moment_of
 from coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked, replay_until
 from coordinator.machine.run import Run
 from coordinator.store.journal import JournalReader, JournalRecord, Segment
@@ -27,9 +27,7 @@ from runtime.long_work import long_work
 from runtime.worker_thread import InlineWorker, Worker
 from state.errors import Refused, StoreFailed
 from state.history import Moment, RoundDetail
-from state.phases import ROUND_PHASES
 from state.refusals import Refusal
-from state.wire import ClientId
 
 log = logging.getLogger(__name__)
 
@@ -293,22 +291,8 @@ def _moment_of(segment: Segment, version: int, known: History) -> Moment:
         history.take(instructions, kept.version)
 
     found = replay_until(segment, version, watch)
-    run = found.run
-    current = run.round if run.phase in ROUND_PHASES else None
-    return Moment(
-        document=found.document,
-        at_s=run.now_s,
-        members=len(run.members),
-        ready=run.numbers().ready,
-        loss=run.losses[-1][1] if run.losses else None,
-        tokens_total=run.tokens_applied,
-        under_way=() if current is None else clients_of(current, names=_names_of(run)),
-        last_round=_numbered(history.details[-1], known) if history.details else None,
-    )
-
-
-def _names_of(run: Run) -> dict[ClientId, str]:
-    return {member.client_id: member.name for member in run.members.values() if member.name}
+    ended = history.details
+    return moment_of(found.run, found.document, _numbered(ended[-1], known) if ended else None)
 
 
 def _numbered(detail: RoundDetail, known: History) -> RoundDetail:
@@ -316,4 +300,9 @@ def _numbered(detail: RoundDetail, known: History) -> RoundDetail:
     figures = detail.figures
     name = figures.version, figures.step, figures.attempt
     found = next((row for row in known.rows if (row.version, row.step, row.attempt) >= name), None)
-    return detail if found is None else replace(detail, figures=replace(figures, number=found.number))
+    if found is None:
+        return detail
+    held = known.detail(found.number)  # with all that its clients have told since
+    if held is not None and (held.figures.version, held.figures.step, held.figures.attempt) == name:
+        return held
+    return replace(detail, figures=replace(figures, number=found.number))

@@ -8,13 +8,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
+from heapq import nsmallest
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from state.documents import Count, HexId, RunDocument
+from state.intervals import BatchId
 from state.wire_document import WireDocument
 
+MAX_MAP_INTERVALS = 512
+"""Maximum number of intervals of each kind in a map of the data."""
 MAX_DETAIL_CHARS = 240
 """Maximum length of the reason for which a client's work was not applied."""
 
@@ -238,6 +242,25 @@ class HistoryPage(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class DataMap(WireDocument):
+    """The batches that a run has begun, by what became of them: those in none of the intervals were applied.
+
+    Attributes:
+        begun: number of batches that some round has assigned: those below the cursor.
+        under_way: intervals of the round under way, in ascending order, as those below.
+        waiting: intervals that were lost and wait for a later round.
+        quarantined: intervals that left the run.
+        is_whole: whether all intervals are here: the first `MAX_MAP_INTERVALS` of each kind are.
+    """
+
+    begun: Count
+    under_way: tuple[BatchId, ...]
+    waiting: tuple[BatchId, ...]
+    quarantined: tuple[BatchId, ...]
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Moment(WireDocument):
     """A run as it was at one version (`GET …/history/versions/{version}`).
 
@@ -249,6 +272,7 @@ class Moment(WireDocument):
         tokens_total: number of tokens that were applied.
         under_way: the clients of the round under way, as far as they had come, in the order of the roster.
         last_round: the last round that had ended, if it ended in the same segment of the journal.
+        data: where the batches are that it had begun.
     """
 
     document: RunDocument
@@ -259,6 +283,17 @@ class Moment(WireDocument):
     tokens_total: Count
     under_way: tuple[ClientFigures, ...]
     last_round: RoundDetail | None
+    data: DataMap
+
+
+def slowest_first(clients: Sequence[ClientFigures], most: int) -> tuple[ClientFigures, ...]:
+    """Return at most `most` clients: those of whose work nothing has come, then those whose results came last."""
+
+    def key(client: ClientFigures) -> tuple[bool, bool, float, str]:
+        is_awaited = bool(client.batches) and client.delivered_s is None
+        return not client.batches, not is_awaited, -(client.delivered_s or 0.0), client.client_id
+
+    return tuple(nsmallest(most, clients, key=key))
 
 
 def merged(first: RoundFigures, second: RoundFigures) -> RoundFigures:

@@ -173,6 +173,9 @@ def _history_operations() -> Operations:
     def answers(kind: type) -> dict[int | str, Any]:
         return {200: {**openapi_answer(kind)[200], **tag}, **same}
 
+    slowest = Parameter(
+        "slowest", {**WHOLE, "description": "Most clients of a round, the slowest first; all by default."}
+    )
     points = {**WHOLE, "minimum": 1, "maximum": MAX_POINTS, "description": "Most rows; more are merged."}
     return {
         ("GET", f"{RUN}/history"): Operation(
@@ -189,10 +192,10 @@ def _history_operations() -> Operations:
             answers(history.HistoryPage),
         ),
         ("GET", f"{RUN}/history/rounds/{{number}}"): Operation(
-            (*refusals, Refusal.NOT_FOUND), _VIEWERS, (seen,), answers(history.RoundDetail)
+            (*refusals, Refusal.NOT_FOUND), _VIEWERS, (slowest, seen), answers(history.RoundDetail)
         ),
         ("GET", f"{RUN}/history/versions/{{version}}"): Operation(
-            (*refusals, Refusal.NOT_FOUND), _VIEWERS, (seen,), answers(history.Moment)
+            (*refusals, Refusal.NOT_FOUND), _VIEWERS, (slowest, seen), answers(history.Moment)
         ),
         ("GET", f"{RUN}/members"): Operation(refusals, _VIEWERS, (seen,), answers(members.MembersPage)),
         ("GET", f"{RUN}/members/{{client_id}}"): Operation((*refusals, Refusal.NOT_FOUND), _VIEWERS),

@@ -46,7 +46,7 @@ def history_routes(views: HistoryViews) -> APIRouter:
     )
     async def one_round(run_id: str, number: str, request: Request) -> Response:
         check(run_id, request)
-        return sent_page(await views.round(parse_whole("number", number)), request)
+        return sent_page(await views.round(parse_whole("number", number), _slowest(request)), request)
 
     @router.get(
         f"{RUN}/history/versions/{{version}}",
@@ -55,9 +55,15 @@ def history_routes(views: HistoryViews) -> APIRouter:
     )
     async def moment(run_id: str, version: str, request: Request) -> Response:
         check(run_id, request)
-        return sent_page(await views.moment(parse_whole("version", version)), request)
+        return sent_page(await views.moment(parse_whole("version", version), _slowest(request)), request)
 
     return router
+
+
+def _slowest(request: Request) -> int | None:
+    """Return how many clients of a round the sender of a request wants at most; None for all."""
+    query = Query(request.scope["query_string"])
+    return None if query.text("slowest") is None else query.whole("slowest", 0)
 
 
 def sent_page(page: EncodedPage, request: Request) -> Response:

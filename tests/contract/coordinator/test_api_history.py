@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from state.history import HistoryPage, Moment, RoundDetail
+from state.history import HistoryPage, Moment, RoundDetail, slowest_first
 from state.wire import parse_document
 from tests.support.played_rounds import play_round
 from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
@@ -162,3 +162,34 @@ async def test_dashboard_is_shown_to_those_whom_the_rule_allows(
 async def test_public_dashboard_of_another_run_is_not_here(coordinator: Served) -> None:
     for place in ("/history", "/history/rounds/0", "/history/versions/0", "/events"):
         assert problem(await coordinator.http.get(f"/v1/runs/other{place}")) == "unknown-run"
+
+
+async def test_present_moment_is_made_from_memory_and_agrees_with_the_journal(
+    played: tuple[Served, list[WireClient]],
+) -> None:
+    coordinator, clients = played
+    service = coordinator.service
+    data = clients[0].result(REPLICA, DIFFERENCE)
+    assert (await clients[0].commit(data)).status_code == 200
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{service.published.version}")
+    shown: Moment = parse_document(Moment, answer.content)
+    replayed = await service.history.moment(service.published.version, service.published.version)
+    assert shown == replayed
+    assert [client.result_bytes > 0 for client in shown.under_way].count(True) == 1
+
+
+async def test_slowest_clients_come_first_and_as_few_as_asked(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    url = f"{coordinator.run_url}/history/rounds/2"
+    whole: RoundDetail = parse_document(RoundDetail, (await coordinator.http.get(url)).content)
+    for count in (0, 1, 7):
+        few: RoundDetail = parse_document(RoundDetail, (await coordinator.http.get(f"{url}?slowest={count}")).content)
+        assert few.clients == slowest_first(whole.clients, count)
+        assert few.figures == whole.figures
+    version = whole.figures.version
+    for query, count in (("?slowest=1", 1), ("", 2)):
+        answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{version}{query}")
+        moment: Moment = parse_document(Moment, answer.content)
+        assert moment.last_round is not None
+        assert (len(moment.last_round.clients), len(moment.under_way)) == (count, count)
+    assert problem(await coordinator.http.get(f"{url}?slowest=-1")) == "invalid-parameter"

@@ -1,0 +1,63 @@
+"""A run at one moment, as it is shown to viewers. Nothing is decided by it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
+
+from coordinator.machine.figures import clients_of
+from coordinator.machine.run import Run
+from state.documents import RunDocument
+from state.history import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
+from state.intervals import BatchId, coalesce, subtract
+from state.phases import ROUND_PHASES
+from state.wire import ClientId
+
+
+def moment_of(run: Run, document: RunDocument, last_round: RoundDetail | None) -> Moment:
+    """Return a run as it was when `document` was the published one.
+
+    Args:
+        run: as it was.
+        document: of the same version.
+        last_round: the last round that had ended, if it is known.
+    """
+    current = run.round if run.phase in ROUND_PHASES else None
+    return Moment(
+        document=document,
+        at_s=run.now_s,
+        members=len(run.members),
+        ready=run.numbers().ready,
+        loss=run.losses[-1][1] if run.losses else None,
+        tokens_total=run.tokens_applied,
+        under_way=() if current is None else clients_of(current, names=_names_of(run)),
+        last_round=last_round,
+        data=data_map_of(run),
+    )
+
+
+def data_map_of(run: Run) -> DataMap:
+    """Return where the batches are that the run has begun."""
+    current = run.round if run.phase in ROUND_PHASES else None
+    under_way = () if current is None else coalesce(current.work.intervals())
+    quarantined = coalesce(item.batch_id for item in run.quarantined)
+    waiting = subtract(coalesce((*run.carried, *(item.batch_id for item in run.suspects))), under_way)
+    is_whole = max(map(len, (under_way, waiting, quarantined))) <= MAX_MAP_INTERVALS
+    return DataMap(run.cursor, _first(under_way), _first(waiting), _first(quarantined), is_whole)
+
+
+def _names_of(run: Run) -> dict[ClientId, str]:
+    return {member.client_id: member.name for member in run.members.values() if member.name}
+
+
+def _first(intervals: Iterable[BatchId]) -> tuple[BatchId, ...]:
+    return tuple(islice(intervals, MAX_MAP_INTERVALS))
+
+
+def with_slowest(moment: Moment, most: int) -> Moment:
+    """Return a moment with at most so many clients of each round, the slowest first."""
+    last = moment.last_round
+    return replace(
+        moment,
+        under_way=slowest_first(moment.under_way, most),
+        last_round=None if last is None else replace(last, clients=slowest_first(last.clients, most)),
+    )

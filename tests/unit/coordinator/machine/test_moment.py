@@ -1,0 +1,48 @@
+"""A run at one moment: where the batches are that it has begun, and which clients are shown first."""
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.machine import moment as moments
+from coordinator.machine.moment import data_map_of, moment_of, with_slowest
+from coordinator.machine.run import Suspect
+from coordinator.machine.views import document_of
+from state.history import DataMap
+from state.intervals import BatchId
+from tests.support.machine_driver import in_round
+
+UNDER_WAY = (BatchId(0, 11),)
+
+
+def suspect(start: int, end: int) -> Suspect:
+    return Suspect(BatchId(start, end), (), "it failed")
+
+
+def test_map_tells_work_under_way_from_what_waits_and_what_left() -> None:
+    run = replace(
+        in_round(1, 2).run,
+        cursor=60,
+        carried=(BatchId(30, 31), BatchId(5, 6), BatchId(20, 21)),
+        suspects=(suspect(22, 22),),
+        quarantined=(suspect(41, 41), suspect(40, 40)),
+    )
+    assert data_map_of(run) == DataMap(
+        60, UNDER_WAY, (BatchId(20, 22), BatchId(30, 31)), (BatchId(40, 41),), is_whole=True
+    )
+
+
+def test_map_of_too_many_intervals_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments, "MAX_MAP_INTERVALS", 2)
+    run = replace(in_round(1, 2).run, cursor=60, carried=tuple(BatchId(start, start) for start in (20, 30, 40)))
+    found = data_map_of(run)
+    assert (found.waiting, found.is_whole) == ((BatchId(20, 20), BatchId(30, 30)), False)
+
+
+def test_clients_that_are_awaited_come_before_those_that_delivered() -> None:
+    driver = in_round(1, 2, 3)
+    shown = moment_of(driver.run, document_of(driver.run, 0), None)
+    early, late, awaited = shown.under_way
+    shown = replace(shown, under_way=(replace(early, delivered_s=1.0), replace(late, delivered_s=2.0), awaited))
+    few = with_slowest(shown, 2)
+    assert [client.client_id for client in few.under_way] == [awaited.client_id, late.client_id]
