@@ -1,0 +1,145 @@
+// One member's own page: "#/member/ID", as its client's log names it.
+
+import { fill, h, setText } from "../elements.js";
+import { bytes, digits, duration, moment, percent, short, visible, whole } from "../format.js";
+import { stateOf } from "../members.js";
+
+const ASK_EVERY_MS = 3_000;
+const ID = /^[0-9a-f]{32}$/;
+
+const CHANGING = ["at_s", "silent_s", "rest_s", "version"]; // with each answer: the tables are drawn when others do
+
+const FATES = {
+  applied: "applied", lost: "not applied", rejected: "broke a rule", failed: "failed", missing: "nothing came", idle: "had no work",
+};
+
+/** Parts of a round's time, as the columns of the table. */
+const PARTS = [
+  ["document_s", "Document"], ["replica_s", "Replica"], ["data_s", "Data"], ["train_s", "Training"], ["encode_s", "Encoding"],
+  ["upload_s", "Upload"], ["check_s", "Check"], ["attest_s", "Attestation"], ["download_s", "Download"], ["merge_s", "Merge"],
+];
+
+export default class MemberPanel {
+  #stop = null;
+  #id = null;
+  #told = null;
+
+  mount(element, store, place, router) {
+    this.store = store;
+    this.router = router;
+    this.title = h("h1", {}, "Member");
+    this.said = h("p", { role: "status" }, "");
+    this.body = h("div");
+    fill(element, h("p", {}, h("a", { href: router.link("members") }, "All members")), this.title, this.said, this.body);
+  }
+
+  update(place) {
+    const id = (place.rest[0] ?? "").toLowerCase();
+    if (this.store.runId === null || id === this.#id) return;
+    this.#stop?.();
+    this.#id = id;
+    this.#told = null;
+    fill(this.body);
+    setText(this.title, "Member");
+    if (!ID.test(id)) {
+      setText(this.said, `“${visible(id)}” is no member's id: an id has 32 hexadecimal digits.`);
+      return;
+    }
+    setText(this.said, "Asking the coordinator…");
+    const { store } = this;
+    this.#stop = store.poll(() => store.path(`members/${id}`), ASK_EVERY_MS, (answer) => this.#show(answer), (problem) => {
+      setText(this.said, problem.kind === "not-found"
+        ? `No member with the id ${id} is known: it has not joined this run, or left long ago.`
+        : `The member could not be read: ${visible(problem.message)}`);
+    });
+  }
+
+  unmount() {
+    this.#stop?.();
+  }
+
+  #show(answer) {
+    const { figures: row } = answer;
+    const state = stateOf((name) => row[name] ?? null);
+    setText(this.title, row.name ? `Member ${visible(row.name)}` : `Member ${row.client_id.slice(0, 12)}`);
+    setText(this.said, row.left
+      ? `It left ${duration(row.silent_s)} ago: ${visible(row.left)}.`
+      : `It is ${state}${row.rest_s === null ? "" : `, for ${duration(row.rest_s)} more`}; heard ${duration(row.silent_s)} ago.`);
+    const shown = JSON.stringify(answer, (name, value) => (CHANGING.includes(name) ? undefined : value));
+    if (shown === this.#told) return;
+    this.#told = shown;
+    const focused = document.activeElement?.dataset?.part;
+    fill(this.body, factsOf(row, answer), roundsOf(answer.rounds), refusalsOf(answer), this.#operator(row));
+    if (focused) this.body.querySelector(`[data-part="${focused}"]`)?.focus({ preventScroll: true });
+  }
+
+  #operator(row) {
+    if (row.left) return null;
+    return h("p", {}, h("a", { "data-part": "eject", href: this.router.link("operate", "eject", row.client_id) }, "Eject this member"),
+      " (the operator only)");
+  }
+}
+
+function factsOf(row, { last_miss: lastMiss, quarantined }) {
+  const facts = [
+    ["Id", row.client_id],
+    ["Program", `${visible(row.software) || "version not known"}, trainer ${visible(row.trainer)}`],
+    ["Joined", moment(row.joined_s)],
+    ["Share", `${digits(row.share, 3)} of ${whole(row.claim)} batches in a round that it claims`],
+    ["Speed", `${short(row.tokens_per_s)} tokens/s; ${duration(row.train_s)} of training in a round (median of the last rounds)`],
+    ["Loss", `${digits(row.last_loss)} nats/token`],
+    ["Waits for data", `${percent(row.data_wait)} of its trainer's time lately; ${duration(row.data_wait_s)} in all`],
+    ["Results", `${whole(row.applied)} applied, ${whole(row.lost)} lost; ${bytes(row.result_bytes)}`],
+    ["Tokens", `${whole(row.tokens)} applied`],
+    ["Transferred", `${bytes(row.uploaded_bytes)} sent, ${bytes(row.downloaded_bytes)} received, as it says`],
+  ];
+  if (row.missed || lastMiss) {
+    facts.push(["Missed rounds", `${whole(row.missed)} not made up for${lastMiss ? `; the last one: ${visible(lastMiss)}` : ""}`]);
+  }
+  if (quarantined.length) {
+    const named = quarantined.map(({ start, end }) => (start === end ? whole(start) : `${whole(start)} to ${whole(end)}`)).join(", ");
+    facts.push(["Quarantined", `It failed on batches ${named}, as others did`]);
+  }
+  return h("dl", { class: "facts" }, facts.flatMap(([word, text]) => [h("dt", {}, word), h("dd", {}, text)]));
+}
+
+function scrolling(label, part, table) {
+  return h("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": label, "data-part": part }, table);
+}
+
+function tableOf(caption, heads, rows) {
+  return h("table", {}, h("caption", {}, caption),
+    h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((text) => h("td", {}, text))))));
+}
+
+function roundsOf(rounds) {
+  if (!rounds.length) return h("p", {}, "It has had no part in the last rounds.");
+  const rows = rounds.toReversed().map(({ number, step, attempt, ended_s: ended, figures }) => [
+    h("a", { href: `#/round/${number}` }, whole(number)),
+    `${whole(step)}${attempt ? `, attempt ${attempt}` : ""}`,
+    moment(ended),
+    `${FATES[figures.fate] ?? figures.fate}${figures.detail ? `: ${visible(figures.detail)}` : ""}`,
+    whole(figures.batches),
+    digits(figures.loss),
+    ...PARTS.map(([name]) => duration(figures[name])),
+  ]);
+  return [h("h2", {}, "Its last rounds"), scrolling("Its last rounds", "rounds", tableOf("The newest first; times as it says, or as the coordinator saw them",
+    ["Round", "Step", "Ended", "Its work", "Batches", "Loss", ...PARTS.map(([, title]) => title)], rows))];
+}
+
+function refusalsOf({ refusals, last_refusals: last, refused_requests: requests, refused_since_s: since }) {
+  const counts = [...refusals.map((found) => [found, "of its results, checkpoints and rounds"]),
+    ...requests.map((found) => [found, `of its requests, since ${moment(since)}`])];
+  const parts = [h("h2", {}, "Refusals and failures")];
+  if (!counts.length) parts.push(h("p", { class: "good" }, "Nothing of it was refused."));
+  else {
+    parts.push(scrolling("Refusals by kind", "refusals", tableOf("By kind", ["Kind", "Number", "Of what"],
+      counts.map(([{ kind, count }, what]) => [visible(kind), whole(count), what]))));
+  }
+  if (last.length) {
+    parts.push(scrolling("The last refusals", "last", tableOf("The last ones, the newest first", ["When", "Step", "Kind", "Why"],
+      last.toReversed().map(({ kind, detail, step, at_s: at }) => [moment(at), whole(step), visible(kind), visible(detail)]))));
+  }
+  return parts;
+}

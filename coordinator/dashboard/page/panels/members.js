@@ -1,0 +1,139 @@
+// Every member, in a table that sorts and filters.
+
+import { Grid } from "../grid.js";
+import { fill, h, newId, setText } from "../elements.js";
+import { bytes, digits, duration, percent, short, visible, whole } from "../format.js";
+import { LEFT, MemberColumns, STATES } from "../members.js";
+
+const ASK_EVERY_MS = 4_000;
+const ASK_MANY_EVERY_MS = 15_000; // of many members: the answer has a megabyte
+const MANY = 1_000;
+const QUIET_MS = 400; // nothing is drawn anew while somebody scrolls
+
+/** Columns of the grid, over the rows of `of()`. */
+function columnsOf(of) {
+  const number = (name, title, hint, width, value, text) => ({
+    name, title, hint, width, isText: false, value, text: (row) => text(value(row)),
+  });
+  const text = (name, title, hint, width, value) => ({
+    name, title, hint, width, isText: true, value, text: (row) => visible(value(row)), sayWhy: (row) => visible(value(row)),
+  });
+  return [
+    text("name", "Member", "Its name if it has chosen one, else the beginning of its id", 18, (row) => of().called(row)),
+    text("state", "State", "Whether it has work in this round, is ready, prepares, rests after missed rounds, or why it left", 12,
+      (row) => of().get("left", row) || of().state(row)),
+    number("share", "Share", "Batches that it has earned per round", 7, (row) => of().get("share", row), (value) => digits(value, 3)),
+    number("speed", "Speed (tokens/s)", "Tokens that it trained on in its last rounds, per second in its trainer, as it says", 11,
+      (row) => of().get("tokens_per_s", row), short),
+    number("loss", "Loss", "Training loss of its last result, in nats per token, as it says", 8, (row) => of().get("last_loss", row), digits),
+    number("wait", "Waits for data", "Part of its trainer's time for which it waited for data lately, as it says", 9,
+      (row) => of().get("data_wait", row), percent),
+    number("waited", "Waited for data", "Time for which its trainer waited for data in all, as it says", 12,
+      (row) => of().get("data_wait_s", row), duration),
+    number("results", "Results", "Size of its results that were delivered", 10, (row) => of().get("result_bytes", row), bytes),
+    number("up", "Sent", "Bytes that it says it has sent for its rounds", 10, (row) => of().get("uploaded_bytes", row), bytes),
+    number("down", "Received", "Bytes that it says it has received for its rounds", 10, (row) => of().get("downloaded_bytes", row), bytes),
+    number("applied", "Results applied", "Results that are in the model", 10, (row) => of().get("applied", row), whole),
+    number("lost", "Results lost", "Rounds whose work of this member is not in the model", 10, (row) => of().get("lost", row), whole),
+    number("seen", "Last seen", "Time since its last message, or since it left", 11, (row) => of().get("silent_s", row), duration),
+    text("software", "Version", "Of its program, as it says", 10, (row) => of().get("software", row) ?? ""),
+    text("trainer", "Trainer", "What computes there, as it says", 11, (row) => of().get("trainer", row) ?? ""),
+    { ...text("id", "Id", "Names the member's key", 34, (row) => of().id(row)), isId: true },
+  ];
+}
+
+export default class MembersPanel {
+  #members = new MemberColumns();
+  #grid = null;
+  #stop = null;
+  #words = [];
+  #pending = null;
+  #scrolledMs = 0;
+  #timer = null;
+
+  mount(element, store, place, router) {
+    this.store = store;
+    const filterId = newId("filter"), stateId = newId("filter");
+    this.filter = h("input", { id: filterId, type: "search", autocomplete: "off", spellcheck: "false", on: { input: () => this.#filter() } });
+    this.state = h("select", { id: stateId, on: { change: () => this.#filter() } },
+      h("option", { value: "" }, "all that are present"), [...STATES, LEFT].map((name) => h("option", { value: name }, name)));
+    this.said = h("p", { role: "status" }, "Asking the coordinator…");
+    this.problem = h("p", { role: "alert" });
+    this.#grid = new Grid("Members", columnsOf(() => this.#members), (row) => router.link("member", this.#members.id(row)),
+      "No member is found here.");
+    this.#grid.onOrder = () => this.#sayCount();
+    this.#grid.matches = (row) => this.#isShown(row);
+    this.#grid.element.addEventListener("scroll", () => { this.#scrolledMs = performance.now(); });
+    fill(element, h("h1", {}, "Members"),
+      h("div", { class: "filter", role: "search", "aria-label": "Members" },
+        h("div", {}, h("label", { for: filterId }, "Find by name, id, version or trainer"), h("br"), this.filter),
+        h("div", {}, h("label", { for: stateId }, "State"), h("br"), this.state)),
+      this.said, this.problem, this.#grid.element,
+      h("p", { class: "quiet" }, "In the table: arrow keys, Page Up and Page Down, Home and End move; Enter opens a member's page; "
+        + "the buttons above the columns sort."));
+    this.#grid.connect();
+  }
+
+  update() {
+    if (this.#stop !== null || this.store.runId === null) return;
+    this.#ask();
+  }
+
+  #ask() {
+    const { store } = this;
+    const everyMs = this.#members.length > MANY ? ASK_MANY_EVERY_MS : ASK_EVERY_MS;
+    this.everyMs = everyMs;
+    this.#stop = store.poll(() => store.path("members"), everyMs, (answer) => this.#told(answer), (problem) => {
+      setText(this.problem, `The members could not be read: ${visible(problem.message)}`);
+    });
+  }
+
+  #told(answer) {
+    fill(this.problem);
+    this.#pending = answer;
+    this.#showPending();
+  }
+
+  #showPending() {
+    clearTimeout(this.#timer);
+    const waitMs = this.#scrolledMs + QUIET_MS - performance.now();
+    if (this.#members.length && waitMs > 0) {
+      this.#timer = setTimeout(() => this.#showPending(), waitMs);
+      return;
+    }
+    const wasMany = this.#members.length > MANY;
+    this.#members = new MemberColumns(this.#pending);
+    this.#pending = null;
+    this.#grid.setRows(this.#members.length, (row) => this.#members.id(row));
+    if (wasMany !== this.#members.length > MANY) {
+      this.#stop();
+      this.#timer = setTimeout(() => this.#ask(), this.everyMs);
+    }
+  }
+
+  #filter() {
+    this.#words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    this.#grid.element.scrollTop = 0;
+    this.#grid.order();
+  }
+
+  #isShown(row) {
+    const wanted = this.state.value;
+    const isWanted = wanted === "" ? row < this.#members.presentCount : this.#members.state(row) === wanted;
+    return isWanted && this.#members.hasWords(row, this.#words);
+  }
+
+  #sayCount() {
+    const present = this.#members.presentCount, { length } = this.#grid.shown;
+    const all = `${whole(present)} ${present === 1 ? "member" : "members"}`;
+    const isAll = !this.#words.length && this.state.value === "";
+    setText(this.said, isAll ? all : `${whole(length)} shown; ${all} in all`);
+  }
+
+  unmount() {
+    clearTimeout(this.#timer);
+    this.#stop?.();
+    this.#grid.disconnect();
+  }
+}
+
