@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from docs import alerts_table, errors_page, metrics_tables
+from docs import alerts_table, errors_page, grafana_dashboard, metrics_tables
 from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
 from run_manager.step_table import STEPS, News
@@ -79,13 +79,14 @@ def main(arguments: list[str]) -> int:
             else:
                 problems.append(f"{page.relative_to(ROOT)} is stale; run python -m docs.build --write")
         problems += broken_links(page, fresh)
-    for name, picture in pictures().items():
-        path = ROOT / "docs" / name
-        if not path.exists() or path.read_text(encoding="utf-8") != picture:
+    made = {ROOT / "docs" / name: picture for name, picture in pictures().items()}
+    made[grafana_dashboard.PATH] = grafana_dashboard.dashboard()
+    for path, content in made.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != content:
             if "--write" in arguments:
-                path.write_text(picture, encoding="utf-8")
+                path.write_text(content, encoding="utf-8")
             else:
-                problems.append(f"docs/{name} is stale; run python -m docs.build --write")
+                problems.append(f"{path.relative_to(ROOT)} is stale; run python -m docs.build --write")
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
     sys.stdout.write(f"{len(pages)} pages, {len(problems)} problems\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
+from epochal.testnet.child_processes import Child
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.processes import RealRun, in_phase, in_training, prepared_run
@@ -17,16 +18,16 @@ METRICS_LINE = "metrics at "
 ANY_PORT = ("--metrics-port", "0")
 
 
-async def serve_data(run: RealRun) -> tuple[str, str]:
-    """Start a data server; its location and where its metrics are."""
+async def serve_data(run: RealRun) -> tuple[Child, str, str]:
+    """Start a data server; return it, its location and where its metrics are."""
     (run.folder / "data").mkdir()
     (np.arange(SEQ_LEN * SAMPLES) % 251).astype("<u2").tofile(run.folder / "data" / "tokens.bin")
     config = run.folder / "data.toml"
     config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}), encoding="utf-8")
     arguments = ("data-server", str(config), "--coordinator", run.url, "--port", "0", *ANY_PORT)
-    _, address = await run.start_server("data-server", *arguments)
+    child, address = await run.start_server("data-server", *arguments)
     (line,) = [line for line in run.printed if line.startswith(METRICS_LINE)]
-    return f"tcp://{address}", line.removeprefix(METRICS_LINE)
+    return child, f"tcp://{address}", line.removeprefix(METRICS_LINE)
 
 
 async def settled(coordinator_url: str, client_urls: list[str]) -> tuple[Scrape, list[Scrape]]:
@@ -47,7 +48,7 @@ async def test_numbers_of_coordinator_data_server_and_clients_agree(tmp_path: Pa
     }
     async with prepared_run(tmp_path, **overrides) as run:
         await run.start_coordinator()
-        location, data_url = await serve_data(run)
+        _, location, data_url = await serve_data(run)
         client_urls = []
         for _ in range(2):
             child = await run.start_client("--data", location, *ANY_PORT)

@@ -1,0 +1,71 @@
+"""Grafana's dashboard and the alerts over a real Prometheus that reads a real run."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.integration.test_metrics import ANY_PORT, METRICS_LINE, serve_data
+from tests.support.bounds import BOUND_S
+from tests.support.deployment import DEPLOY
+from tests.support.processes import in_training, prepared_run
+from tests.support.prometheus import Prometheus, prometheus
+
+VALUES = {
+    "$coordinators": "epochal-coordinator-a",
+    "$data_servers": "epochal-data-a",
+    "$clients": "epochal-client-a",
+    "$__rate_interval": "4s",
+}
+"""Of the dashboard's variables, as Grafana would fill them in."""
+QUIET = {"Refusals", "Requests made again"}
+"""Panels that have no series where nothing goes wrong."""
+DATA_SERVER_DOWN = "EpochalDataServerDown"
+
+
+def queries() -> dict[str, list[str]]:
+    """Return the queries of each panel, with the variables filled in, by the panel's number and title."""
+    panels: list[dict[str, Any]] = json.loads((DEPLOY / "grafana/epochal.json").read_text("utf-8"))["panels"]
+    found = {}
+    for panel in panels:
+        texts = [target["expr"] for target in panel.get("targets", ())]
+        for name, value in VALUES.items():
+            texts = [text.replace(name, value) for text in texts]
+        if texts and panel["title"] not in QUIET:
+            found[f"{panel['id']} {panel['title']}"] = texts
+    return found
+
+
+async def empty_panels(read: Prometheus) -> list[str]:
+    """Return the panels of which no query has a series."""
+    return [name for name, texts in queries().items() if not any([await read.query(text) for text in texts])]
+
+
+async def test_each_panel_shows_a_run_and_alerts_are_evaluated(tmp_path: Path) -> None:
+    overrides = {
+        "config__init_min_clients": 2,
+        "config__total_steps": 5000,
+        "model__LLM__data_location": {"Server": "127.0.0.1:1"},  # each client is told where it is
+    }
+    async with prepared_run(tmp_path, **overrides) as run:
+        await run.start_coordinator()
+        data_server, location, data_url = await serve_data(run)
+        client_urls = []
+        for _ in range(2):
+            child = await run.start_client("--data", location, *ANY_PORT)
+            client_urls.append((await run.line_of(child, METRICS_LINE)).removeprefix(METRICS_LINE))
+        await run.until(in_training(2))
+        jobs = {
+            VALUES["$coordinators"]: [f"{run.url}/metrics"],
+            VALUES["$data_servers"]: [data_url],
+            VALUES["$clients"]: client_urls,
+        }
+        async with prometheus(tmp_path, jobs) as read, asyncio.timeout(BOUND_S):
+            while empty := await empty_panels(read):
+                assert len(empty) <= len(queries())
+            rules = await read.rules()
+            assert {name: rule for name, rule in rules.items() if rule["health"] != "ok"} == {}
+            assert rules[DATA_SERVER_DOWN]["state"] == "inactive"
+            data_server.kill()
+            while (await read.rules())[DATA_SERVER_DOWN]["state"] == "inactive":
+                pass
