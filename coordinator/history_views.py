@@ -19,7 +19,7 @@ from runtime.worker_thread import Worker
 from state.errors import Refused
 from state.history import HistoryPage, Moment, RoundColumns, RoundDetail, RoundFigures, slowest_first, thinned
 from state.refusals import Refusal
-from state.wire import canonical_json
+from state.wire import canonical_json, sha256_hex
 
 DEFAULT_POINTS = 1024
 MAX_POINTS = 4096
@@ -164,6 +164,17 @@ class HistoryViews:
             return await self._worker.run(lambda: canonical_json(_few(detail, slowest)))
 
         return await self._encoded(name, encode)
+
+    async def explanation(self) -> EncodedPage:
+        """Return why the run is not faster. Raises as `page`."""
+        service = self._handlers.service
+        found = await service.history.explanations.refresh(self._history(), service.run)
+        body = canonical_json(found)
+
+        async def encode() -> bytes:
+            return body
+
+        return await self._encoded(f"{service.run.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
 
     async def moment(self, version: int, slowest: int | None = None) -> EncodedPage:
         """Return the run as it was at a version. Raises as `RunHistory.moment`, and `overloaded`.

@@ -11,6 +11,7 @@ from coordinator.long_polls import Reader
 from coordinator.machine.datasets import datasets_of, decided_by
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.run import Member, Run, Suspect, config_json, share_units
+from coordinator.machine.situation import situation_of
 from coordinator.result_pages import MAX_PAGE_RESULTS, ResultPages
 from runtime.broadcast import Broadcast, PacedBroadcast
 from runtime.clock import RunClock
@@ -27,6 +28,7 @@ from state.messages import (
     RunStatus,
     Standing,
 )
+from state.waiting_words import waiting_words
 from state.wire import Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
@@ -42,6 +44,8 @@ GATHERED_S = 0.05
 STRANGERS_TOLD_PER_S = 50.0
 """Number of strangers that are told of news in a second if more of them wait: their number must not slow the run."""
 
+WAITING_TOLD_S = 0.25
+"""Time after which viewers are told of a change that is none of the document: the run may wait for others."""
 VIEWERS_TOLD_PER_S = 1000.0
 """Number of viewers that are told of news in a second if more of them wait."""
 
@@ -89,7 +93,8 @@ class Readers:
         """Of a round that has ended, or waits for nobody any more."""
         self.pages = ResultPages()
         self.viewer_news = PacedBroadcast(PROMPT_STRANGERS, VIEWERS_TOLD_PER_S)
-        """Of the document, for those who are told all news."""
+        """Of the document and of what the run waits for, for those who are told all news."""
+        self._telling: asyncio.TimerHandle | None = None
         self._news_for_strangers = PacedBroadcast(PROMPT_STRANGERS, STRANGERS_TOLD_PER_S)
         self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
         self._is_released = False
@@ -116,6 +121,12 @@ class Readers:
             self._news.notify()
             self._news_for_strangers.notify()
             self.viewer_news.notify()
+        elif self._telling is None and not self._is_released:  # it may wait for others than before
+            self._telling = asyncio.get_running_loop().call_later(WAITING_TOLD_S, self._tell_viewers)
+
+    def _tell_viewers(self) -> None:
+        self._telling = None
+        self.viewer_news.notify()
 
     def release(self) -> None:
         """Answer every waiting reader, because the service stops."""
@@ -125,6 +136,8 @@ class Readers:
         self._round_news.close()
         self._news_for_strangers.close()
         self.viewer_news.close()
+        if self._telling is not None:
+            self._telling.cancel()
 
     async def wait_published(
         self, after: int, lineage: str | None, timeout_s: float, *, is_stranger: bool = False
@@ -242,6 +255,7 @@ def status_of(
     blob_bytes: int,
     journal_bytes: int,
     store_problem: str | None,
+    explanation: str = "",
 ) -> RunStatus:
     """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
     run = replace(run, now_s=now_s)
@@ -282,6 +296,8 @@ def status_of(
         pausing=run.pause_pending,
         data_generations=run.state_file.data_generations,
         next_data_index=run.cursor * config.data_indices_per_batch,
+        waiting=waiting_words(situation_of(run, store_problem)),
+        explanation=explanation,
     )
 
 

@@ -22,6 +22,7 @@ from coordinator.machine.instructions import Instruction, OutcomeDecided
 from coordinator.machine.moment import moment_of
 from coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked, replay_until
 from coordinator.machine.run import Run
+from coordinator.speed_explanations import SpeedExplanations
 from coordinator.store.journal import JournalReader, JournalRecord, Segment
 from runtime.long_work import long_work
 from runtime.worker_thread import InlineWorker, Worker
@@ -121,6 +122,7 @@ class RunHistory:
         self._look = asyncio.Lock()
         self._look_count = 0
         self._on_ended: list[Ended] = []
+        self.explanations = SpeedExplanations(worker)
         self.is_read = asyncio.Event()
         """Set while the history is complete."""
 

@@ -251,9 +251,8 @@ class CoordinatorService:
 
     def _handle_group(self, group: list[Waiting]) -> HandledGroup:
         run = self.run
-        kept: list[Stamped] = []
+        kept, instructions = list[Stamped](), list[Instruction]()
         blobs: dict[Sha256, bytes] = {}
-        instructions: list[Instruction] = []
         answers: list[tuple[Waiting, Exception | None]] = []
         for waiting in group:
             if isinstance(waiting.stimulus, ClientsFellSilent) and not self.replicas.is_ticking:
@@ -392,6 +391,7 @@ class CoordinatorService:
             blob_bytes=self.blobs.total_bytes,
             journal_bytes=self._options.store.journal.size_bytes,
             store_problem=self.health.problem,
+            explanation=self.history.explanations.sentence,
         )
 
     @property

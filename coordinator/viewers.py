@@ -18,11 +18,14 @@ from dataclasses import dataclass
 
 from coordinator.history_views import HistoryViews
 from coordinator.machine.history import History
+from coordinator.machine.situation import situation_of
 from coordinator.publication import Published
 from coordinator.service import CoordinatorService
 from runtime.http_parameters import MAX_SHOWN_CHARS
 from state.errors import Refused
+from state.explanation import RunNow
 from state.refusals import Refusal
+from state.waiting_words import waiting_words
 from state.wire import canonical_json
 
 MAX_VIEWERS = 2_000
@@ -87,9 +90,12 @@ class Viewers:
         """Number of the oldest frame in the ring."""
         self._bytes = 0
         self._shown: Published | None = None
+        self._now_of: tuple[object, ...] | None = None
+        self._now = b""
+        """What was told last of what the run waits for, and why it is not faster."""
         self._next: int | None = None
         """Number of the first round that no frame has told; None if the history is to be read again."""
-        self._openings: OrderedDict[tuple[EventPlace | None, EventPlace], bytes] = OrderedDict()
+        self._openings: OrderedDict[tuple[EventPlace | None, EventPlace, bytes], bytes] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self.dropped_count = 0
         self.sent_bytes = 0
@@ -121,7 +127,7 @@ class Viewers:
     def _forget(self) -> None:
         self._first += len(self._frames)
         self._frames.clear()
-        self._bytes, self._shown, self._next = 0, None, None
+        self._bytes, self._shown, self._next, self._now_of, self._now = 0, None, None, None, b""
         self._collect()
         self._first += len(self._frames)
         self._frames.clear()
@@ -143,6 +149,7 @@ class Viewers:
         """
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + MAX_STREAM_S
+        await self._explain()
         self._collect()
         place = self._first + len(self._frames)
         yield self._opening(seen)
@@ -155,6 +162,7 @@ class Viewers:
                 yield HEARTBEAT
             if news.is_closed:
                 return
+            await self._explain()
             self._collect()
             if place < self._first:
                 self.dropped_count += 1
@@ -167,6 +175,18 @@ class Viewers:
 
     def _history(self) -> History | None:
         return self._service.history.history if self._service.history.is_read.is_set() else None
+
+    async def _explain(self) -> None:
+        """Bring the explanation up to date, so that the next frame tells it."""
+        history = self._history()
+        if history is not None:
+            await self._service.history.explanations.refresh(history, self._service.run)
+
+    def _said_now(self) -> bytes:
+        """Return what the run waits for, and why it is not faster, as viewers are told it."""
+        service = self._service
+        words = waiting_words(situation_of(service.run, service.health.problem))
+        return canonical_json(RunNow(words, service.run.phase_ends_s, service.history.explanations.latest.sentence))
 
     def _collect(self) -> None:
         """Add a frame with what has changed since the last one, if anything has."""
@@ -185,6 +205,13 @@ class Viewers:
         if self._shown is None or self._shown.etag != published.etag:
             parts.append(_event("document", published.body, place))
         self._shown = published
+        of = self._service.run, self._service.history.explanations.latest, self._service.health.problem
+        if self._now_of is None or any(one is not other for one, other in zip(of, self._now_of, strict=True)):
+            self._now_of = of
+            said = self._said_now()
+            if said != self._now:
+                self._now = said
+                parts.append(_event("now", said, place))
         if parts:
             self._add(b"".join(parts))
 
@@ -205,7 +232,7 @@ class Viewers:
         """Return the first frame of a viewer's stream."""
         assert self._shown is not None, "something was collected"
         place = EventPlace(self._shown.document.lineage, self._shown.version, self._next or 0)
-        name = seen, place
+        name = seen, place, self._now
         if name not in self._openings:
             self._openings[name] = self._made_opening(seen, place, self._shown)
             while len(self._openings) > MAX_OPENINGS:
@@ -220,6 +247,7 @@ class Viewers:
             parts.append(self._rounds_since(history, seen.next, place))
         if seen is None or (seen.lineage, seen.version) != (place.lineage, place.version):
             parts.append(_event("document", shown.body, place))
+        parts.append(_event("now", self._now, place))
         return b"".join(parts)
 
 

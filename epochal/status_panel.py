@@ -17,6 +17,7 @@ from state.intervals import counted_batches
 from state.members import MemberView
 from state.messages import RunStatus
 from state.phases import RunState
+from state.waiting_words import with_limit
 
 _BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
@@ -84,8 +85,7 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
     ahead = _fetched_ahead(status.members)
     if ahead is not None:
         parts.append(Text(ahead, style="dim"))
-    if status.hold is not None:
-        parts.append(Text(f"The run waits: {visible(status.hold)}", style="bold yellow"))
+    parts.extend(_in_words(status))
     if status.data_generations:
         parts.append(Text(_grown_data(status)))
     if len(status.datasets) > 1:
@@ -96,6 +96,19 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
         parts.append(_words(status))
     title = Text(visible(f"Epochal · run {status.run_id}"))
     return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
+
+
+def _in_words(status: RunStatus) -> list[RenderableType]:
+    """Return a line that says what the run waits for, and one that says why it is not faster."""
+    shown: list[RenderableType] = []
+    style = "" if status.hold is None else "bold yellow"
+    if status.waiting:
+        shown.append(Text(f"The run {visible(with_limit(status.waiting, status.phase_remaining_s))}.", style=style))
+    elif status.hold is not None:
+        shown.append(Text(f"The run waits: {visible(status.hold)}", style=style))
+    if status.explanation:
+        shown.append(Text(visible(status.explanation), style="dim"))
+    return shown
 
 
 def _words(status: RunStatus) -> Table:

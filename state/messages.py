@@ -318,6 +318,8 @@ class RunStatus(WireDocument):
         datasets: the data that most members have, at most `MAX_DATASETS_IN_STATUS`.
         evaluations: the last ones that were recorded, in their order.
         data_generations, next_data_index: those of data that grow; the first data index that no round assigns yet.
+        waiting: says what the run waits for, as "waits for …".
+        explanation: says why the run is not faster; "" before that is known. Both may quote other machines' words.
     """
 
     run_id: str
@@ -356,6 +358,8 @@ class RunStatus(WireDocument):
     evaluations: tuple[Evaluation, ...] = ()
     data_generations: tuple[DataGeneration, ...] = ()
     next_data_index: Count = 0
+    waiting: str = ""
+    explanation: str = ""
 
 
 def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:

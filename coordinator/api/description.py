@@ -31,6 +31,7 @@ from runtime.openapi import (
 from state import blob_messages, checkpoint_parts, documents, evaluations, history, join_guide, members, messages
 from state.deliveries import MEDIA_TYPE
 from state.documents import RunDocument
+from state.explanation import SpeedExplanation
 from state.generations import DataAppendSetting, DataHistory
 from state.messages import REPORT_PATHS
 from state.refusals import Refusal
@@ -94,7 +95,9 @@ _REPORTS: Mapping[type, tuple[Refusal, ...]] = {
 _READERS = (None, SESSION, DATA_SERVER)
 _VIEWERS = (None, SESSION, ADMIN)
 _LAST_EVENT_ID = "The id of the last event that was received: what was missed since is sent first."
-_EVENTS = "Events `document` (RunDocument), `rounds` (HistoryPage), `reset` and `dropped` (each with a `detail`)"
+_EVENTS = (
+    "Events `document` (RunDocument), `rounds` (HistoryPage), `now` (RunNow), `reset`, `dropped` (with a `detail`)"
+)
 _WAIT_S = Parameter("wait_s", {**SECONDS, "description": "Most seconds to wait for news."}, default=0)
 _BYTES: Schema = {"type": "string", "format": "binary"}
 _BLOB_BODY = content("application/octet-stream", "The blob's bytes", _BYTES)
@@ -199,6 +202,7 @@ def _history_operations() -> Operations:
         ),
         ("GET", f"{RUN}/members"): Operation(refusals, _VIEWERS, (seen,), answers(members.MembersPage)),
         ("GET", f"{RUN}/members/{{client_id}}"): Operation((*refusals, Refusal.NOT_FOUND), _VIEWERS),
+        ("GET", f"{RUN}/history/explanation"): Operation(refusals, _VIEWERS, (seen,), answers(SpeedExplanation)),
         ("GET", f"{RUN}/join"): Operation(_OF_ADMIN, _VIEWERS),
         ("GET", f"{RUN}/events"): Operation(
             refusals,

@@ -17,6 +17,7 @@ from runtime.by_address import sender_of
 from runtime.http_bodies import bearer_token, has_gone, json_response, openapi_answer
 from runtime.http_parameters import Query, parse_whole
 from runtime.problem_json import problem_response
+from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail
 
 EVENT_STREAM = "text/event-stream"
@@ -47,6 +48,15 @@ def history_routes(views: HistoryViews) -> APIRouter:
     async def one_round(run_id: str, number: str, request: Request) -> Response:
         check(run_id, request)
         return sent_page(await views.round(parse_whole("number", number), _slowest(request)), request)
+
+    @router.get(
+        f"{RUN}/history/explanation",
+        summary="Why the run is not faster: where the time of its last rounds went",
+        responses=openapi_answer(SpeedExplanation),
+    )
+    async def explanation(run_id: str, request: Request) -> Response:
+        check(run_id, request)
+        return sent_page(await views.explanation(), request)
 
     @router.get(
         f"{RUN}/history/versions/{{version}}",

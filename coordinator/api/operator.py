@@ -60,6 +60,9 @@ class StatusBytes:
 
     async def answer(self, request: Request) -> Response:
         """Return the answer to a request, compressed if the status is long and its reader takes that."""
+        service = self._handlers.service
+        if service.history.is_read.is_set():
+            await service.history.explanations.refresh(service.history.history, service.run)
         body = self()
         return await long_document(self._encoded, str(self._made_count), body, request)
 

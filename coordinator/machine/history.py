@@ -170,6 +170,16 @@ class History:
         kept = self._kept_of(number)
         return None if kept is None else kept.detail
 
+    def last_details(self, count: int) -> list[RoundDetail]:
+        """Return the last rounds with their clients, at most so many, the oldest first."""
+        first = max(0, len(self._kept) - count)
+        return [kept.detail for kept in islice(self._kept, first, None)]
+
+    def is_told(self, number: int) -> bool:
+        """Whether as many times were told of a round as it had clients."""
+        kept = self._kept_of(number)
+        return kept is not None and kept.told_count >= kept.client_count
+
     def told_count(self, number: int) -> int:
         """Return how many times were told of a round since it ended, as far as they are counted."""
         kept = self._kept_of(number)

@@ -16,7 +16,16 @@ from state.wire import canonical_json, parse_document
 from tests.support.bounds import BOUND_S
 from tests.support.event_stream import viewing
 from tests.support.played_rounds import play_round
-from tests.support.served import GENESIS, Served, WireClient, problem, served_over_sockets, training
+from tests.support.served import (
+    DIFFERENCE,
+    GENESIS,
+    REPLICA,
+    Served,
+    WireClient,
+    problem,
+    served_over_sockets,
+    training,
+)
 
 
 @pytest.fixture
@@ -46,6 +55,22 @@ async def test_viewer_is_told_the_document_and_each_round_that_ends(run: tuple[S
             assert document.data["step"] >= number + 2
             assert document.id is not None
             assert document.id.endswith(f"-{number + 1}")
+
+
+async def test_viewer_is_told_what_the_run_waits_for(run: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = run
+    async with viewing(coordinator) as viewer:
+        first = await viewer.until("now")
+        both = first.data["waiting"]
+        assert both.startswith("waits for results of ")
+        assert first.data["explanation"].startswith("No round has ended yet")
+        assert (await clients[0].commit(data := clients[0].result(REPLICA, DIFFERENCE))).status_code == 200
+        assert (await clients[0].put_blob(data)).status_code == 201
+        second = await viewer.until("now")
+        assert second.data["waiting"].startswith("waits for the result of ")
+        assert second.id == first.id, "the document is the same"
+    async with viewing(coordinator) as other:
+        assert (await other.until("now")).data == second.data
 
 
 async def test_viewer_that_comes_back_is_told_what_it_missed_once(run: tuple[Served, list[WireClient]]) -> None:
@@ -133,7 +158,7 @@ async def test_stream_ends_when_its_time_is_over(
     monkeypatch.setattr("coordinator.viewers.HEARTBEAT_S", 0.01)
     monkeypatch.setattr("coordinator.viewers.MAX_STREAM_S", 0.05)
     async with viewing(run[0]) as viewer:
-        assert (await viewer.next()) is not None
+        assert (await viewer.until("now")) is not None
         assert (await viewer.next()) is None
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail, slowest_first
 from state.wire import parse_document
 from tests.support.played_rounds import play_round
@@ -11,6 +12,8 @@ from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient,
 from tests.support.states import state_file
 
 ROUNDS = 5
+
+PLACES = ("/history", "/history/rounds/0", "/history/versions/0", "/history/explanation", "/events")
 
 
 @pytest.fixture
@@ -125,6 +128,19 @@ async def test_version_is_shown_as_it_was(played: tuple[Served, list[WireClient]
     assert committed == [clients[0].client_id]
 
 
+async def test_explanation_is_told_with_the_status(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history/explanation")
+    found: SpeedExplanation = parse_document(SpeedExplanation, answer.content)
+    assert (found.rounds, found.next) == (ROUNDS, ROUNDS)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(found.wall_s, abs=0.01)
+    again = await coordinator.http.get(answer.url, headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+    status = (await coordinator.http.get(f"{coordinator.run_url}/status")).json()
+    assert status["explanation"] == found.sentence
+    assert status["waiting"].startswith("waits for results of ")
+
+
 async def test_history_that_is_being_read_is_not_shown_yet(played: tuple[Served, list[WireClient]]) -> None:
     coordinator, _ = played
     coordinator.service.history.read_again()
@@ -133,7 +149,9 @@ async def test_history_that_is_being_read_is_not_shown_yet(played: tuple[Served,
     assert int(answer.headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize("place", ["/history", "/history/rounds/0", "/history/versions/0", "/events"])
+@pytest.mark.parametrize(
+    "place", ["/history", "/history/rounds/0", "/history/versions/0", "/history/explanation", "/events"]
+)
 @pytest.mark.parametrize(
     ("rule", "nobody", "wrong", "member"),
     [("members", "unauthorized", "unauthorized", None), ("admin", "unauthorized", "forbidden", "forbidden")],
@@ -160,7 +178,7 @@ async def test_dashboard_is_shown_to_those_whom_the_rule_allows(
 
 
 async def test_public_dashboard_of_another_run_is_not_here(coordinator: Served) -> None:
-    for place in ("/history", "/history/rounds/0", "/history/versions/0", "/events"):
+    for place in PLACES:
         assert problem(await coordinator.http.get(f"/v1/runs/other{place}")) == "unknown-run"
 
 

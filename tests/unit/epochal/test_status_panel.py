@@ -171,3 +171,12 @@ def test_panel_shows_how_long_clients_waited_for_data_and_why() -> None:
     assert "waits for data" in shown
     assert "12 % (fetching 9, packing 3)" in shown
     assert "fetched ahead: 1,200 samples used, 16 thrown away" in shown
+
+
+def test_status_says_what_the_run_waits_for_and_why_it_is_not_faster() -> None:
+    console = Console(record=True, width=110, file=StringIO())
+    waiting, explanation = "waits for results of 7f3a\x1b[31m", "61 % of the time is the upload of 7f3a."
+    console.print(status_panel(replace(status_of(1, None), waiting=waiting, explanation=explanation)))
+    shown = console.export_text()
+    assert "The run waits for results of 7f3a\\x1b[31m, at most 4 s more." in shown
+    assert "61 % of the time is the upload of 7f3a." in shown

@@ -26,10 +26,15 @@ def of_round(
 
 
 def status(driver: Driver) -> RunStatus:
-    sizes = {"blob_bytes": 0, "journal_bytes": 0}
-    liveness = Liveness(driver.now_s)
     return status_of(
-        driver.run, 1, now_s=driver.now_s, liveness=liveness, tokens_per_s=0.0, store_problem=None, **sizes
+        driver.run,
+        1,
+        now_s=driver.now_s,
+        liveness=Liveness(driver.now_s),
+        tokens_per_s=0.0,
+        blob_bytes=0,
+        journal_bytes=0,
+        store_problem=None,
     )
 
 

@@ -1,0 +1,73 @@
+"""The facts of a run that say what it waits for."""
+
+from collections.abc import Collection
+from heapq import nsmallest
+from itertools import islice
+
+from coordinator.machine.checkpointers import current_checkpointer
+from coordinator.machine.hold import hold_reason
+from coordinator.machine.run import Run
+from state.explanation import shown_member
+from state.phases import ROUND_PHASES, RunState
+from state.waiting_words import MAX_NAMED, Situation
+from state.wire import ClientId
+
+
+def situation_of(run: Run, problem: str | None = None) -> Situation:
+    """Return what a run waits for.
+
+    Args:
+        run: as it is now.
+        problem: why the coordinator can keep nothing; None if it can.
+    """
+    config, numbers = run.state_file.config, run.numbers()
+    awaited, of_count = _awaited(run)
+    current = run.round if run.phase in ROUND_PHASES else None
+    held = 0 if current is None else current.verified_bits or 0
+    attested = 0
+    if current is not None and held:
+        attested = sum(not held & ~found.received_bits() for found in current.attestations.values())
+    return Situation(
+        phase=run.phase,
+        problem=problem,
+        hold=hold_reason(run),
+        members=len(run.members),
+        available=numbers.available,
+        ready=numbers.ready,
+        needed=config.min_clients,
+        needed_first=config.init_min_clients,
+        has_model=run.checkpoint is not None,
+        operator_gives_model=run.state_file.access.genesis == "operator",
+        awaited=tuple(_shown(run, client_id) for client_id in _first(run, awaited)),
+        awaited_count=len(awaited),
+        of_count=of_count,
+        quorum=0 if current is None else current.plan.quorum,
+        attested=attested,
+        results=0 if current is None else len(current.verified),
+        pausing=run.pause_pending,
+        checkpoint_step=None if run.checkpointing is None else run.checkpointing.step,
+        total_steps=config.total_steps,
+    )
+
+
+def _awaited(run: Run) -> tuple[Collection[ClientId], int]:
+    """Return the clients for which the run's phase waits, and the number of those that have the same task."""
+    writer = current_checkpointer(run)
+    if run.phase is RunState.COOLDOWN or (run.phase is RunState.WARMUP and run.checkpoint is None):
+        return (() if writer is None else (writer,)), 1
+    if run.phase is RunState.WARMUP:
+        return run.awaited(), len(run.members)
+    if run.phase is RunState.ROUND_TRAIN and run.round is not None:
+        return run.round.pending, sum(1 for batches in run.round.plan.assignments.values() if batches)
+    return (), 0
+
+
+def _first(run: Run, clients: Collection[ClientId]) -> list[ClientId]:
+    if run.phase is RunState.ROUND_TRAIN:
+        return nsmallest(MAX_NAMED, clients)
+    return list(islice(clients, MAX_NAMED))
+
+
+def _shown(run: Run, client_id: ClientId) -> str:
+    member = run.members.get(client_id)
+    return shown_member(client_id, "" if member is None else member.name)

@@ -1,0 +1,87 @@
+"""What a run waits for, in words, phase by phase."""
+
+from typing import Any
+
+import pytest
+
+from coordinator.machine import stimuli
+from coordinator.machine.run import Run
+from coordinator.machine.situation import situation_of
+from state.phases import RunState
+from state.waiting_words import Situation, waiting_words, with_limit
+from tests.support.machine_driver import Driver, client
+from tests.support.states import state_file
+
+
+def words(run: Run) -> str:
+    return waiting_words(situation_of(run))
+
+
+def driver_of(**fields: Any) -> Driver:
+    known = {"config__min_clients": 2, "config__init_min_clients": 2, "config__total_steps": 9}
+    return Driver(state_file(**(known | fields)))
+
+
+def short(*numbers: int) -> str:
+    return ", ".join(sorted(client(number)[:12] for number in numbers))
+
+
+def test_a_run_says_what_each_phase_waits_for() -> None:
+    driver = driver_of()
+    driver.join(1)
+    assert words(driver.run) == "waits for members: 1 of 2 have joined"
+    driver.join(2)
+    assert words(driver.run) == "has 2 members of 2 needed, and waits a little for more"
+    driver.pass_time(driver.run.state_file.config.waiting_for_members_extra_time + 0.1)
+    assert words(driver.run).startswith("waits for 2 of 2 members to be ready: ")
+    driver.ready(client(1))
+    assert words(driver.run) == f"waits for 1 of 2 members to be ready: {short(2)}"
+    driver.next_round()
+    assert words(driver.run) == f"waits for results of {short(1, 2)}"
+    driver.deliver(client(1))
+    assert words(driver.run) == f"waits for the result of {short(2)}"
+    driver.deliver(client(2))
+    assert words(driver.run) == "has all results, and waits for witnesses to attest them: 0 did, 2 must agree"
+    driver.send(stimuli.PauseRequested())
+    driver.attest(*driver.round.plan.witnesses)
+    assert driver.in_phase(RunState.COOLDOWN)
+    assert words(driver.run).startswith("waits for the checkpoint of replica 1, from ")
+    driver.make_checkpoint()
+    assert words(driver.run) == "is paused, and waits for its operator to resume it"
+
+
+def test_many_awaited_clients_are_counted() -> None:
+    driver = driver_of(config__global_batch_size_start=60, config__global_batch_size_end=60)
+    driver.join(*range(1, 11))
+    driver.next_round()
+    driver.deliver(driver.workers()[0])
+    named = ", ".join(sorted(driver.round.pending)[index][:12] for index in range(4))
+    assert words(driver.run) == f"waits for results of 9 of 10 clients, {named} and 5 more"
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (Situation(RunState.UNINITIALIZED), "waits for its coordinator to start"),
+        (Situation(RunState.ROUND_TRAIN, problem="no space"), "stands, because the coordinator can keep nothing: no"),
+        (Situation(RunState.WARMUP, hold="1 rests"), "waits for members that rest: 1 rests"),
+        (Situation(RunState.WAITING_FOR_MEMBERS, has_model=False, operator_gives_model=True), "waits for its first mo"),
+        (Situation(RunState.WAITING_FOR_MEMBERS, members=3, available=1, needed=2), "waits for members: 1 of 2 can w"),
+        (Situation(RunState.WAITING_FOR_MEMBERS, members=3, available=3), "has 3 members of 0 needed, and waits a li"),
+        (Situation(RunState.WARMUP, members=4, ready=2, awaited=("a", "b"), awaited_count=2), "waits for 2 of 4 memb"),
+        (Situation(RunState.WARMUP, members=2, ready=2), "begins its first round"),
+        (Situation(RunState.WARMUP, has_model=False, awaited=("a",), awaited_count=1), "waits for its first model, fr"),
+        (Situation(RunState.ROUND_TRAIN), "has no result to wait for"),
+        (Situation(RunState.ROUND_WITNESS), "ends a round without results"),
+        (Situation(RunState.COOLDOWN, checkpoint_step=4, awaited=("a",), awaited_count=1), "waits for the checkpoint"),
+        (Situation(RunState.COOLDOWN), "ends its epoch"),
+        (Situation(RunState.FINISHED, total_steps=9), "is finished: all 9 steps are done"),
+    ],
+)
+def test_words_for_other_situations(now: Situation, expected: str) -> None:
+    assert waiting_words(now).startswith(expected)
+
+
+def test_limit_is_said_if_there_is_one() -> None:
+    assert with_limit("waits for results of 7f3a", 40.6) == "waits for results of 7f3a, at most 41 s more"
+    assert with_limit("is paused", None) == "is paused"
