@@ -28,6 +28,7 @@ from data_providers.tcp.client_connection import (
 )
 from data_providers.tcp.frames import Welcome
 from runtime.retry import RetryPolicy, system_jitter
+from runtime.tracing.requests import traced_request
 from state.errors import DataError, InternalError, InvalidInput
 from state.intervals import DataIds
 
@@ -190,6 +191,18 @@ class TcpDataProvider:
             server, connection = self._ready(failed) or await self._connected(failed, due_s)
         except _NoServer:
             raise _first_failure(failed) from None
+        with traced_request("ask data server", str(server.address)):
+            return await self._answered(server, connection, missing, failed, due_s)
+
+    async def _answered(
+        self,
+        server: _Server,
+        connection: ClientConnection,
+        missing: list[WantedPiece],
+        failed: dict[DataServerAddress, DataError],
+        due_s: float,
+    ) -> list[WantedPiece]:
+        """Ask this server for the pieces, and return those that it did not deliver. Raise as `_ask`."""
         arrived_before_bytes = connection.arrived_bytes
         call = connection.ask(missing, self._access.document_version())
         is_last = len(failed) + 1 >= len(self._servers)

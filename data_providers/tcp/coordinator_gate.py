@@ -26,6 +26,7 @@ from data_providers.tcp.frames import ANY_VERSION
 from runtime.broadcast import Broadcast
 from runtime.rare_log import RareLog
 from runtime.retry import RetryPolicy
+from runtime.tracing.names import TracedRound
 from state.assignment import DataAssignments, assign_data_for_state, proven_ahead
 from state.config.state_file import StateFile
 from state.documents import Roster, RoundAhead, RunDocument
@@ -95,6 +96,14 @@ class CoordinatorGate:
     def document_version(self) -> int:
         """Version of the last run document; -1 before the first one."""
         return -1 if self._document is None else self._document.version
+
+    @property
+    def traced_round(self) -> TracedRound | None:
+        """The round that the last run document names; None if it names none."""
+        document = self._document
+        if document is None or document.round is None:
+            return None
+        return TracedRound(document.run_id, document.round.step, document.round.attempt)
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         """Admit a client, as `Gate.admit`, by a JWT that the coordinator signed for data servers (EdDSA, RFC 8037)."""

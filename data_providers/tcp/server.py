@@ -110,13 +110,17 @@ class DataServer:
         self.memory = AnswerMemory(limits.max_answer_bytes, limits.answer_wait_s, self._abort_slow)
         self._room = Broadcast()
         self._closing = False
-        self._watcher: Callable[[DataServerEvent], None] = lambda _: None
+        self._watchers: list[Callable[[DataServerEvent], None]] = []
         self._displaced = RareLog(_log, "the data server is full; connections give way to others")
         self._turned_away = RareLog(_log, "client turned away")
 
     def watch(self, watcher: Callable[[DataServerEvent], None]) -> None:
-        """Call `watcher` at every event. It must return at once."""
-        self._watcher = watcher
+        """Call `watcher`, too, at every event. It must return at once."""
+        self._watchers.append(watcher)
+
+    def _watcher(self, event: DataServerEvent) -> None:
+        for watcher in self._watchers:
+            watcher(event)
 
     async def start(self, tasks: asyncio.TaskGroup, host: str, port: int) -> int:
         """Listen, and return the port, which the system chooses if `port` is 0; `OSError` if that is impossible.

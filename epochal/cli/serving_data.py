@@ -21,12 +21,14 @@ from data_providers.tcp.coordinator_gate import CoordinatorGate
 from data_providers.tcp.limits import DEFAULT_LIMITS
 from data_providers.tcp.metrics import DataServerMetrics
 from data_providers.tcp.server import DataServer
+from data_providers.tcp.traces import DataServerTraces
 from epochal.cli.named_files import fingerprint_problems, vocabulary_of
 from epochal.cli.state_files import read_data_config
 from runtime.connections import LOOPBACK
 from runtime.descriptors import open_files_limit
 from runtime.loopback import is_loopback
 from runtime.retry import RetryPolicy
+from runtime.tracing.spans import SpanSink
 from state.config.data_file import check_sequence_length, check_together
 from state.config.data_location import Server
 from state.config.state_file import StateFile
@@ -128,7 +130,11 @@ def tls_of(state: StateFile, options: DataServerOptions, host: str) -> ssl.SSLCo
 
 @contextlib.asynccontextmanager
 async def serving_data(
-    state: StateFile, options: DataServerOptions, coordinator: RunRequests, registry: CollectorRegistry
+    state: StateFile,
+    options: DataServerOptions,
+    coordinator: RunRequests,
+    registry: CollectorRegistry,
+    spans: SpanSink | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve data until the context is left; yield the host and port.
 
@@ -137,6 +143,7 @@ async def serving_data(
         options: the files to serve, and the address.
         coordinator: decides which client may read which samples.
         registry: the data server adds its metrics to it.
+        spans: takes spans of its answers.
 
     Raises:
         InvalidInput: the data file is wrong or does not fit the run, the run's model does not know its tokens, or the
@@ -163,6 +170,8 @@ async def serving_data(
     gate = CoordinatorGate(coordinator, growing.observe)
     server = DataServer(provider, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
     DataServerMetrics(registry).watch(server, gate)
+    if spans is not None:
+        server.watch(DataServerTraces(gate, spans).observe)
     try:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(gate.follow())

@@ -30,6 +30,7 @@ from epochal.cli.mirrors import MirrorOption, mirror_opener
 from epochal.cli.options import (
     LogFormatOption,
     MetricsHostOption,
+    OtelOption,
     UrlArgument,
     VerboseOption,
     ViewOption,
@@ -55,6 +56,7 @@ from run_manager.context import ClientDependencies, RunAccess
 from runtime.connections import LOOPBACK
 from runtime.http_client import check_url
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from runtime.tracing.otlp import endpoint_of
 from runtime.worker_thread import WorkerThread
 from state.codecs.named import SPOKEN
 from state.config.state_file import MAX_AHEAD_BYTES
@@ -236,6 +238,7 @@ def client(
     mirror: MirrorOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
+    otel_endpoint: OtelOption = None,
     view: ViewOption = True,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
@@ -269,7 +272,7 @@ def client(
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
-    observed = ObserverOptions(metrics_address, may_have_view(log_format, wanted=view))
+    observed = ObserverOptions(metrics_address, may_have_view(log_format, wanted=view), endpoint_of(otel_endpoint))
     with contextlib.closing(own_trainer):
         run_to_end(_run(url, verify, profile, dependencies, RunOptions(observed, leave_bound_s)))
 
@@ -340,7 +343,7 @@ async def _run(
 ) -> None:
     with _Leaving(options.leave_bound_s) as leaving:
         async with (
-            observing(options.observed, url) as observer,
+            observing(options.observed, url, profile.key.client_id) as observer,
             await CoordinatorClient.connect(url, dependencies.retry_policy, verify) as api,
         ):
             agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)

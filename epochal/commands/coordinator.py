@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from coordinator.genesis import Genesis
+from coordinator.round_traces import trace_round
 from coordinator.serve import ServeOptions, serving
 from coordinator_client.http import CoordinatorClient
 from data_providers.tcp.limits import DEFAULT_LIMITS
@@ -21,6 +23,7 @@ from epochal.cli.options import (
     HostOption,
     InsecureOption,
     LogFormatOption,
+    OtelOption,
     PortOption,
     TlsCertOption,
     TlsKeyOption,
@@ -37,6 +40,7 @@ from runtime.garbage import collect_rarely, share_one_heap
 from runtime.http_client import check_url
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
+from runtime.tracing.otlp import endpoint_of, exported_spans
 from runtime.worker_thread import SharedThreads
 from state.config.data_file import check_together
 from state.config.data_location import Server
@@ -116,6 +120,7 @@ def coordinator(
     insecure: InsecureOption = False,
     allowed_host: AllowedHostOption = None,
     advertise: AdvertiseOption = None,
+    otel_endpoint: OtelOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -143,7 +148,7 @@ def coordinator(
         new_coordinator_key=new_coordinator_key,
         genesis=_genesis_of(state, seed, waits=no_genesis),
     )
-    run_to_end(_serve_run(state, options, data_config))
+    run_to_end(_serve_run(state, options, data_config, endpoint_of(otel_endpoint)))
 
 
 def _genesis_of(state: StateFile, seed: int | None, *, waits: bool) -> Genesis:
@@ -185,9 +190,12 @@ def _data_options(state: StateFile, options: ServeOptions, data_config: Path) ->
     return DataServerOptions(data_config, insecure=endpoint.insecure)
 
 
-async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:
+async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None, traces_to: str | None) -> None:
     async with contextlib.AsyncExitStack() as stack:
+        spans = None if traces_to is None else stack.enter_context(exported_spans(traces_to, "epochal-coordinator"))
         served = await stack.enter_async_context(serving(state, options))
+        if spans is not None:
+            served.handlers.service.history.on_ended(partial(trace_round, state.run_id, sink=spans))
         if served.admin_token is not None:
             say(f"{ADMIN_TOKEN_SHOWN}{served.admin_token}")
         if data_config is not None:
@@ -195,7 +203,8 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             verify = True if certificate is None else trusting_holder_of(certificate)
             itself = await stack.enter_async_context(await CoordinatorClient.connect(served.url, RetryPolicy(), verify))
             itself.use_token(served.handlers.data_server_token().token)
-            serving_them = serving_data(state, _data_options(state, options, data_config), itself, served.registry)
+            data_options = _data_options(state, options, data_config)
+            serving_them = serving_data(state, data_options, itself, served.registry, spans)
             host, port = await stack.enter_async_context(serving_them)
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
         collect_rarely()

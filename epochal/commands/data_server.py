@@ -15,6 +15,7 @@ from epochal.cli.options import (
     CoordinatorCaOption,
     LogFormatOption,
     MetricsHostOption,
+    OtelOption,
     TlsKeyOption,
     VerboseOption,
     trusted,
@@ -29,6 +30,7 @@ from runtime.descriptors import allow_connections
 from runtime.metrics import new_registry
 from runtime.metrics_server import serving_metrics
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from runtime.tracing.otlp import endpoint_of, exported_spans
 from state.documents import RunDocument
 from state.errors import InvalidInput, Refused
 from state.refusals import Refusal
@@ -87,6 +89,7 @@ def data_server(
             "the server goes on without it for any time.",
         ),
     ] = DEFAULT_BOUND_S,
+    otel_endpoint: OtelOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -99,7 +102,7 @@ def data_server(
     read_data_config(data_path)
     options = DataServerOptions(data_path, host, port, tls_cert, tls_key, insecure)
     asked = _Asked(coordinator_url, trusted(tls_ca), token, RetryPolicy(bound_s=reconnect_s))
-    run_to_end(_serve_data(options, asked, (metrics_port, metrics_host)))
+    run_to_end(_serve_data(options, asked, (metrics_port, metrics_host), endpoint_of(otel_endpoint)))
 
 
 serve = data_server
@@ -116,9 +119,12 @@ class _Asked:
     retry_policy: RetryPolicy
 
 
-async def _serve_data(options: DataServerOptions, asked: _Asked, metrics_address: tuple[int, str]) -> None:
+async def _serve_data(
+    options: DataServerOptions, asked: _Asked, metrics_address: tuple[int, str], traces_to: str | None
+) -> None:
     allow_connections()
     async with contextlib.AsyncExitStack() as stack:
+        spans = None if traces_to is None else stack.enter_context(exported_spans(traces_to, "epochal-data-server"))
         coordinator = await stack.enter_async_context(
             await CoordinatorClient.connect(asked.url, asked.retry_policy, asked.verify)
         )
@@ -127,7 +133,7 @@ async def _serve_data(options: DataServerOptions, asked: _Asked, metrics_address
         state = await coordinator.config(document.config_sha256)
         registry = new_registry()
         metrics_url = await stack.enter_async_context(serving_metrics(registry, *metrics_address))
-        host, port = await stack.enter_async_context(serving_data(state, options, coordinator, registry))
+        host, port = await stack.enter_async_context(serving_data(state, options, coordinator, registry, spans))
         say(f"metrics at {metrics_url}")
         with interruption() as stop:
             await serve_until(stop, f"data server for run {state.run_id} {LISTENING}{host}:{port}")

@@ -10,6 +10,8 @@ from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat
 from epochal.cli.run import say
 from run_manager.events import Event, Observer
+from runtime.tracing.requests import requests_traced_by
+from state.wire import ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,12 @@ class ObserverOptions:
     Attributes:
         metrics_address: port and host of metrics; None for nowhere.
         has_view: whether they are shown in a view on standard error.
+        traces_to: where traces are sent, as `endpoint_of` returns it; None for nowhere.
     """
 
     metrics_address: tuple[int, str] | None
     has_view: bool
+    traces_to: str | None
 
 
 def may_have_view(log_format: LogFormat, *, wanted: bool) -> bool:
@@ -31,12 +35,13 @@ def may_have_view(log_format: LogFormat, *, wanted: bool) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def observing(options: ObserverOptions, url: str) -> AsyncIterator[Observer]:
+async def observing(options: ObserverOptions, url: str, client_id: ClientId) -> AsyncIterator[Observer]:
     """Yield an observer that logs the client's events, and shows them and counts them as the options say.
 
     Args:
         options: where else they go.
         url: the coordinator's, whose page of this client the log names.
+        client_id: of the client.
     """
     observers: list[Observer] = [partial(log_event, url=url)]
 
@@ -54,6 +59,14 @@ async def observing(options: ObserverOptions, url: str) -> AsyncIterator[Observe
             observers.append(ClientMetrics(registry).observe)
             place = await stack.enter_async_context(serving_metrics(registry, *options.metrics_address))
             say(f"metrics at {place}")
+        if options.traces_to is not None:
+            from run_manager.traces import ClientTraces
+            from runtime.tracing.otlp import exported_spans
+
+            traces = ClientTraces(stack.enter_context(exported_spans(options.traces_to, "epochal-client")), client_id)
+            observers.append(traces.observe)
+            stack.enter_context(requests_traced_by(traces))
+            stack.callback(traces.end)
         if options.has_view:
             from epochal.terminal.client_view import open_view
 

@@ -16,6 +16,7 @@ from data_providers.sources.http.connection import Body, BrokenConnection, Disca
 from data_providers.sources.http.http2 import MAX_STREAMS
 from data_providers.sources.http.pool import MAX_CONNECTIONS, ConnectionPool
 from data_providers.sources.http.target import Target
+from runtime.tracing.requests import traced_request
 from state.errors import DataError
 
 ANSWER_TIMEOUT_S = 60.0
@@ -103,7 +104,8 @@ class Requester:
                 begun_s = asyncio.get_running_loop().time()
                 try:
                     async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                        return await self._ask(url, ranges, choose, is_single)
+                        with traced_request("ask data source", self._target(url).origin.netloc) as parent:
+                            return await self._ask(url, ranges, choose, is_single, parent)
                 finally:
                     took(asyncio.get_running_loop().time() - begun_s)
         except DataError:
@@ -143,7 +145,7 @@ class Requester:
             self._targets[url] = Target.of(httpx.URL(url))
         return self._targets[url]
 
-    async def _ask(self, url: str, ranges: str, choose: Choose, is_single: bool) -> Head:
+    async def _ask(self, url: str, ranges: str, choose: Choose, is_single: bool, parent: str | None) -> Head:
         begin = target = self._target(url)
         now_s = asyncio.get_running_loop().time()
         led_to, until_s = self._led_to.get(url, (begin, 0.0))
@@ -160,6 +162,8 @@ class Requester:
                 return choose(head)
 
             fields = self._fields(begin, target) + f"Range: {ranges}\r\n"
+            if parent is not None and target.origin in self._own:
+                fields += f"Traceparent: {parent}\r\n"
             head = await self.pool.exchange(target, fields, chosen, is_single=is_single)
             if is_remembered and head.status not in WITH_BYTES:  # a signature may have expired: once more from here
                 del self._led_to[url]

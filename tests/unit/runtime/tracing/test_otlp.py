@@ -1,0 +1,116 @@
+"""Spans to an OpenTelemetry endpoint: never in the way, whatever the endpoint does."""
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.tracing import otlp
+from runtime.tracing.names import TracedRound, traceparent
+from runtime.tracing.otlp import endpoint_of, exported_spans
+from runtime.tracing.requests import requests_traced_by, traced_request
+from runtime.tracing.spans import RoundSpan
+from state.errors import InvalidInput
+from tests.support.heavy import need_module
+from tests.support.otlp_receiver import otlp_receiver
+
+ROUND = TracedRound("run", 7, 1)
+PINNED = "00-8f58c831815b339af5a572c75d93ef39-7d397c118f0f7fc4-01"
+VARIABLES = (otlp.ENDPOINT_VARIABLE, otlp.TRACES_ENDPOINT_VARIABLE, otlp.DISABLED_VARIABLE)
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("opentelemetry")
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_ids_of_a_round_are_pinned() -> None:
+    assert traceparent(ROUND.trace_id, ROUND.root_span_id) == PINNED
+    assert len({TracedRound("run", 7, 0).trace_id, TracedRound("run", 8, 1).trace_id, ROUND.trace_id}) == 3
+
+
+def test_a_span_arrives_with_its_ids_times_and_failure() -> None:
+    span = RoundSpan("train", ROUND, 10.0, 12.5, {"epochal.bytes": 3}, 5, 6, "x" * 1000)
+    with otlp_receiver() as receiver:
+        with exported_spans(f"{receiver.url}/v1/traces", "epochal-test") as sink:
+            sink.take(span)
+        (found,) = receiver.spans()
+    assert (found.service, found.name, found.is_error) == ("epochal-test", "train", True)
+    assert found.trace_id == f"{ROUND.trace_id:032x}"
+    assert (found.span_id, found.parent_id) == (f"{5:016x}", f"{6:016x}")
+    assert (found.start_ns, found.end_ns) == (10_000_000_000, 12_500_000_000)
+    expected = {"epochal.run_id": "run", "epochal.step": 7, "epochal.attempt": 1, "epochal.bytes": 3}
+    assert found.attributes == expected
+
+
+def test_an_endpoint_that_hangs_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(otlp, "CLOSE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        began_s = time.monotonic()
+        with exported_spans(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/traces", "epochal-test") as sink:
+            for _ in range(otlp.QUEUE_SPANS + 1000):
+                sink.take(RoundSpan("train", ROUND, 10.0, 12.5))
+            taken_s = time.monotonic() - began_s
+        closed_s = time.monotonic() - began_s - taken_s
+    assert taken_s < otlp.SEND_TIMEOUT_S
+    assert closed_s < 2.0
+
+
+def test_an_absent_endpoint_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "SEND_TIMEOUT_S", 0.3)
+    caplog.set_level(logging.WARNING)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with exported_spans(f"http://user:secret@127.0.0.1:{port}/v1/traces", "epochal-test") as sink:
+        for _ in range(3 * otlp.BATCH_SPANS):
+            sink.take(RoundSpan("train", ROUND, 10.0, 12.5))
+    lines = [record for record in caplog.records if record.getMessage() == "traces_not_sent"]
+    assert len(lines) == 1
+    assert "secret" not in caplog.text
+
+
+def test_endpoint_is_the_option_or_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert endpoint_of(None) is None
+    assert endpoint_of("http://host:4318") == "http://host:4318/v1/traces"
+    assert endpoint_of("http://host:4318/v1/traces") == "http://host:4318/v1/traces"
+    monkeypatch.setenv(otlp.ENDPOINT_VARIABLE, "http://base:4318/")
+    assert endpoint_of(None) == "http://base:4318/v1/traces"
+    monkeypatch.setenv(otlp.TRACES_ENDPOINT_VARIABLE, "http://own:1/x")
+    assert endpoint_of(None) == "http://own:1/x"
+    monkeypatch.setenv(otlp.DISABLED_VARIABLE, "true")
+    assert endpoint_of(None) is None
+
+
+def test_option_without_the_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "_is_installed", lambda: False)
+    with pytest.raises(InvalidInput, match=r"pip install 'epochal\[otel\]'"):
+        endpoint_of("http://host:4318")
+    monkeypatch.setenv(otlp.ENDPOINT_VARIABLE, "http://base:4318/")
+    assert endpoint_of(None) is None
+
+
+def test_option_that_is_no_url_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="--otel-endpoint"):
+        endpoint_of("host:4318")
+
+
+def test_requests_have_no_parent_without_a_tracer() -> None:
+    with traced_request("ask", "host:1") as parent:
+        assert parent is None
+
+
+def test_requests_are_given_to_the_tracer() -> None:
+    class Tracer:
+        @contextlib.contextmanager
+        def request(self, name: str, server: str) -> Iterator[str | None]:
+            yield f"{name} {server}"
+
+    with requests_traced_by(Tracer()), traced_request("ask", "host:1") as parent:
+        assert parent == "ask host:1"
