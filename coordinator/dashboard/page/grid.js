@@ -7,6 +7,7 @@
 import { fill, h, newId, setText } from "./elements.js";
 
 const OVERSCAN = 10; // rows above and below those in sight: what is scrolled to is there before it is seen
+const REST_MS = 100; // after which those around them follow, when it has scrolled fast
 const UNKNOWN_HEIGHT = 36;
 const collator = new Intl.Collator("en", { numeric: true });
 
@@ -35,7 +36,8 @@ export class Grid {
   #active = { place: 0, column: 0 };
   #activeKey = null;
   #observer = null;
-  #drawn = "";
+  #drawn = null; // what was drawn last: { first, from, to }; null if all of it is to be drawn anew
+  #timer = null;
 
   /**
    * @param {string} label the grid's name.
@@ -92,6 +94,7 @@ export class Grid {
   }
 
   disconnect() {
+    clearTimeout(this.#timer);
     this.#observer?.disconnect();
   }
 
@@ -141,7 +144,7 @@ export class Grid {
     if (found >= 0) this.#active.place = found;
     else this.#active.place = Math.max(0, Math.min(this.#active.place, rows.length - 1));
     this.element.setAttribute("aria-rowcount", rows.length + 1);
-    this.#drawn = "";
+    this.#drawn = null;
     this.#sizeBody();
     this.#draw();
     this.onOrder();
@@ -161,7 +164,7 @@ export class Grid {
     const height = Math.max(20, Number.parseFloat(getComputedStyle(this.body).getPropertyValue("line-height")) || probe);
     if (height !== this.#height) this.#height = height;
     this.#sizeBody();
-    this.#drawn = "";
+    this.#drawn = null;
     this.#draw();
   }
 
@@ -175,17 +178,20 @@ export class Grid {
     return { first: Math.floor(this.element.scrollTop / this.#height), count: Math.ceil(inSight / this.#height) + 1 };
   }
 
-  #draw() {
+  #draw(isWhole = false) {
     const { first, count } = this.#window;
-    const from = Math.max(0, first - OVERSCAN), to = Math.min(this.#rows.length, first + count + OVERSCAN);
-    const wanted = `${from}-${to}`;
-    if (wanted === this.#drawn) return;
-    const isFresh = this.#drawn === "";
-    this.#drawn = wanted;
+    const isFresh = this.#drawn === null;
+    const isFast = !isFresh && !isWhole && Math.abs(first - this.#drawn.first) > OVERSCAN;
+    const beyond = isFast ? 0 : OVERSCAN; // while it scrolls fast, only rows in sight are made
+    const from = Math.max(0, first - beyond), to = Math.min(this.#rows.length, first + count + beyond);
+    if (!isFresh && from === this.#drawn.from && to === this.#drawn.to) return;
+    this.#drawn = { first, from, to };
+    clearTimeout(this.#timer);
+    if (isFast) this.#timer = setTimeout(() => this.#draw(true), REST_MS);
     const size = Math.max(1, count + 2 * OVERSCAN);
     if (this.#pool.length !== size) this.#resizePool(size);
+    if (isFresh) for (const shown of this.#pool) if (shown.place < from || shown.place >= to) this.#hide(shown);
     for (let place = from; place < to; place += 1) this.#show(place, isFresh);
-    for (const shown of this.#pool) if (shown.place < from || shown.place >= to) this.#hide(shown);
     if (!this.#rows.length) this.#showEmpty();
     this.#markActive();
   }
@@ -237,6 +243,7 @@ export class Grid {
   }
 
   #hide(shown) {
+    shown.place = -1;
     if (!shown.isOn) return;
     shown.isOn = false;
     shown.element.hidden = true;
