@@ -60,6 +60,7 @@ class RoundFeed:
     Attributes:
         next: number of the round that comes next.
         lineage: of the run document; None before the first answer.
+        ended: number of the round that ends next, by the last answer.
         document: the last run document that came in the stream.
     """
 
@@ -70,8 +71,7 @@ class RoundFeed:
         self._say = say
         self._silent_since_s: float | None = None
         self._is_stream_broken = False
-        self._ended = 0
-        """Number of the round that ends next, by the last answer."""
+        self.ended = 0
         self.next = 0
         self.lineage: str | None = None
         self.document: RunDocument | None = None
@@ -92,7 +92,7 @@ class RoundFeed:
                 self.seek(0, page.lineage)
                 yield OtherLineage(page.lineage)
                 continue
-            self.lineage, self._ended = page.lineage, page.next
+            self.lineage, self.ended = page.lineage, page.next
             if page.rounds.number:
                 self.next = page.rounds.number[-1] + page.rounds.rounds[-1]
                 yield EndedRounds(page)
@@ -132,7 +132,7 @@ class RoundFeed:
                             return
                     elif event.kind == "rounds":
                         page: HistoryPage = parse_document(HistoryPage, event.data)
-                        self._ended = page.next
+                        self.ended = page.next
                         if page.lineage == self.lineage and page.next <= self.next:
                             continue  # the reader's place lies ahead
                         if page.lineage != self.lineage or page.rounds.number[:1] != (self.next,):
@@ -149,7 +149,7 @@ class RoundFeed:
 
     def _last_seen(self) -> str:
         """Return the id of the last event that the reader has seen, whatever the document was then."""
-        return f"{self.lineage}-0-{min(self.next, self._ended)}"
+        return f"{self.lineage}-0-{min(self.next, self.ended)}"
 
     async def _page(self, first: int, last: int) -> HistoryPage:
         while True:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -17,7 +18,8 @@ from coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
 from runtime.http_client import read_whole, streamed
 from state.errors import InvalidDocument
 from state.history import HistoryPage, Moment, RoundDetail
-from state.wire import parse_document
+from state.members import MemberDetail, MembersPage
+from state.wire import ClientId, parse_document
 
 MAX_PAGE_ROUNDS = 4096
 """Number of rounds in a page for which no rows are merged: the maximum number of rows that a coordinator sends."""
@@ -73,6 +75,14 @@ class ViewerClient(CoordinatorClient):
     async def moment(self, version: int) -> Moment:
         """Return the run as it was at a version of its document. Raise `Refused`: `not-found`, and as `history`."""
         return parse_document(Moment, await self._viewed(f"/history/versions/{version}"))
+
+    async def members(self) -> MembersPage:
+        """Return all members as columns. Raise as `history`."""
+        return parse_document(MembersPage, await self._viewed("/members"))
+
+    async def member(self, client_id: ClientId) -> MemberDetail:
+        """Return a member, present or former. Raise `Refused`: `not-found`, and as `history`."""
+        return parse_document(MemberDetail, await self._viewed(f"/members/{quote(client_id, safe='')}"))
 
     async def events(self, last_id: str | None = None) -> AsyncGenerator[RunEvent, None]:
         """Yield the run's news until the coordinator ends the stream, which it does at least once an hour.

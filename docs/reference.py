@@ -14,6 +14,7 @@ import epochal
 
 ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = {
+    "epochal.remote": "Runs",
     "data_providers": "Data providers",
     "epochal.preparation": "Preparing text",
     "batching.packing": "Packing",

@@ -55,6 +55,11 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     )
     from data_providers.ranged import RangedDataProvider as RangedDataProvider
     from data_providers.sources.protocol import ByteSource as ByteSource, SourceFile as SourceFile
+    from epochal.remote.connection import (
+        RunConnection as RunConnection, RunWentBack as RunWentBack, connect as connect,
+    )
+    from epochal.remote.history_arrays import HistoryArrays as HistoryArrays
+    from epochal.remote.local import LocalTraining as LocalTraining, run_local as run_local
     from epochal.preparation.options import PrepareOptions as PrepareOptions
     from epochal.preparation.preparing import PrepareProgress as PrepareProgress, prepare as prepare
     from epochal.preparation.publishing import Preparation as Preparation
@@ -93,6 +98,9 @@ _EXPORTS = {
     "data_providers.local": "LocalDataProvider",
     "data_providers.opening": "open_provider",
     "data_providers.fetcher": "DataFetcher FetchSettings BatchReceiver",
+    "epochal.remote.connection": "connect RunConnection RunWentBack",
+    "epochal.remote.history_arrays": "HistoryArrays",
+    "epochal.remote.local": "run_local LocalTraining",
     "epochal.preparation.preparing": "prepare PrepareProgress",
     "epochal.preparation.options": "PrepareOptions",
     "epochal.preparation.publishing": "Preparation",

@@ -109,9 +109,9 @@ class LocalRun:
             InvalidInput: the run directory cannot be used.
             EpochalError: something did not start or ended early, or the run did not finish in time.
         """
-        data = await asyncio.to_thread(self._prepare)
+        data = await asyncio.to_thread(self.prepare)
         async with Children(self._options.run_dir / "logs") as children:
-            url = await self._start(children)
+            url = await self.start(children)
             training_began_s = time.monotonic()
             try:
                 async with (
@@ -125,7 +125,7 @@ class LocalRun:
                 raise EpochalError(f"the run did not finish within {self._options.timeout_s:.0f} s") from None
             except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                 await children.started[0].wait(DEATH_NOTICE_S)  # if it ended, its own log says why
-                self._check_children(children)
+                self.check_children(children)
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             problems += await self._await_clients()
         audit = await audit_store(self._store, recompute=True)
@@ -170,7 +170,8 @@ class LocalRun:
             problems=tuple(problems),
         )
 
-    def _prepare(self) -> DemoData:
+    def prepare(self) -> DemoData:
+        """Write data and files into the run directory. Raise `InvalidInput` if it cannot be used."""
         options = self._options
         try:
             options.run_dir.mkdir(parents=True, exist_ok=True)
@@ -203,7 +204,8 @@ class LocalRun:
         tables["model"]["LLM"]["data_location"] = {"Server": f"{HOST}:{_free_port()}"}
         return parse_state(tomli_w.dumps(tables), self._demo.state_name)
 
-    async def _start(self, children: Children) -> str:
+    async def start(self, children: Children) -> str:
+        """Start coordinator, data server and clients; return the coordinator's address."""
         directory = self._options.run_dir
         coordinator, url = await children.start_server(
             "coordinator",
@@ -218,7 +220,7 @@ class LocalRun:
             environment=environment,
         )
         for _ in range(self._options.client_count):
-            await self._start_client(children, url)
+            await self.start_client(children, url)
         if self._options.trainer != NULL:
             self._evaluator = await self._start_evaluator(children, url, coordinator)
         return url
@@ -233,7 +235,8 @@ class LocalRun:
             log_format=(),
         )
 
-    async def _start_client(self, children: Children, url: str) -> None:
+    async def start_client(self, children: Children, url: str) -> None:
+        """Start one more client."""
         name = f"client-{len(self._clients) + 1}"
         environment = self._demo.client_environment(self._options.client_count)
         arguments = ("client", url, "--trainer", self._options.trainer)
@@ -250,7 +253,7 @@ class LocalRun:
             self._show(status, self._notes)
             if status.run_state is RunState.FINISHED:
                 return status
-            self._check_children(children)
+            self.check_children(children)
 
     async def _make_chaos(self, children: Children, document: RunDocument, url: str) -> None:
         if not self._options.chaos:
@@ -263,7 +266,7 @@ class LocalRun:
             self._notes.append(f"round {document.step}: {self._killed.name} was killed without warning")
         if self._joined_at is None and document.step >= join_at:
             self._joined_at = document.step
-            await self._start_client(children, url)
+            await self.start_client(children, url)
             self._notes.append(f"round {document.step}: {self._clients[-1].name} joins")
 
     async def _await_evaluations(self, coordinator: CoordinatorClient) -> list[str]:
@@ -278,7 +281,8 @@ class LocalRun:
         self._show(await coordinator.status(), self._notes)
         return evaluation_problems([one.loss for one in self._evaluations])
 
-    def _check_children(self, children: Children) -> None:
+    def check_children(self, children: Children) -> None:
+        """Raise `EpochalError` if a process ended that should not have."""
         for child in children.started:
             if not child.running and child is not self._killed and child.process.returncode != 0:
                 raise EpochalError(f"{child.name} ended with code {child.process.returncode}:\n{child.log_tail()}")

@@ -1,0 +1,1 @@
+"""A run seen from Python: `epochal.connect` and `epochal.run_local`, for scripts and notebooks."""

@@ -1,0 +1,223 @@
+"""`epochal.connect`: a run that a coordinator serves, from Python. Every call blocks until it is answered."""
+
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
+from coordinator_client.viewing import ViewerClient
+from epochal.remote.background_loop import BackgroundLoop
+from epochal.remote.history_arrays import HistoryArrays
+from runtime.retry import RetryPolicy
+from state.documents import RunDocument
+from state.errors import EpochalError
+from state.evaluations import Evaluation
+from state.history import Moment, RoundDetail, RoundFigures
+from state.members import MemberDetail, MembersPage
+from state.messages import RunStatus
+from state.wire import ClientId
+
+CONNECT_S = 10.0
+RECONNECT_S = 3600.0
+
+T = TypeVar("T")
+
+
+class RunWentBack(EpochalError):
+    """The run was restored from a backup while it was followed: its last rounds are others. Follow it anew.
+
+    Attributes:
+        lineage: the new one.
+    """
+
+    def __init__(self, lineage: str) -> None:
+        super().__init__(
+            "the run went back to a backup, and goes on differently; follow it again, from a round before",
+            lineage=lineage,
+        )
+        self.lineage = lineage
+
+
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    tls_ca: str | Path | None = None,
+    wait_s: float = CONNECT_S,
+) -> "RunConnection":
+    """Return a connection to the run that the coordinator at `url` serves; close it, or use it in a `with` statement.
+
+    It works in a script, in a thread, and in a notebook, whose cells run inside an event loop.
+
+    Args:
+        url: the coordinator's address, such as `http://127.0.0.1:8000`, or that of a run (`…/v1/runs/RUN_ID`).
+        token: for a run whose history is not shown to everybody (`[access] dashboard`): the admin token, or a member's
+            session token.
+        tls_ca: file with the certificate authorities to trust (PEM); None for the system's.
+        wait_s: seconds to wait for a coordinator that does not answer yet.
+
+    Raises:
+        InvalidInput: the URL, the token or the file is wrong.
+        CoordinatorUnreachable: there was no answer in time.
+    """
+    loop = BackgroundLoop("epochal-connection")
+    try:
+        return RunConnection(loop, loop.run(_opened(url, token, tls_ca, wait_s)), url)
+    except BaseException:
+        loop.close()
+        raise
+
+
+async def _opened(url: str, token: str | None, tls_ca: str | Path | None, wait_s: float) -> ViewerClient:
+    client = await ViewerClient.connect(url, RetryPolicy(bound_s=wait_s), True if tls_ca is None else str(tls_ca))
+    try:
+        client.show(token)
+    except BaseException:
+        await client.aclose()
+        raise
+    return client
+
+
+class RunConnection:
+    """A run that a coordinator serves.
+
+    Every call raises `CoordinatorUnreachable` if there is no answer, and `Refused` if the coordinator refuses: without
+    a token that may see the run, or with `not-found` for what it does not hold.
+    """
+
+    def __init__(self, loop: BackgroundLoop, client: ViewerClient, url: str) -> None:
+        self._loop = loop
+        self._client = client
+        self.url = url
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._client.run_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<run {self.run_id!r} at {self.url}>"
+
+    def close(self) -> None:
+        """Close the connections, and end the thread behind them."""
+        if not self._loop.is_closed:
+            self._loop.run(self._client.aclose())
+            self._loop.close()
+
+    def status(self) -> RunStatus:
+        """Return the run as `epochal status` shows it: phase, progress, clients, loss."""
+        return self._ask(self._client.status())
+
+    def document(self) -> RunDocument:
+        """Return the run document: what every client reads."""
+        document = self._ask(self._client.run_document(None, 0.0))
+        assert document is not None, "a request that names no version is answered at once"
+        return document
+
+    def history(self, first: int = 0, last: int | None = None, *, points: int | None = None) -> HistoryArrays:
+        """Return the figures of rounds that have ended, as arrays.
+
+        Args:
+            first, last: numbers of the first and the last round; None for the last that has ended.
+            points: maximum number of rows, into which rounds are merged, 1 to 4,096; None for all rows.
+        """
+        if points is None:
+            return self._ask(self._whole_history(first, last))
+        page = self._ask(self._client.history(first, last, points))
+        return HistoryArrays(page.run_id, page.lineage, page.next, page.rounds.rows())
+
+    def round(self, number: int) -> RoundDetail:
+        """Return one of the last rounds, with the part of each of its clients: when it did what, and for how long."""
+        return self._ask(self._client.round_detail(number))
+
+    def version(self, version: int) -> Moment:
+        """Return the run as it was at a version of its document, which `history().version` names for each round."""
+        return self._ask(self._client.moment(version))
+
+    def members(self) -> MembersPage:
+        """Return all members, as columns. Names are chosen by clients: text that nobody has checked."""
+        return self._ask(self._client.members())
+
+    def member(self, client_id: str) -> MemberDetail:
+        """Return one member, present or former, with its rounds and refusals."""
+        return self._ask(self._client.member(ClientId(client_id)))
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Return the evaluations of the run's checkpoints, in the order in which they were recorded."""
+        return self._ask(self._client.evaluations())
+
+    def follow(
+        self,
+        first: int = 0,
+        *,
+        lineage: str | None = None,
+        reconnect_s: float = RECONNECT_S,
+        say: Callable[[str], None] | None = None,
+    ) -> Iterator[RoundFigures]:
+        """Yield the figures of each round, those that have ended and those that end, until the run has finished.
+
+        Each comes once, and none is left out, whatever happens to the coordinator and the connection. To resume after
+        an interruption, begin with the number after the last one: `follow(row.next_number)`.
+
+        Args:
+            first: number of the first round.
+            lineage: of the history in which `first` is counted (`history().lineage`); None for the present one.
+            reconnect_s: seconds to go on while the coordinator does not answer.
+            say: is told in a line when it does not answer, and when it answers again; by default it is printed to
+                standard error.
+
+        Raises:
+            CoordinatorUnreachable: it did not answer for longer.
+            RunWentBack: the run has another lineage.
+        """
+        feed = RoundFeed(self._client, RetryPolicy(bound_s=reconnect_s), say or _print)
+        feed.seek(first, lineage)
+        news = feed.all()
+        try:
+            while True:
+                one = self._loop.run(_next_of(news))
+                if one is None:
+                    return
+                if isinstance(one, OtherLineage):
+                    raise RunWentBack(one.lineage)
+                yield from one.page.rounds.rows()
+        finally:
+            if not self._loop.is_closed:
+                self._loop.run(news.aclose())
+
+    def _ask(self, request: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed:
+            request.close()
+            raise EpochalError("the connection was closed")
+        return self._loop.run(request)
+
+    async def _whole_history(self, first: int, last: int | None) -> HistoryArrays:
+        feed = RoundFeed(self._client, RetryPolicy(bound_s=CONNECT_S))
+        feed.seek(first, None)
+        rows: list[RoundFigures] = []
+        async with aclosing(feed.present()) as news:
+            async for one in news:
+                if isinstance(one, OtherLineage):
+                    rows.clear()
+                    feed.seek(first, one.lineage)
+                    continue
+                rows += [row for row in one.page.rounds.rows() if last is None or row.number <= last]
+                if last is not None and feed.next > last:
+                    break
+        return HistoryArrays(self.run_id, feed.lineage or "", feed.ended, rows)
+
+
+async def _next_of(news: AsyncGenerator[EndedRounds | OtherLineage, None]) -> EndedRounds | OtherLineage | None:
+    return await anext(news, None)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,221 @@
+"""`epochal.run_local`: a whole run on this machine, from Python: a coordinator, clients, and for the demo their data."""
+
+import asyncio
+import atexit
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Self
+
+from coordinator.store.directory.run_directory import TESTNET_FOLDER
+from coordinator_client.follow import DocumentFeed
+from coordinator_client.http import CoordinatorClient
+from epochal.cli.state_files import read_state
+from epochal.remote.background_loop import BackgroundLoop
+from epochal.remote.connection import RunConnection, connect
+from epochal.testnet.child_processes import Children
+from epochal.testnet.local_run import HOST, LocalRun, LocalRunOptions
+from runtime.retry import RetryPolicy
+from state.config.state_file import StateFile, dump_state
+from state.errors import CoordinatorUnreachable, EpochalError, InvalidInput
+from state.messages import RunStatus
+from state.phases import RunState
+
+MAX_CLIENTS = 64
+WAIT_S = 600.0
+_POLL_S = 2.0
+
+
+def run_local(
+    state: str | Path | StateFile | None = None,
+    *,
+    clients: int = 2,
+    rounds: int | None = None,
+    trainer: str = "numpy",
+    run_dir: str | Path | None = None,
+) -> "LocalTraining":
+    """Start a run on this machine, and return it while it trains; use it in a `with` statement, or `stop` it.
+
+    Its processes are `epochal` commands of their own. They end with `stop`, with the `with` statement, with this
+    interpreter, and, on Linux, even if it is killed. It works in a notebook, too.
+
+    Args:
+        state: a state file's path, or a parsed one, whose data the clients can reach; None for the demo: a small model
+            on the sources of Python's standard library.
+        clients: number of clients to start.
+        rounds: number of rounds that the demo trains; None for as many as its state file says.
+        trainer: of the clients, as `epochal client --trainer` takes it.
+        run_dir: new or empty folder that keeps the run, its logs and the demo's data; None for a new one in `runs/`.
+
+    Raises:
+        InvalidInput: an argument is wrong, or the folder cannot be used.
+        EpochalError: something did not start; the message ends with its log.
+    """
+    if not 1 <= clients <= MAX_CLIENTS:
+        raise InvalidInput(f"clients={clients}; allowed: 1 to {MAX_CLIENTS}")
+    if state is not None and rounds is not None:
+        raise InvalidInput("rounds is for the demo; a state file says total_steps itself")
+    folder = Path(run_dir) if run_dir is not None else Path("runs") / _new_name()
+    options = LocalRunOptions(folder, clients, rounds, trainer, chaos=False)
+    loop = BackgroundLoop("epochal-run-local")
+    training = LocalTraining(loop, options)
+    try:
+        loop.run(training._start(state))
+    except BaseException:
+        training.stop()
+        raise
+    return training
+
+
+def _new_name() -> str:
+    return datetime.now(UTC).strftime("local-%Y%m%d-%H%M%S-%f")
+
+
+class LocalTraining:
+    """A run on this machine that `run_local` has started.
+
+    Attributes:
+        url: address of its coordinator, and of its page in a browser; "" before it was started.
+        run_dir: folder that keeps it.
+    """
+
+    def __init__(self, loop: BackgroundLoop, options: LocalRunOptions) -> None:
+        self.url = ""
+        self.run_dir = options.run_dir
+        self._options = options
+        self._loop = loop
+        self._stack = AsyncExitStack()
+        self._children = Children(options.run_dir / "logs", start_process=_start_bound)
+        self._client_count = 0
+        self._connections: list[RunConnection] = []
+        atexit.register(self.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        where = "stopped" if self._loop.is_closed else f"at {self.url}"
+        return f"<local run in {self.run_dir}, {where}>"
+
+    @property
+    def store(self) -> Path:
+        """Folder with the run's journal: what `epochal audit`, `report` and `plot` take."""
+        return self.run_dir / TESTNET_FOLDER
+
+    def connect(self) -> RunConnection:
+        """Return a connection to the run; it is closed with it at the latest."""
+        self._check_running()
+        connection = connect(self.url)
+        self._connections.append(connection)
+        return connection
+
+    def add_client(self) -> None:
+        """Start one more client."""
+        self._check_running()
+        self._loop.run(self._start_client())
+
+    def wait(self, timeout_s: float = WAIT_S) -> RunStatus:
+        """Return the run's status once it has finished.
+
+        Raises:
+            EpochalError: it has not finished in time, or a process of it has failed; the message ends with its log.
+        """
+        self._check_running()
+        return self._loop.run(self._finished(timeout_s))
+
+    def stop(self) -> None:
+        """End every process of the run, clients first. What it kept stays in its folder."""
+        atexit.unregister(self.stop)
+        if self._loop.is_closed:
+            return
+        try:
+            for connection in self._connections:
+                connection.close()
+            self._loop.run(self._stack.aclose())
+        finally:
+            self._loop.close()
+
+    def _check_running(self) -> None:
+        if self._loop.is_closed:
+            raise EpochalError(f"the run in {self.run_dir} was stopped; start another one with run_local")
+
+    async def _start(self, state: str | Path | StateFile | None) -> None:
+        if state is None:
+            demo = LocalRun(self._options, lambda *_: None)
+            await asyncio.to_thread(demo.prepare)
+            await self._stack.enter_async_context(self._children)
+            self.url = await demo.start(self._children)
+            self._client_count = self._options.client_count
+            return
+        path = await asyncio.to_thread(self._prepared, state)
+        await self._stack.enter_async_context(self._children)
+        _, self.url = await self._children.start_server(
+            "coordinator", "coordinator", str(path), "--store", str(self.store), "--host", HOST, "--port", "0"
+        )
+        for _ in range(self._options.client_count):
+            await self._start_client()
+
+    def _prepared(self, state: str | Path | StateFile) -> Path:
+        """Return the path of the state file, once it and the folder can be used."""
+        if not isinstance(state, StateFile):
+            read_state(Path(state))
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            if any(self.run_dir.iterdir()):
+                raise InvalidInput(f"{self.run_dir} is not empty; give another run_dir")
+            if not isinstance(state, StateFile):
+                return Path(state)
+            path = self.run_dir / "state.toml"
+            path.write_text(dump_state(state), encoding="utf-8")
+        except OSError as error:
+            raise InvalidInput(f"{self.run_dir} cannot be used: {error.strerror or error}") from error
+        return path
+
+    async def _start_client(self) -> None:
+        self._client_count += 1
+        await self._children.start(
+            f"client-{self._client_count}", "client", self.url, "--trainer", self._options.trainer
+        )
+
+    async def _finished(self, timeout_s: float) -> RunStatus:
+        until_s = time.monotonic() + timeout_s
+        try:
+            async with await CoordinatorClient.connect(self.url, RetryPolicy(attempts=1)) as client:
+                feed, state = DocumentFeed(client), None
+                while state is not RunState.FINISHED:
+                    left_s = until_s - time.monotonic()
+                    if left_s <= 0:
+                        raise EpochalError(f"the run in {self.run_dir} did not finish within {timeout_s:.0f} s")
+                    document = await feed.poll(min(_POLL_S, left_s))
+                    state = state if document is None else document.run_state
+                    self._check_children()
+                return await client.status()
+        except CoordinatorUnreachable:
+            self._check_children()
+            raise
+
+    def _check_children(self) -> None:
+        for child in self._children.started:
+            if not child.running and child.process.returncode:
+                raise EpochalError(f"{child.name} ended with code {child.process.returncode}:\n{child.log_tail()}")
+
+
+async def _start_bound(
+    arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+) -> asyncio.subprocess.Process:
+    """Return `epochal ARGUMENTS…` as a process that ends with this one; Ctrl-C here does not reach it."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "epochal.remote.bound_process", str(os.getpid()), *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+        env=environment,
+        start_new_session=True,
+    )
