@@ -1,4 +1,4 @@
-"""`epochal.run_local`: a whole run on this machine, from Python: a coordinator, clients, and for the demo their data."""
+"""`epochal.run_local`: a whole run on this machine, from Python: a coordinator, clients, and the demo's data."""
 
 import asyncio
 import atexit
