@@ -36,6 +36,8 @@ _LEVEL = 5
 
 REST_PER_WORK = 10.0
 """Multiple of the time that it took to show the present, for which the same is shown again."""
+SAME_PRESENT_S = 0.5
+"""Time for which the present is sent again if nothing has happened but that time went by."""
 MAX_PRESENT = 8
 """Maximum number of forms in which the present is kept."""
 
@@ -54,10 +56,11 @@ class EncodedPage:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """The present as it was sent: of which document and run, and until when the same is sent for a later run."""
+    """The present as it was sent: of which document and run, and until when for a later run, or for this one."""
 
     etag: str
     run: Run
+    rests_s: float
     until_s: float
     page: EncodedPage
 
@@ -195,23 +198,28 @@ class HistoryViews:
         return await self._encoded(f"{present.document.lineage}-version-{version}-{_named(slowest)}", encode)
 
     async def _present(self, history: History, present: Published, slowest: int | None) -> EncodedPage:
-        """Return the run as it is: from memory, and made again only after ten times as long as that took."""
-        now_s, run = asyncio.get_running_loop().time(), self._handlers.service.run
+        """Return the run as it is: from memory, and not made again at once, least of all if that took long."""
+        now_s, run, at_s = asyncio.get_running_loop().time(), self._handlers.service.run, self._handlers.service.now_s()
         last = self._last_present.get(slowest)
-        if last is not None and last.etag == present.etag and (last.run is run or now_s < last.until_s):
+        if (
+            last is not None
+            and last.etag == present.etag
+            and now_s < (last.until_s if last.run is run else last.rests_s)
+        ):
             return last.page
 
         async def encode() -> bytes:
             last_round = history.detail(history.next - 1)
             return await self._worker.run(
-                lambda: canonical_json(_few(moment_of(run, present.document, last_round), slowest))
+                lambda: canonical_json(_few(moment_of(run, present.document, last_round, at_s), slowest))
             )
 
-        page = await self._encoded(f"{present.etag[1:-1]}-at-{run.now_s:.6f}-{_named(slowest)}", encode)
+        page = await self._encoded(f"{present.etag[1:-1]}-at-{at_s:.6f}-{_named(slowest)}", encode)
         took_s = asyncio.get_running_loop().time() - now_s
         if len(self._last_present) >= MAX_PRESENT:
             self._last_present.clear()
-        self._last_present[slowest] = _Present(present.etag, run, now_s + REST_PER_WORK * took_s, page)
+        rests_s = now_s + REST_PER_WORK * took_s
+        self._last_present[slowest] = _Present(present.etag, run, rests_s, max(rests_s, now_s + SAME_PRESENT_S), page)
         return page
 
     def _history(self) -> History:

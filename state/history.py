@@ -266,10 +266,11 @@ class Moment(WireDocument):
 
     Attributes:
         document: the run document of that version.
-        at_s: when the last message came that it knows of, in seconds since 1970 on the coordinator's clock.
+        at_s: seconds since 1970 on the coordinator's clock: now, or when the last message came that it knows of.
         members, ready: number of members, and of those that were ready.
         loss: the last training loss; None before the first.
         tokens_total: number of tokens that were applied.
+        round_s: time for which the round under way has lasted, in seconds; None if there is none.
         under_way: the clients of the round under way, as far as they had come, in the order of the roster.
         last_round: the last round that had ended, if it ended in the same segment of the journal.
         data: where the batches are that it had begun.
@@ -281,6 +282,7 @@ class Moment(WireDocument):
     ready: Count
     loss: float | None
     tokens_total: Count
+    round_s: float | None
     under_way: tuple[ClientFigures, ...]
     last_round: RoundDetail | None
     data: DataMap

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from coordinator.machine.figures import clients_of
+from coordinator.machine.pace import elapsed_s
 from coordinator.machine.run import Run
 from state.documents import RunDocument
 from state.history import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
@@ -13,22 +14,25 @@ from state.phases import ROUND_PHASES
 from state.wire import ClientId
 
 
-def moment_of(run: Run, document: RunDocument, last_round: RoundDetail | None) -> Moment:
+def moment_of(run: Run, document: RunDocument, last_round: RoundDetail | None, now_s: float | None = None) -> Moment:
     """Return a run as it was when `document` was the published one.
 
     Args:
         run: as it was.
         document: of the same version.
         last_round: the last round that had ended, if it is known.
+        now_s: the present, on the coordinator's clock; None if the run is looked back at.
     """
+    since_s = 0.0 if now_s is None else max(0.0, now_s - run.now_s)
     current = run.round if run.phase in ROUND_PHASES else None
     return Moment(
         document=document,
-        at_s=run.now_s,
+        at_s=run.now_s + since_s,
         members=len(run.members),
         ready=run.numbers().ready,
         loss=run.losses[-1][1] if run.losses else None,
         tokens_total=run.tokens_applied,
+        round_s=None if current is None else elapsed_s(run, current) + since_s,
         under_way=() if current is None else clients_of(current, names=_names_of(run)),
         last_round=last_round,
         data=data_map_of(run),

@@ -32,6 +32,7 @@ export const WORDS = {
   check: "The coordinator, or a checker, checks the result.",
   attestation: "Waiting for the witnesses to say which results came in time.",
   download: "Receiving the other clients' results.",
+  replica: "Getting the model of this round ready: fetching and merging the results of the round before.",
   merge: "Averaging all results into the model.",
   witness: "A client that was elected to say which results came in time.",
   attempt: "The number of earlier tries at the same step.",

@@ -6,6 +6,7 @@
 
 export const PANELS = [
   { name: "run", title: "Run", load: () => import("./panels/run.js") },
+  { name: "round", title: "Round", load: () => import("./panels/round.js") },
   { name: "members", title: "Members", load: () => import("./panels/members.js") },
   { name: "member", load: () => import("./panels/member.js") },
   { name: "join", title: "Join", load: () => import("./panels/join.js") },

@@ -11,6 +11,7 @@ const ASK_AGAIN_MS = 2_000;
 const NOT_YET_MS = 100; // until a poll that could not ask looks again whether it can
 const MAX_ASK_AGAIN_MS = 30_000;
 const MAX_MOMENTS = 16;
+const SLOWEST = 30; // clients of a round that is looked back at
 
 export class Store {
   #listeners = new Set();
@@ -20,6 +21,7 @@ export class Store {
   #reading = null;
   #looking = null;
   #moments = new Map();
+  #slowest = SLOWEST;
 
   constructor(api) {
     this.api = api;
@@ -39,6 +41,8 @@ export class Store {
     this.problem = null;
     /** The same, of the present: who is a member, and how far the round has come. Kept by `follow`. */
     this.present = null;
+    /** { waiting, ends_s, explanation } in the coordinator's words: what the run waits for, and why it is not faster. */
+    this.now = null;
   }
 
   /** Path of one of the run's routes, such as "history". */
@@ -147,15 +151,28 @@ export class Store {
     const abort = this.#looking = new AbortController();
     try {
       while (this.runId === null) await new Promise((resolve) => setTimeout(resolve, 50));
-      const moment = await this.api.json(this.path(`history/versions/${version}`), { signal: abort.signal });
+      const slowest = this.#slowest;
+      const moment = await this.api.json(this.#momentPath(version, slowest), { signal: abort.signal });
       if (abort.signal.aborted) return;
-      this.#keep(version, moment);
+      if (slowest === this.#slowest) this.#keep(version, moment);
       this.moment = moment;
     } catch (problem) {
       if (abort.signal.aborted) return;
       this.problem = problem;
     }
     this.changed();
+  }
+
+  /** Show up to this many clients of a round from now on, the slowest first; null for the usual number. */
+  setSlowest(count) {
+    if ((count ?? SLOWEST) === this.#slowest) return;
+    this.#slowest = count ?? SLOWEST;
+    this.#moments.clear();
+    if (this.version !== null) this.look(this.version);
+  }
+
+  #momentPath(version, slowest) {
+    return this.path(`history/versions/${version}?slowest=${slowest}`);
   }
 
   #keep(version, moment) {
@@ -193,9 +210,9 @@ export class Store {
     return () => { abort.abort(); clearTimeout(timer); };
   }
 
-  /** Keep `present` up to date. Return a function that ends this. */
-  follow(everyMs = ASK_AGAIN_MS) {
-    const place = () => (this.isLive && this.document ? this.path(`history/versions/${this.document.version}`) : null);
+  /** Keep `present` up to date, with up to `slowest()` clients of each round. Return a function that ends this. */
+  follow(everyMs = ASK_AGAIN_MS, slowest = () => 0) {
+    const place = () => (this.isLive && this.document ? this.#momentPath(this.document.version, slowest()) : null);
     return this.poll(place, everyMs, (moment) => {
       this.present = moment;
       this.changed();
@@ -228,6 +245,9 @@ export class Store {
       if (grown === null || page.lineage !== this.page.lineage) return void this.readHistory();
       this.rounds = grown;
       this.page = page;
+      this.changed();
+    } else if (kind === "now") {
+      this.now = data;
       this.changed();
     } else if (kind === "reset") {
       this.#moments.clear();

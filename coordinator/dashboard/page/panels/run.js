@@ -1,6 +1,7 @@
 // The run: what it does, how far it is, and how it has gone.
 
 import { Chart, smoothed } from "../chart.js";
+import { DataMap } from "../data-map.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, digits, duration, moment, short, UNKNOWN, visible, whole } from "../format.js";
 import { glossary, term } from "../glossary.js";
@@ -66,6 +67,9 @@ export default class RunPanel {
     this.store = store;
     const id = newId("run");
     this.phase = h("p", { class: "lead" });
+    this.why = h("p");
+    this.mapPlace = h("div");
+    this.map = new DataMap(this.mapPlace);
     this.values = new Map(FIGURES.map((word) => [word, h("dd", { "data-figure": word })]));
     const figures = FIGURES.map((word) => h("div", {}, h("dt", {}, term(word)), this.values.get(word)));
     this.smoothing = h("input", { id: `${id}-smoothing`, type: "range", min: 0, max: 0.98, step: 0.02, value: 0.6, on: { input: () => this.#draw() } });
@@ -75,16 +79,16 @@ export default class RunPanel {
     this.checkpointsPlace = h("div");
     fill(element,
       h("h1", {}, "Run"),
-      this.phase,
+      this.phase, this.why,
       h("dl", { class: "figures" }, figures),
       h("section", { "aria-labelledby": `${id}-course` },
         h("h2", { id: `${id}-course` }, "How it went"),
         h("div", { class: "tools" },
           h("label", { for: `${id}-axis` }, "over "), this.axis,
           h("label", { for: `${id}-smoothing` }, term("smoothing")), this.smoothing),
-        this.chartsPlace),
+        this.chartsPlace, this.mapPlace),
       h("section", { "aria-labelledby": `${id}-checkpoints` }, h("h2", { id: `${id}-checkpoints` }, "Checkpoints"), this.checkpointsPlace),
-      glossary([...FIGURES, "ready", "batch", "round", "smoothing", "version"]));
+      glossary([...FIGURES, "ready", "under way", "batch", "round", "smoothing", "version"]));
     this.#ends.push(
       store.follow(MEMBERS_MS),
       store.poll(() => store.path("evaluations"), EVALUATIONS_MS, ({ evaluations }) => {
@@ -103,6 +107,7 @@ export default class RunPanel {
   unmount() {
     for (const end of this.#ends) end();
     for (const chart of Object.values(this.#charts)) chart.destroy();
+    this.map.destroy();
   }
 
   update() {
@@ -114,7 +119,11 @@ export default class RunPanel {
   #showFigures(run, found, rounds) {
     const last = rounds.last, values = this.values;
     const until = run.phase_ends_s === null ? "" : `, until ${moment(run.phase_ends_s)} at the latest`;
-    setText(this.phase, `${PHASES[run.run_state] ?? run.run_state}: ${visible(run.reason)}`);
+    const { isLive, now } = this.store;
+    const waits = isLive && now !== null ? `the run ${visible(now.waiting)}` : PHASES[run.run_state] ?? run.run_state;
+    setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}. This phase began because of: ${visible(run.reason)}`);
+    setText(this.why, isLive && now?.explanation ? visible(now.explanation) : "");
+    this.map.set(found?.data ?? null);
     const set = (word, text) => setText(values.get(word), text);
     set("phase", `${run.run_state}, since ${moment(run.phase_started_s)}${until}`);
     set("epoch", whole(run.epoch));

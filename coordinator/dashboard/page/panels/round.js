@@ -1,0 +1,200 @@
+// The round: a waterfall of its clients, why the run is not faster, and medians over the last rounds.
+
+import { fill, h, newId, setText } from "../elements.js";
+import { bytes, duration, moment, percent, shortId, visible, whole } from "../format.js";
+import { glossary } from "../glossary.js";
+import { PARTS } from "../pieces.js";
+import { legend, patterns, replaceWaterfall, table, waterfall } from "../waterfall.js";
+
+const ASK_AGAIN_MS = 2_000;
+const EXPLAINED_MS = 5_000;
+const FEW = 30, MANY = 300;
+const SHOWN_MEDIANS = 20;
+const TIMES = ["document", "replica", "data", "train", "encode", "upload", "check", "attest", "download", "merge"];
+const KINDS = {
+  attest: "attestation", missing: "results that never came", empty: "rounds of which nothing was applied",
+  between: "between epochs", outage: "outages of the coordinator", unknown: "not told",
+};
+const WORDS_HERE = [
+  "round", "step", "attempt", "client", "batch", "document", "replica", "data", "training", "encoding", "upload", "check",
+  "attestation", "download", "merge", "witness", "median", "version",
+];
+
+export default class RoundPanel {
+  #ends = [];
+  #most = FEW;
+  #detail = null; // of the round that the address names, or of the last one
+  #problem = null;
+  #explanation = null;
+  #drawn = new Map();
+
+  mount(element, store, place, router) {
+    this.store = store;
+    this.router = router;
+    this.place = place;
+    const id = newId("round");
+    this.sentence = h("p", { class: "lead" });
+    this.unknown = h("p", { class: "quiet" });
+    this.shares = h("div");
+    this.medians = h("div");
+    this.why = h("section", { "aria-labelledby": `${id}-why` },
+      h("h2", { id: `${id}-why` }, "Why is this run not faster?"), this.sentence, this.unknown, this.shares);
+    this.others = h("section", { "aria-labelledby": `${id}-medians` },
+      h("h2", { id: `${id}-medians` }, "Medians over the last rounds"), this.medians);
+    this.now = this.#section(`${id}-now`, "The round under way");
+    this.last = this.#section(`${id}-last`, "The last round");
+    this.more = h("button", { type: "button", on: { click: () => this.#showMore() } }, `Show up to ${MANY} clients`);
+    fill(element, patterns(), h("h1", {}, "Round"), this.why, this.now.section, this.last.section,
+      h("p", {}, this.more), legend(), this.others, glossary(WORDS_HERE));
+    this.#ends.push(
+      store.follow(ASK_AGAIN_MS, () => this.#most),
+      store.poll(() => this.#detailPath(), ASK_AGAIN_MS, (detail) => {
+        this.#detail = detail;
+        this.#problem = null;
+        this.update(this.place);
+      }, (problem) => {
+        this.#problem = problem;
+        this.update(this.place);
+      }),
+      store.poll(() => (store.isLive ? store.path("history/explanation") : null), EXPLAINED_MS, (explanation) => {
+        this.#explanation = explanation;
+        this.update(this.place);
+      }),
+    );
+  }
+
+  unmount() {
+    for (const end of this.#ends) end();
+    this.store.setSlowest(null);
+  }
+
+  #section(id, title) {
+    const heading = h("h2", { id }, title), said = h("p"), place = h("div"), rows = h("div");
+    const numbers = h("details", {}, h("summary", {}, "As a table"), rows);
+    numbers.addEventListener("toggle", () => { this.#drawn.clear(); this.update(this.place); });
+    return { section: h("section", { "aria-labelledby": id }, heading, said, place, numbers), heading, said, place, numbers, rows };
+  }
+
+  #showMore() {
+    this.#most = MANY;
+    this.more.hidden = true;
+    this.store.setSlowest(MANY);
+    this.#drawn.clear();
+  }
+
+  /** Number of the round that the address names; null for the last one. */
+  get #wanted() {
+    const [word] = this.place.rest;
+    return word !== undefined && /^\d{1,15}$/.test(word) ? Number(word) : null;
+  }
+
+  #detailPath() {
+    const { page, isLive } = this.store;
+    const number = this.#wanted ?? (isLive && page !== null && page.detailed_from < page.next ? page.next - 1 : null);
+    return number === null ? null : this.store.path(`history/rounds/${number}?slowest=${this.#most}`);
+  }
+
+  update(place) {
+    this.place = place;
+    const { isLive, moment: found } = this.store.view;
+    const wanted = this.#wanted;
+    const isOfPresent = isLive && wanted === null;
+    this.why.hidden = this.others.hidden = !isOfPresent || this.#explanation === null;
+    if (isOfPresent) this.#explain();
+    this.now.section.hidden = wanted !== null;
+    if (wanted === null) this.#showUnderWay(found);
+    const detail = wanted !== null || isLive ? this.#detail : found?.last_round ?? null;
+    const isOther = detail !== null && wanted !== null && detail.figures.number !== wanted;
+    this.#showEnded(isOther ? null : detail, wanted);
+  }
+
+  #showUnderWay(found) {
+    const { section, said, place, numbers, rows } = this.now;
+    const round = found?.document.round ?? null;
+    section.classList.toggle("empty", round === null);
+    numbers.hidden = round === null;
+    if (round === null) {
+      setText(said, found === null ? "Reading…" : `No round is under way: the run is in ${found.document.run_state}.`);
+      if (this.#drawn.get("now") !== null) fill(place);
+      this.#drawn.set("now", null);
+      return;
+    }
+    if (this.#drawn.get("now") === found) return;
+    this.#drawn.set("now", found);
+    const { document: run, under_way: clients } = found;
+    const isTraining = run.run_state === "RoundTrain";
+    const roundS = Math.max(0.001, found.round_s ?? 0);
+    setText(said, `Step ${whole(round.step)}, attempt ${whole(round.attempt + 1)}, for ${duration(roundS)} so far: ` +
+      `${whole(round.roster_count)} clients, ${whole(round.batches)} batches. ${this.#shownCount(clients.length, round.roster_count)}`);
+    const span = { roundS, trainS: isTraining ? null : roundS - (found.at_s - run.phase_started_s), isUnderWay: true };
+    replaceWaterfall(place, waterfall(clients, span, this.router));
+    if (numbers.open) fill(rows, table(clients, "The clients of the round under way", this.router));
+  }
+
+  #showEnded(detail, wanted) {
+    const { heading, said, place, numbers, rows } = this.last;
+    numbers.hidden = detail === null;
+    if (detail === null) {
+      setText(heading, wanted === null ? "The last round" : `Round ${whole(wanted)}`);
+      const problem = this.#problem === null ? "No round has ended yet." : visible(this.#problem.message);
+      setText(said, wanted === null || this.#problem !== null ? problem : "Reading…");
+      if (this.#drawn.get("last") !== null) fill(place);
+      this.#drawn.set("last", null);
+      return;
+    }
+    if (this.#drawn.get("last") === detail) return;
+    this.#drawn.set("last", detail);
+    const { figures, clients } = detail;
+    setText(heading, `Round ${whole(figures.number)}${wanted === null ? ", the last one" : ""}`);
+    const roundS = figures.train_s + figures.witness_s;
+    setText(said, `Step ${whole(figures.step)}, attempt ${whole(figures.attempt + 1)}, ended ${moment(figures.ended_s)} after ${duration(roundS)} ` +
+      `(training ${duration(figures.train_s)}, witnesses ${duration(figures.witness_s)}): ${visible(detail.reason)}. ` +
+      `${whole(figures.applied_batches)} of ${whole(figures.batches)} batches applied. ${this.#shownCount(clients.length, figures.clients)}`);
+    replaceWaterfall(place, waterfall(clients, { roundS, trainS: figures.train_s, isUnderWay: false }, this.router));
+    if (numbers.open) fill(rows, table(clients, `The clients of round ${figures.number}`, this.router));
+    if (this.#most === FEW) this.more.hidden = figures.clients <= FEW;
+  }
+
+  #shownCount(shown, all) {
+    return shown < all ? `Shown are the slowest ${whole(shown)}.` : "";
+  }
+
+  #explain() {
+    const found = this.#explanation;
+    if (found === null || this.#drawn.get("why") === found) return;
+    this.#drawn.set("why", found);
+    setText(this.sentence, visible(found.sentence));
+    setText(this.unknown, visible(found.unknown));
+    fill(this.shares, found.parts.length ? this.#parts(found) : null);
+    fill(this.medians, found.clients.length ? this.#medianTable(found) : h("p", {}, "No round has ended yet."));
+  }
+
+  #parts({ parts, rounds }) {
+    const items = parts.filter(({ share }) => share >= 0.01).map((part) => {
+      const label = PARTS[part.kind]?.label ?? KINDS[part.kind] ?? part.kind;
+      const whose = part.client_id === null ? "" : ` of ${part.name ? `${visible(part.name)} ` : ""}${shortId(part.client_id)}`;
+      const rate = part.bytes_per_s === null ? "" : `, ${bytes(part.bytes_per_s)}/s`;
+      return h("li", {}, h("meter", { min: 0, max: 1, value: part.share, "aria-hidden": "true" }),
+        ` ${percent(part.share)} `, h("bdi", {}, `${label}${whose}`), ` (${duration(part.seconds)}${rate})`);
+    });
+    return [h("p", {}, `Where the time of the last ${whole(rounds)} rounds went:`), h("ul", { class: "shares" }, items)];
+  }
+
+  #medianTable({ clients }) {
+    const shown = clients.slice(0, SHOWN_MEDIANS);
+    const head = ["client", "rounds", "missed", ...TIMES.map((part) => PARTS[part].label), "result there", "upload rate", "download rate"];
+    const rows = shown.map((client) => {
+      const most = TIMES.reduce((best, part) => ((client[`${part}_s`] ?? 0) > (client[`${best}_s`] ?? 0) ? part : best), TIMES[0]);
+      const rate = (value) => h("td", {}, value === null ? "–" : `${bytes(value)}/s`);
+      return h("tr", {},
+        h("th", { scope: "row" }, h("a", { href: this.router.link("member", client.client_id) },
+          h("bdi", {}, client.name ? `${visible(client.name)} (${shortId(client.client_id)})` : shortId(client.client_id)))),
+        h("td", {}, whole(client.rounds)), h("td", {}, whole(client.missed)),
+        TIMES.map((part) => h("td", {}, part === most && client[`${part}_s`] ? h("strong", {}, duration(client[`${part}_s`])) : duration(client[`${part}_s`]))),
+        h("td", {}, duration(client.delivered_s)), rate(client.uploaded_bytes_per_s), rate(client.downloaded_bytes_per_s));
+    });
+    const caption = `Medians, the slowest ${whole(shown.length)} clients first; each client's longest part is bold`;
+    return h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Medians over the last rounds" },
+      h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head.map((label) => h("th", { scope: "col" }, label)))), h("tbody", {}, rows)));
+  }
+}

@@ -1,0 +1,140 @@
+// A waterfall: a row for each client of a round, with a bar for each piece of its time.
+
+import { fill, h } from "./elements.js";
+import { bytes, duration, percent, shortId, visible, whole } from "./format.js";
+import { term, WORDS } from "./glossary.js";
+import { longest, PARTS, piecesOf } from "./pieces.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const MIN_LETTER_PERCENT = 2.5;
+const TICKS = 4;
+/** Lines of each part's pattern in a square of 8 by 8: so that parts differ without their colours. */
+const PATTERNS = {
+  document: "", replica: "M0 4H8", data: "M4 0V8", train: "M0 0L8 8", encode: "M0 8L8 0", upload: "M0 2H8M0 6H8",
+  check: "M2 0V8M6 0V8", attest: "M0 0L8 8M0 8L8 0", download: "M0 4H8M4 0V8", merge: "M2 2h1v1h-1zM6 6h1v1h-1z",
+  unknown: "M1 1h1v1h-1zM5 5h1v1h-1z",
+};
+export const FATES = {
+  applied: "✓ applied",
+  lost: "△ came, but was not applied",
+  rejected: "✕ broke a rule",
+  failed: "✕ failed",
+  missing: "○ nothing came",
+  idle: "– had no work",
+};
+
+function s(tag, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** Return the patterns that bars are filled with; they must be in the page once. */
+export function patterns() {
+  const found = Object.entries(PATTERNS).map(([part, path]) =>
+    s("pattern", { id: `part-${part}`, width: 8, height: 8, patternUnits: "userSpaceOnUse" },
+      s("rect", { width: 8, height: 8, class: `part-${part}` }), s("path", { d: path, class: "hatch" })));
+  return s("svg", { class: "unseen", "aria-hidden": "true", width: 0, height: 0 }, s("defs", {}, ...found));
+}
+
+/** Return what each letter and pattern stands for. */
+export function legend() {
+  const shown = Object.entries(PARTS).map(([part, { letter, label, word }]) =>
+    h("li", {}, s("svg", { class: "swatch", "aria-hidden": "true" },
+      s("rect", { width: "100%", height: "100%", fill: `url(#part-${part})`, class: "piece" })),
+    `${letter} `, word in WORDS ? term(word, label) : label));
+  return h("ul", { class: "legend" }, shown);
+}
+
+/** Return the end of the time that rows with these pieces show, in seconds. */
+export function endOf(rows, roundS) {
+  return rows.reduce((end, { pieces }) => pieces.reduce((most, { start, seconds }) => Math.max(most, start + seconds), end), roundS) || 1;
+}
+
+function bar({ part, start, seconds, isOpen }, endS) {
+  const x = (start / endS) * 100, width = (seconds / endS) * 100;
+  const text = `${PARTS[part].label}: ${duration(seconds)}${isOpen ? " so far" : ""}`;
+  const rect = s("rect", {
+    x: `${x}%`, y: "10%", width: `${width}%`, height: "80%", fill: `url(#part-${part})`, class: isOpen ? "piece open" : "piece",
+  }, s("title", {}, text));
+  if (width < MIN_LETTER_PERCENT) return [rect];
+  return [rect, s("text", { x: `${x + width / 2}%`, y: "50%", class: "letter" }, PARTS[part].letter)];
+}
+
+function line(seconds, endS, name) {
+  const x = `${(seconds / endS) * 100}%`;
+  return s("line", { x1: x, x2: x, y1: "0", y2: "100%", class: name });
+}
+
+/** Return an axis of seconds. */
+export function axis(endS) {
+  const shown = [];
+  for (let tick = 0; tick <= TICKS; tick += 1) {
+    const anchor = tick === 0 ? "start" : tick === TICKS ? "end" : "middle";
+    shown.push(s("text", { x: `${(tick / TICKS) * 100}%`, y: "70%", "text-anchor": anchor }, duration((endS * tick) / TICKS)));
+  }
+  return s("svg", { class: "axis", "aria-hidden": "true" }, ...shown);
+}
+
+/** Return the slowest part of a client in words, such as "upload 8 s, 61 %, 2.1 MB/s"; "" if nothing is told. */
+export function slowestPart(client, pieces) {
+  const found = longest(pieces.filter(({ part }) => part !== "unknown"));
+  if (found === null) return "";
+  const total = pieces.reduce((sum, { seconds }) => sum + seconds, 0);
+  const moved = { upload: client.uploaded_bytes ?? client.result_bytes, download: client.downloaded_bytes }[found.part];
+  const rate = moved && !found.isOpen ? `, ${bytes(moved / found.seconds)}/s` : "";
+  return `${PARTS[found.part].label} ${duration(found.seconds)}, ${percent(found.seconds / total)}${rate}`;
+}
+
+/** A client's name and the beginning of its id, as a link to its own page. */
+export function clientLink(client, router) {
+  const label = client.name ? `${visible(client.name)} (${shortId(client.client_id)})` : shortId(client.client_id);
+  return h("a", { href: router.link("member", client.client_id) }, h("bdi", {}, label));
+}
+
+/**
+ * Return a waterfall of these clients.
+ *
+ * @param {Object[]} clients of a round, in the order in which they are shown.
+ * @param {Object} round { roundS, trainS, isUnderWay }: how long it took, or has taken; trainS is null if it is not over.
+ */
+export function waterfall(clients, { roundS, trainS, isUnderWay }, router) {
+  const rows = clients.map((client) => ({ client, pieces: piecesOf(client, roundS, isUnderWay) }));
+  const endS = endOf(rows, roundS);
+  const items = rows.map(({ client, pieces }) => {
+    const said = pieces.map(({ part, seconds, isOpen }) => `${PARTS[part].label} ${duration(seconds)}${isOpen ? " so far" : ""}`);
+    const lines = [line(roundS, endS, "end")];
+    if (trainS !== null) lines.push(line(trainS, endS, "trained"));
+    const isOut = isUnderWay && client.fate === "missing";
+    const came = client.delivered_s === null ? "" : `result after ${duration(client.delivered_s)}`;
+    const slow = slowestPart(client, pieces);
+    return h("li", { "data-client": client.client_id },
+      h("p", { class: "who" }, clientLink(client, router), client.witness ? term("witness", " · witness") : null,
+        h("span", { class: `fate ${client.fate}` }, isOut ? "… awaited" : isUnderWay && client.fate === "lost" ? "✓ came" : FATES[client.fate]),
+        h("span", { class: "quiet" }, [`${whole(client.batches)} batches`, came].filter(Boolean).join(", ")),
+        slow ? h("span", { class: "slow" }, `longest: ${slow}`) : null,
+        client.detail ? h("span", { class: "quiet" }, h("bdi", {}, visible(client.detail))) : null),
+      s("svg", { class: "bars", role: "img", "aria-label": said.join(", ") || "nothing is told yet" }, ...pieces.flatMap((piece) => bar(piece, endS)), ...lines));
+  });
+  return h("div", { class: "waterfall" }, axis(endS), h("ol", {}, items));
+}
+
+/** Return the same as a table of numbers. */
+export function table(clients, caption, router) {
+  const parts = Object.keys(PARTS).filter((part) => part !== "unknown");
+  const head = ["client", ...parts.map((part) => PARTS[part].label), "result", "end of its work"];
+  const rows = clients.map((client) => h("tr", {},
+    h("th", { scope: "row" }, clientLink(client, router)),
+    parts.map((part) => h("td", {}, duration(client[`${part}_s`] ?? null))),
+    h("td", {}, bytes(client.result_bytes || null)), h("td", {}, client.fate)));
+  const found = h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head.map((label) => h("th", { scope: "col" }, label)))), h("tbody", {}, rows));
+  return h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": caption }, found);
+}
+
+/** Put a waterfall in the place of the one before, and leave the focus on the same client. */
+export function replaceWaterfall(place, content) {
+  const focused = place.contains(document.activeElement) ? document.activeElement.closest("[data-client]")?.dataset.client : undefined;
+  fill(place, content);
+  if (focused !== undefined) place.querySelector(`[data-client="${CSS.escape(focused)}"] a`)?.focus({ preventScroll: true });
+}

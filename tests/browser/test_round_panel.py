@@ -1,0 +1,130 @@
+"""The round in a browser: a waterfall of its clients that says what the API says, and who is slow at what."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from tests.support.browser import SIZES, opened
+from tests.support.played_rounds import play_round
+from tests.support.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Locator, Page
+
+ROUNDS = 3
+PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
+
+
+@dataclass
+class Watched:
+    """A run with ended rounds and one under way, in which one of its clients has committed to a result."""
+
+    coordinator: Served
+    clients: list[WireClient]
+    url: str
+
+    async def asked(self, place: str) -> Any:
+        """Return the API's own answer."""
+        answer = await self.coordinator.http.get(f"{self.coordinator.run_url}{place}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def watched(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+    folder: Path = tmp_path_factory.mktemp("watched")
+    async with served_over_sockets(folder, GENESIS, **PATIENT) as run:
+        clients = await training(run, 3)
+        for _ in range(ROUNDS):
+            await play_round(run, clients)
+        assert (await clients[0].commit(clients[0].result(REPLICA, DIFFERENCE))).status_code == 200
+        yield Watched(run, clients, f"{run.http.base_url}/")
+
+
+def section(page: "Page", title: str) -> "Locator":
+    return page.locator("section", has=page.get_by_role("heading", name=title))
+
+
+async def shown_clients(of: "Locator") -> list[str]:
+    rows = of.locator(".waterfall li")
+    await rows.first.wait_for()
+    return [str(one) for one in await rows.evaluate_all("all => all.map(li => li.dataset.client)")]
+
+
+def seconds(value: float) -> str:
+    return f"{float(f'{value * 1000:.2g}'):g} ms" if value < 0.9995 else f"{float(f'{value:.3g}'):g} s"
+
+
+async def test_ended_round_has_the_clients_of_the_api_slowest_first(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, complaints):
+        await page.goto(f"{watched.url}#/round/{ROUNDS - 1}")
+        shown = section(page, f"Round {ROUNDS - 1}")
+        detail = await watched.asked(f"/history/rounds/{ROUNDS - 1}")
+        slowest = sorted(detail["clients"], key=lambda client: -client["delivered_s"])
+        assert await shown_clients(shown) == [client["client_id"] for client in slowest]
+        text = await shown.inner_text()
+        assert f"{detail['figures']['applied_batches']} of {detail['figures']['batches']} batches applied" in text
+        first = shown.locator(".waterfall li").first
+        assert f"result after {seconds(slowest[0]['delivered_s'])}" in await first.inner_text()
+        assert "✓ applied" in await first.inner_text()
+        said = str(await first.locator(".bars").get_attribute("aria-label"))
+        assert f"training {seconds(slowest[0]['train_s'])}" in said
+        assert complaints.unexpected == []
+
+
+async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        await page.goto(f"{watched.url}#/round")
+        shown = section(page, "The round under way")
+        assert set(await shown_clients(shown)) == {client.client_id for client in watched.clients}
+        bars = shown.locator(f"[data-client='{watched.clients[0].client_id}'] .bars")
+        assert "upload" in str(await bars.get_attribute("aria-label"))
+        awaited = shown.locator(f"[data-client='{watched.clients[1].client_id}']")
+        assert "… awaited" in await awaited.inner_text()
+        await section(page, f"Round {ROUNDS - 1}, the last one").wait_for()
+
+
+async def test_waterfall_as_a_table_has_the_same_figures(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        await page.goto(f"{watched.url}#/round/0")
+        shown = section(page, "Round 0")
+        await shown.locator(".waterfall li").first.wait_for()
+        await shown.get_by_text("As a table").click()
+        await shown.locator("tbody tr").first.wait_for()
+        rows = await shown.locator("tbody tr").all_inner_texts()
+        detail = await watched.asked("/history/rounds/0?slowest=3")
+        for row, client in zip(rows, detail["clients"], strict=True):
+            cells = row.split("\t")
+            assert (cells[0], cells[4], cells[-1]) == (client["client_id"][:12], seconds(client["train_s"]), "applied")
+
+
+async def test_last_round_of_an_earlier_version_is_the_one_of_then(browser: "Browser", watched: Watched) -> None:
+    version = (await watched.asked("/history"))["rounds"]["version"][0]
+    async with opened(browser) as (page, _):
+        await page.goto(f"{watched.url}#/round?version={version}")
+        await section(page, "Round 0, the last one").locator(".waterfall li").first.wait_for()
+        moment = await watched.asked(f"/history/versions/{version}")
+        under_way = section(page, "The round under way")
+        assert f"Step {moment['document']['round']['step']}, attempt 1" in await under_way.inner_text()
+
+
+@pytest.mark.parametrize("word", ["99", "x"])
+async def test_round_that_is_not_held_is_said_so(browser: "Browser", watched: Watched, word: str) -> None:
+    async with opened(browser) as (page, complaints):
+        complaints.expected = ["404"]
+        await page.goto(f"{watched.url}#/round/{word}")
+        expected = "are not held; held: 0 to 2" if word == "99" else "the last one"
+        await page.get_by_text(expected).first.wait_for()
+        assert complaints.unexpected == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_waterfall_fits_the_screen(browser: "Browser", watched: Watched, size: str) -> None:
+    async with opened(browser, size, color_scheme="dark") as (page, _):
+        await page.goto(f"{watched.url}#/round")
+        await shown_clients(section(page, "The round under way"))
+        assert await page.evaluate("document.documentElement.scrollWidth") <= SIZES[size][0]
