@@ -88,6 +88,21 @@ async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched:
         await section(page, f"Round {ROUNDS - 1}, the last one").wait_for()
 
 
+async def test_page_says_why_the_run_is_not_faster(browser: "Browser", watched: Watched) -> None:
+    explanation = await watched.asked("/history/explanation")
+    async with opened(browser) as (page, _):
+        await page.goto(f"{watched.url}#/round")
+        why = section(page, "Why is this run not faster?")
+        await why.get_by_text(explanation["sentence"]).wait_for()
+        shares = await why.locator(".shares li").all_inner_texts()
+        assert len(shares) == len([part for part in explanation["parts"] if part["share"] >= 0.01])
+        medians = section(page, "Medians over the last rounds").locator("tbody tr")
+        ids = [client["client_id"][:12] for client in explanation["clients"]]
+        assert [row.split("\t")[0] for row in await medians.all_inner_texts()] == ids
+        await page.goto(watched.url)
+        await page.locator("main").get_by_text(explanation["sentence"]).wait_for()
+
+
 async def test_waterfall_as_a_table_has_the_same_figures(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(f"{watched.url}#/round/0")
