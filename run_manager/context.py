@@ -16,6 +16,7 @@ from run_manager.feedback.error_feedback import ErrorFeedback
 from run_manager.readiness import Readiness
 from run_manager.replica.checkpoint_download import CheckpointSource
 from run_manager.replica.keeper import ReplicaKeeper
+from run_manager.replica.saving import SaveReplica
 from run_manager.round_times import RoundTimes
 from run_manager.round_view import RoundViews
 from run_manager.trainer_opening import TrainerOpening
@@ -80,6 +81,8 @@ class ClientDependencies:
             None where `check_trainer` checks everything.
         trainer_opens_in_s: estimates the seconds until `open_trainer` returns; None where nobody can. A client reports
             that it is ready a little earlier than that.
+        save_replica: keeps a replica for the client's owner; None if none is to be kept. It raises `InvalidInput` where
+            that can never be, which ends the client, and `ModelUnavailable` where it may be later.
         open_mirrors: opens the sources of checkpoints beside the coordinator, which the client closes.
         ahead_bytes: maximum size of the samples that are fetched ahead of their round; None for what the state file
             says.
@@ -97,6 +100,7 @@ class ClientDependencies:
     feedback_stem: Path | None = None
     open_mirrors: Callable[[StateFile], Sequence[CheckpointSource]] = no_mirrors
     ahead_bytes: int | None = None
+    save_replica: SaveReplica | None = None
 
 
 class _KeepsInnerState(Protocol):

@@ -29,6 +29,7 @@ from run_manager.readiness import Readiness
 from run_manager.replica.checkpoint_download import CheckpointDownload
 from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from run_manager.replica.merger import Merger
+from run_manager.replica.saving import ReplicaSaving
 from run_manager.round_times import RoundTimes
 from run_manager.round_view import RoundViews
 from run_manager.step_state_machine import StepStateMachine
@@ -154,6 +155,7 @@ class RunManager:
             sources = (session.outcome, exchange, download)
             check = partial(check_first_step, state)
             keeper = ReplicaKeeper(*sources, merger, spool, worker, check, tentative.settle, dependencies.observer)
+            await self._begin_saving(opened, keeper, state, spec)
             keeping = BackgroundTask(self._group, "replica")
             growing = BackgroundTask(self._group, "data")
             opened.push_async_callback(growing.replace, None)
@@ -257,6 +259,20 @@ class RunManager:
         if document.checkpoint is not None:
             await fetching_ahead.replace(download.prefetch(document.checkpoint))
         return download
+
+    async def _begin_saving(
+        self, opened: AsyncExitStack, keeper: ReplicaKeeper, state: StateFile, spec: ModelSpec
+    ) -> None:
+        """Begin to save the newest replica for the client's owner, if it is wanted; and the last one at the end."""
+        if self._dependencies.save_replica is None:
+            return
+        saving = ReplicaSaving(
+            keeper, partial(self._dependencies.save_replica, state, spec), self._dependencies.retry_policy
+        )
+        opened.push_async_callback(saving.finish)
+        running = BackgroundTask(self._group, "saving")
+        opened.push_async_callback(running.replace, None)
+        await running.replace(saving.run())
 
     async def _open_feedback(
         self, document: RunDocument, merge: MergeConfig, spool: Spool, worker: Worker

@@ -39,6 +39,7 @@ from epochal.cli.options import (
 )
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end, say
+from epochal.cli.saved_replicas import SavedReplicas
 from epochal.cli.shutdown import Interrupts, end_at_next_signal, end_within
 from epochal.cli.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.torch_options import (
@@ -71,8 +72,6 @@ log = logging.getLogger(__name__)
 
 TRAINER_BOUND_S = 60.0
 """Seconds to keep trying a training service that does not answer, before the step fails and is reported."""
-
-
 CLOSING_BOUND_S = 30.0
 """Seconds to close data and trainer after the round, before the process is ended from within."""
 STOP_BOUND_S = 3.0
@@ -202,6 +201,13 @@ CacheOption = Annotated[
     ),
 ]
 CacheBytesOption = Annotated[int, typer.Option(help="Maximum size of --cache in bytes.")]
+SaveOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep the newest model here, as `epochal export` writes it: renewed about once a minute, and at the end.",
+    ),
+]
 MetricsPortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Show metrics to Prometheus at this port; 0 picks a free one.")
 ]
@@ -236,6 +242,7 @@ def client(
     ahead_bytes: AheadBytesOption = None,
     spool: SpoolOption = None,
     mirror: MirrorOption = None,
+    save: SaveOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
     otel_endpoint: OtelOption = None,
@@ -268,6 +275,7 @@ def client(
         feedback_stem=key,
         open_mirrors=mirror_opener(mirror or (), verify),
         ahead_bytes=ahead_bytes,
+        save_replica=None if save is None else SavedReplicas(save),
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)

@@ -144,8 +144,9 @@ class TrainingStepMetadata:
             batches: AssignedBatches = receiver if packing is None else packing.rows_of(data_assignments, receiver)
             held = await context.keeper.at(head.step - 1)
             await context.opening.check(held.replica)
+            is_saved = context.dependencies.save_replica is not None
             context.spool.check_room(
-                round_bytes(held.replica, context.state, client_count),
+                round_bytes(held.replica, context.state, client_count, is_saved=is_saved),
                 f"a round of {client_count} clients",
                 None if context.feedback is None else context.feedback.files(held.replica.layout),
             )
