@@ -1,6 +1,7 @@
 """The tutorials: what a page says is what happens, on two machines that are two folders."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.heavy import need_module, need_program
@@ -10,13 +11,21 @@ from tests.support.tutorial import Tutorial, steps_of
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 PAGE = PAGES / "first-model.md"
 OWN_TEXT = PAGES / "your-own-text.md"
-EXECUTED = (PAGE, OWN_TEXT)
+START = PAGES.parent / "start.md"
+OWN_DATA, OWN_MODEL, FINE_TUNING, JOIN, OPERATING = (
+    PAGES / f"{name}.md" for name in ("your-own-data", "your-own-model", "fine-tuning", "join", "operating")
+)
+EXECUTED = {START, PAGE, OWN_TEXT, OWN_DATA, OWN_MODEL, FINE_TUNING, JOIN, OPERATING}
 """Pages whose steps the tests below execute."""
 KNOWS_NOTHING = 6.24
 """Loss of a model that gives each of 512 tokens the same probability, in nats."""
 
 BYTES_KNOW_NOTHING = 5.55
 """The same of a model that gives each of 256 bytes the same probability."""
+
+
+GUESSES_A_DIGIT = 2.30
+"""The same of one who guesses among ten digits."""
 
 
 async def test_first_model_does_what_the_page_says(tmp_path: Path) -> None:
@@ -57,3 +66,62 @@ async def test_your_own_text_does_what_the_page_says(tmp_path: Path) -> None:
     assert loss is not None
     assert float(loss[1]) < BYTES_KNOW_NOTHING - 1
     assert "my-tokens/state.toml is valid, and my-tokens/data.toml fits it" in printed
+
+
+def free_ports_for(page: Path) -> dict[str, str]:
+    """Return a free port for each one that the page names."""
+    text = page.read_text(encoding="utf-8")
+    return {port: str(free_port()) for port in ("8000", "8001", "39405") if port in text}
+
+
+async def executed(page: Path, folder: Path, replaced: Mapping[str, str]) -> str:
+    """Execute a page's steps on free ports, and return what was printed."""
+    async with Tutorial.open(folder) as tutorial:
+        for step in steps_of(page, {**replaced, **free_ports_for(page)}):
+            await tutorial.take(step)
+        await tutorial.interrupt()
+    return "".join(tutorial.printed)
+
+
+async def test_start_does_what_the_page_says(tmp_path: Path) -> None:
+    short = {"epochal up --run-dir first-run": "epochal up --run-dir first-run --rounds 4 --trainer null"}
+    printed = await executed(START, tmp_path, short)
+    assert printed.startswith("watch the run in a browser: http://")
+    assert "was killed without warning" in printed
+
+
+async def test_own_data_does_what_the_page_says(tmp_path: Path) -> None:
+    printed = await executed(OWN_DATA, tmp_path, {})
+    assert "state.toml is valid" in printed
+    assert "the run is finished with replica 6" in printed
+
+
+async def test_own_model_does_what_the_page_says(tmp_path: Path) -> None:
+    need_module("torch")
+    printed = await executed(OWN_MODEL, tmp_path, {})
+    loss = re.search(r"digits, replica 6: loss ([0-9.]+) nats", printed)
+    assert loss is not None
+    assert float(loss[1]) < GUESSES_A_DIGIT / 2
+
+
+async def test_fine_tuning_does_what_the_page_says(tmp_path: Path) -> None:
+    need_module("pyarrow")
+    printed = await executed(FINE_TUNING, tmp_path, {})
+    assert "learnt" in printed
+    loss = re.search(r"talks, replica [0-9]+: loss ([0-9.]+) nats", printed)
+    assert loss is not None
+    assert float(loss[1]) < BYTES_KNOW_NOTHING - 1
+    assert (tmp_path / "A" / "answers" / "model.safetensors").exists()
+
+
+async def test_joining_does_what_the_page_says(tmp_path: Path) -> None:
+    need_program("openssl")
+    printed = await executed(JOIN, tmp_path, {})
+    assert "my lab" in printed
+    assert printed.count("withdrawn with replica") == 2
+
+
+async def test_operating_does_what_the_page_says(tmp_path: Path) -> None:
+    printed = await executed(OPERATING, tmp_path, {})
+    assert "max_round_train_time" in printed
+    assert "withdrawn with replica" in printed
