@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from docs import alerts_table, errors_page, grafana_dashboard, metrics_tables
+from docs import alerts_table, errors_page, grafana_dashboard, metrics_tables, page_blocks, said_kinds
 from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
 from run_manager.step_table import STEPS, News
@@ -68,7 +68,7 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Check or write the pages; return the exit code."""
-    problems = pages_without_place()
+    problems = [*pages_without_place(), *said_kinds.mistakes(), *page_blocks.unchecked()]
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy/README.md"]
     for page in pages:
         text = page.read_text(encoding="utf-8")

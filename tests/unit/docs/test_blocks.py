@@ -13,11 +13,11 @@ import tomli_w
 import yaml
 
 import epochal
+from docs.page_blocks import PARSED, ROOT, Block, blocks, commands_in, unchecked
 from epochal.cli.options import STORE_VARIABLE
 from state.config.state_file import parse_state
 from tests.integration.test_tutorials import EXECUTED
 from tests.support.deployment import parsed_command
-from tests.support.page_blocks import ROOT, Block, blocks, commands_in
 
 BLOCKS = blocks()
 STATE = (ROOT / "examples/states/local/state.toml").read_text(encoding="utf-8")
@@ -91,12 +91,8 @@ PARSERS: dict[str, Callable[[Block], None]] = {
 
 
 def test_block_is_executed_or_checked_or_says_why_not() -> None:
-    left = [
-        block.place
-        for block in BLOCKS
-        if block.reason_not_run is None and not block.is_step and block.language not in PARSERS
-    ]
-    assert left == [], "name the block's language, or say `<!-- not run: REASON -->` before it"
+    assert unchecked() == []
+    assert PARSERS.keys() == set(PARSED)
 
 
 def test_reason_why_a_block_is_not_run_says_something() -> None:

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^(?P<fence>```+)(\w*)\n(.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
 HEREDOC = re.compile(r"<<-?\s*'?(\w+)'?")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+PARSED = ("bash", "python", "toml", "json", "yaml")
+"""Languages that `tests/unit/docs/test_blocks.py` checks with a parser."""
 GENERATED = "reference.md"
 """A page whose blocks are signatures, made from the sources."""
 
@@ -70,6 +72,16 @@ def blocks_of(page: Path) -> Iterator[Block]:
         remark, _, language, content = match.groups()
         line = text.count("\n", 0, match.start()) + 1
         yield Block(str(page.relative_to(ROOT)), line, remark or "", language, content)
+
+
+def unchecked() -> list[str]:
+    """Return a line for each block that is neither executed nor checked and does not say why."""
+    advice = f"name its language ({', '.join(PARSED)}), or say `<!-- not run: REASON -->` before it"
+    return [
+        f"{block.place}: nothing runs or checks this block: {advice}"
+        for block in blocks()
+        if block.reason_not_run is None and not block.is_step and block.language not in PARSED
+    ]
 
 
 def commands_in(script: str) -> Iterator[list[str]]:

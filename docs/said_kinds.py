@@ -1,0 +1,76 @@
+"""What programs may say that has a kind: refusals, error classes, warnings of the log, and how a client ends.
+
+Sources are parsed, not imported, so the answer is the same whatever is installed.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from run_manager.agent import EndReason
+from runtime.explanations import explanations, kind_name
+from state.refusals import Refusal
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "batching", "coordinator", "coordinator_client", "data_providers", "epochal", "run_manager", "runtime", "state",
+    "trainers", "training_service",
+)  # fmt: skip
+LOUD = {"warning", "error", "critical", "exception"}
+"""Methods of a logger that write what somebody should look at."""
+
+_EVENT = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+")
+
+
+@cache
+def kinds() -> frozenset[str]:
+    """Return the kind of everything that a program may say."""
+    return frozenset(kind_name(name) for name in (*Refusal, *EndReason, *error_classes(), *loud_events()))
+
+
+@cache
+def loud_events() -> frozenset[str]:
+    """Return the events that any program logs as a warning or worse."""
+    return frozenset(
+        str(node.args[0].value)
+        for node in _nodes()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOUD and node.args
+        if isinstance(node.args[0], ast.Constant) and _EVENT.fullmatch(str(node.args[0].value))
+    )
+
+
+@cache
+def error_classes() -> frozenset[str]:
+    """Return the names of the public error classes, in every file."""
+    bases = {
+        node.name: {ast.unparse(base) for base in node.bases} for node in _nodes() if isinstance(node, ast.ClassDef)
+    }
+    found = {"EpochalError"}
+    while more := {name for name, above in bases.items() if above & found} - found:
+        found |= more
+    return frozenset(name for name in found if not name.startswith("_"))
+
+
+def mistakes() -> list[str]:
+    """Return a line for each kind without an explanation, and for each explanation of a kind that nothing says."""
+    known, where = explanations().keys(), "runtime/explanations.toml"
+    return [
+        *(
+            f"{where} does not explain `{kind}`: add an entry, with `means` and `do`"
+            for kind in sorted(kinds() - known)
+        ),
+        *(f"{where} explains `{kind}`, which no program says" for kind in sorted(known - kinds())),
+    ]
+
+
+@cache
+def _nodes() -> tuple[ast.AST, ...]:
+    return tuple(_parsed())
+
+
+def _parsed() -> Iterator[ast.AST]:
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
