@@ -36,7 +36,7 @@ def check_bash(block: Block) -> None:
     assert checked.returncode == 0, f"{block.place}: {checked.stderr}"
     for words in commands_in(block.text):
         ours = [re.fullmatch("(.*/bin/)?epochal", word) is not None for word in words]
-        at = ours.index(True) if any(ours) and words[0] != "echo" else None
+        at = ours.index(True) if any(ours) and words[0] not in ("echo", "pip", "pipx") else None
         if at is None:
             assert words[0] in OTHER_PROGRAMS, f"{block.place}: {words[0]} is not among OTHER_PROGRAMS"
         elif words[at + 1] not in ("--help", "--version", "--install-completion"):
