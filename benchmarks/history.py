@@ -5,8 +5,10 @@ The run has three clients that do no arithmetic; the machine plays it alone, int
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from benchmarks.figures import Figure
 from coordinator.machine import stimuli
@@ -17,7 +19,10 @@ from coordinator.machine.run import new_run
 from coordinator.machine.stimuli import Stamped, Stimulus
 from coordinator.run_history import RunHistory, read_history
 from coordinator.run_journal import RunJournal
+from coordinator.store.directory.journal_files import segment_file
 from coordinator.store.directory.run_directory import RunDirectory
+from coordinator.store.directory.segments import encode_mark, encode_segment
+from coordinator.store.journal import Segment, Snapshot
 from coordinator.store.memory import MemoryJournal
 from coordinator.store.open import open_store_reader
 from runtime.worker_thread import InlineWorker
@@ -30,12 +35,15 @@ from tests.support.states import state_file
 
 CLIENTS = 3
 ROUNDS = 10_000
+MANY_ROUNDS = 100_000
 EPOCH_S = 8
 """Time of an epoch: of some hundred rounds, each of whose stimuli takes a hundredth of a second."""
 LOOKS = 40
 STRIDE = 7919
 """Between two looks, in versions: they lie all over the journal."""
 MAX_BLOB_BYTES = 1 << 30
+
+T = TypeVar("T")
 
 
 class Player:
@@ -115,6 +123,27 @@ class Player:
         await self.send(stimuli.ResultVerified(client_id, step, attempt, result, digest))
 
 
+class _WrittenJournal(MemoryJournal):
+    """A journal of which each segment is written to a run directory as a whole: one that syncs each record is slow."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    async def open_segment(self, snapshot: Snapshot) -> None:
+        await super().open_segment(snapshot)
+        for segment in self.segments[:-1]:
+            self._write(segment, encode_mark(segment.number + 1))
+        self.segments = self.segments[-1:]
+
+    def write_last(self) -> None:
+        """Write the segment that is appended to."""
+        self._write(self.segments[-1], b"")
+
+    def _write(self, segment: Segment, mark: bytes) -> None:
+        (self._folder / segment_file(segment.number)).write_bytes(encode_segment(segment) + mark)
+
+
 def _digest(step: int) -> Sha256:
     return sha256_hex(b"replica %d" % step)
 
@@ -127,41 +156,54 @@ async def _played(folder: Path, rounds: int) -> None:
         "config__max_round_train_time": 7,
         "config__min_clients": 1,
     }
-    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
-    memory = MemoryJournal()  # a directory syncs each record: minutes
+    await (await RunDirectory.open(folder, MAX_BLOB_BYTES)).aclose()
+    journal = _WrittenJournal(folder)
     run = new_run(state_file(**fields), lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1000.0)
-    player = Player(await RunJournal.begin(memory, run))
+    player = Player(await RunJournal.begin(journal, run))
     await player.begin()
     for _ in range(rounds):
         await player.play_round()
-    for segment in memory.segments:
-        await store.journal.open_segment(segment.snapshot)
-        for record in segment.records:
-            await store.journal.append(record)
-    await store.aclose()
+    journal.write_last()
 
 
-async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
-    """Return the figures of a history of this many rounds."""
-    await _played(folder / "run", rounds)
-    journal = open_store_reader(str(folder / "run")).journal
-    start_s = time.perf_counter()
-    found = await read_history(journal)
-    read_s = time.perf_counter() - start_s
+async def measure(folder: Path, rounds: int = ROUNDS, many: int = MANY_ROUNDS) -> list[Figure]:
+    """Return the figures of histories of this many rounds, and of so many more that a start cannot read all of them."""
+    return [*await _figures(folder / "run", rounds), *await _figures(folder / "long", many)]
+
+
+async def _figures(folder: Path, rounds: int) -> list[Figure]:
+    await _played(folder, rounds)
+    offline = open_store_reader(str(folder)).journal
+    whole_s, found = await _timed(read_history(offline))
     assert found.history.next == rounds
-    history = RunHistory(journal, InlineWorker())
-    async with asyncio.TaskGroup() as tasks:
-        reading = tasks.create_task(history.run())
-        await history.is_read.wait()
-        reading.cancel()
-    last, times = found.history.rows[-1].version, []
-    for number in range(LOOKS):
-        start_s = time.perf_counter()
-        await history.moment(number * STRIDE % last, last)
-        times.append(time.perf_counter() - start_s)
+    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
+    try:
+        first = RunHistory(store.journal, InlineWorker())
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(first.run())
+            await first.was_kept.wait()
+            reading.cancel()
+        kept_s, again = await _timed(read_history(store.journal))
+        assert again.history.rows == found.history.rows
+        times = await _looks(first, found.history.rows[-1].version)
+        kept = await store.journal.kept_history()
+    finally:
+        await store.aclose()
     return [
-        Figure(f"reading the history of {rounds:,} rounds from their journal", read_s, "s"),
+        Figure(f"reading the history of {rounds:,} rounds from their journal", whole_s, "s"),
+        Figure(f"the same when it is kept beside the journal, as at a start, {rounds:,} rounds", kept_s, "s"),
         Figure(f"a look back at any version of {rounds:,} rounds, median", median(times), "s"),
         Figure(f"a look back at any version of {rounds:,} rounds, longest", max(times), "s", "≤ 0.5"),
-        Figure("a kept history, as a compacted journal holds it", len(found.history.encoded()) / 1e6, "MB"),
+        Figure(f"the history as it is kept, {rounds:,} rounds", len(kept or b"") / 1e6, "MB"),
     ]
+
+
+async def _looks(history: RunHistory, last: int) -> list[float]:
+    """Return the seconds of looks back at versions all over a journal."""
+    return [(await _timed(history.moment(number * STRIDE % last, last)))[0] for number in range(LOOKS)]
+
+
+async def _timed(work: Awaitable[T]) -> tuple[float, T]:
+    start_s = time.perf_counter()
+    found = await work
+    return time.perf_counter() - start_s, found

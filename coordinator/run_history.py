@@ -1,8 +1,9 @@
 """The history of the run that a service owns: read from the journal in the background, then kept as rounds end.
 
 Theory of operation. The journal's segments are replayed a few records at a time, in a thread, with rests; a compacted
-journal begins with the history that its proof holds. Rounds that end meanwhile wait, and are added once the journal was
-read up to them. So a start is as fast as before. Where the journal went back, its history is read again.
+journal begins with the history that its proof holds, and now and then the history is kept beside the journal, so that
+the next start reads only what follows. Rounds that end meanwhile wait, and are added once the journal was read up to
+them. So a start is as fast as before. Where the journal went back, its history is read again.
 
 A look back at one version replays the segment that holds it, from its snapshot. Which segment that is, is known from
 reading the history; segments are short enough for that (`run_journal.SEGMENT_RECORDS`).
@@ -16,90 +17,39 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from coordinator.journal_proof import parse_proof
+from coordinator.journal_history import JournalHistory as JournalHistory
+from coordinator.journal_history import read_history as read_history
+from coordinator.kept_history import KeptHistory, RecordMark, holds, openings_from
 from coordinator.machine.history import History, Told
 from coordinator.machine.instructions import Instruction, OutcomeDecided
 from coordinator.machine.moment import moment_of
-from coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked, replay_until
+from coordinator.machine.records import Kept, opening_version, replay_until
 from coordinator.machine.run import Run
 from coordinator.speed_explanations import SpeedExplanations
-from coordinator.store.journal import JournalReader, JournalRecord, Segment
-from runtime.long_work import long_work
-from runtime.worker_thread import InlineWorker, Worker
+from coordinator.store.journal import Journal, Segment
+from runtime.worker_thread import Worker
 from state.errors import Refused, StoreFailed
 from state.history import Moment, RoundDetail
 from state.refusals import Refusal
 
 log = logging.getLogger(__name__)
 
-RECORDS_AT_A_TIME = 64
-"""Number of records that are replayed in one call."""
 MAX_WAITING_ROUNDS = 4096
 """Maximum number of rounds that may end while the journal is read; with more, it is read again."""
 MAX_WAITING = 131_072
 """The same for these rounds and all else that is told meanwhile, together."""
 READ_RETRY_S = 5.0
 """Time after which a journal is read again that could not be read."""
+MIN_ROUNDS_KEPT = 512
+"""Minimum number of rounds that end between two times that the history is kept beside the journal."""
+ROWS_PER_ROUND_KEPT = 16
+"""The longer a history is, the less often it is kept: as many rows each time for a round that a start may replay."""
 MAX_LOOKS = 16
 """Maximum number of looks back that wait or are under way; one at a time is."""
 ASK_AGAIN_S = 2.0
+SLOW_START = "the next start reads more of the journal"
 
 Ended = Callable[[RoundDetail], None]
-
-
-class JournalHistory:
-    """The history of a journal as far as it was read.
-
-    Attributes:
-        history: its rounds.
-        sequence: number of the last record that was read; -1 before any segment was.
-        openings: version and number of each segment, in their order.
-    """
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-        self.sequence = -1
-        self.openings: list[tuple[int, int]] = []
-
-
-async def read_history(
-    journal: JournalReader, worker: Worker | None = None, *, has_rests: bool = False
-) -> JournalHistory:
-    """Return the history of a run from its journal, which may have been compacted, and be appended to meanwhile.
-
-    Args:
-        journal: of the run.
-        worker: replays its records; inline if none is given.
-        has_rests: whether to rest as long as each piece took, because others need the processor.
-
-    Raises:
-        StoreFailed: it cannot be read, or was written under other rules.
-    """
-    loop, worker = asyncio.get_running_loop(), worker or InlineWorker()
-    proofs = await journal.proofs()
-    history = History.decoded(parse_proof(proofs[-1]).history) if proofs else History()
-    found = JournalHistory(history)
-
-    def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
-        history.take(instructions, kept.version)
-
-    first, newest = proofs[-1].segment_count if proofs else 0, await journal.newest_segment()
-    total = None if newest is None else newest + 1 - first
-    with long_work("reading the run's history", total, "segments") as work:
-        async with aclosing(journal.history(first if proofs else None)) as segments:
-            async for segment in segments:
-                run = await worker.run(partial(opened_by, segment.snapshot))
-                found.openings.append((opening_version(segment.snapshot), segment.number))
-                found.sequence = segment.snapshot.sequence
-                for start in range(0, len(segment.records), RECORDS_AT_A_TIME):
-                    began_s = loop.time()
-                    records: tuple[JournalRecord, ...] = segment.records[start : start + RECORDS_AT_A_TIME]
-                    run = await worker.run(partial(replay_unchecked, run, records, watch))
-                    found.sequence = records[-1].sequence
-                    work.advance(len(records) / len(segment.records))
-                    if has_rests:
-                        await asyncio.sleep(loop.time() - began_s)
-    return found
 
 
 class RunHistory:
@@ -110,7 +60,7 @@ class RunHistory:
         worker: replays its records.
     """
 
-    def __init__(self, journal: JournalReader, worker: Worker) -> None:
+    def __init__(self, journal: Journal, worker: Worker) -> None:
         self._journal = journal
         self._worker = worker
         self._read: JournalHistory | None = None
@@ -122,6 +72,11 @@ class RunHistory:
         self._look = asyncio.Lock()
         self._look_count = 0
         self._on_ended: list[Ended] = []
+        self._keep_due = asyncio.Event()
+        self._kept_next = 0
+        """Number of the round that followed those that were kept last."""
+        self.was_kept = asyncio.Event()
+        """Set once the history was kept beside the journal."""
         self.explanations = SpeedExplanations(worker)
         self.is_read = asyncio.Event()
         """Set while the history is complete."""
@@ -178,20 +133,75 @@ class RunHistory:
 
     def _add(self, read: JournalHistory, one: Told, kept: Kept) -> None:
         ended = read.history.take((one,), kept.version)
+        read.mark = RecordMark(kept.sequence, kept.document_sha256)
+        self._note_due(read)
         for detail in ended:
             for told in self._on_ended:
                 told(detail)
 
+    def _note_due(self, read: JournalHistory) -> None:
+        """Have the history kept if many rounds have ended since the last time."""
+        if read.history.next - self._kept_next >= max(MIN_ROUNDS_KEPT, len(read.history.rows) // ROWS_PER_ROUND_KEPT):
+            self._keep_due.set()
+
     def read_again(self) -> None:
         """Read the journal again, because it went back."""
-        self._read = None
+        self._read, self._kept_next = None, 0
         self._waiting.clear()
         self._waiting_rounds = 0
         self.is_read.clear()
         self._is_read_due.set()
 
     async def run(self) -> None:
-        """Read the journal whenever that is due, until cancelled."""
+        """Read the journal, and keep its history, whenever that is due, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_when_due())
+            tasks.create_task(self._keep_when_due())
+
+    async def _keep_when_due(self) -> None:
+        said = ""
+        while True:
+            await self._keep_due.wait()
+            self._keep_due.clear()
+            try:
+                if self._read is not None:
+                    await self._keep(self._read)
+            except StoreFailed as error:
+                if error.message != said:
+                    said = error.message
+                    log.warning(
+                        "history_not_kept", extra={"reason": said, "consequence": "the next start takes longer"}
+                    )
+
+    async def _keep(self, read: JournalHistory) -> None:
+        """Keep the history as it is now beside the journal."""
+        mark, next_round, encode = read.mark, read.history.next, read.history.captured()
+        if mark is None:
+            return
+        self._kept_next = next_round
+        openings = await self._openings_to(read, mark)
+        if openings is not None and self._read is read:
+            kept = KeptHistory(mark, openings, await self._worker.run(encode))
+            await self._journal.keep_history(await self._worker.run(kept.encoded))
+            self.was_kept.set()
+
+    async def _openings_to(self, read: JournalHistory, mark: RecordMark) -> tuple[tuple[int, int], ...] | None:
+        """Return the segments up to the one that holds a record, and note those that were opened since.
+
+        None if the journal does not hold the record, because it went back, or not any more.
+        """
+        proofs = await self._journal.proofs()
+        first = max(read.openings[-1][1], proofs[-1].segment_count if proofs else 0)
+        async with aclosing(self._journal.history(first)) as segments:
+            async for segment in segments:
+                if segment.number > read.openings[-1][1]:
+                    read.openings.append((opening_version(segment.snapshot), segment.number))
+                if holds(segment, mark):
+                    found = [opening for opening in read.openings if opening[1] <= segment.number]
+                    return tuple(openings_from(found, proofs[-1].segment_count if proofs else 0))
+        return None
+
+    async def _read_when_due(self) -> None:
         while True:
             await self._is_read_due.wait()
             self._is_read_due.clear()
@@ -206,11 +216,13 @@ class RunHistory:
                 continue
             if self._is_read_due.is_set():  # the journal went back meanwhile
                 continue
-            self._problem, self._read = None, found
+            self._problem, self._read, self._kept_next = None, found, found.kept_next
             waiting, self._waiting, self._waiting_rounds = self._waiting, [], 0
             for one, kept in waiting:
                 if kept.sequence > found.sequence:
                     found.history.take((one,), kept.version)
+                    found.mark = RecordMark(kept.sequence, kept.document_sha256)
+            self._note_due(found)
             self.is_read.set()
 
     async def moment(self, version: int, present_version: int) -> Moment:
@@ -271,7 +283,11 @@ class RunHistory:
     async def _forget_compacted(self, read: JournalHistory) -> None:
         proofs = await self._journal.proofs()
         first = proofs[-1].segment_count if proofs else 0
-        kept = [opening for opening in read.openings if opening[1] >= first]
+        kept = openings_from(read.openings, first)
+        if not kept:  # all that was known was compacted
+            async with aclosing(self._journal.history(first)) as segments:
+                async for segment in segments:
+                    kept.append((opening_version(segment.snapshot), segment.number))
         read.openings = kept or read.openings[-1:]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.counted_replay import replay_segment
-from coordinator.machine.records import Replayed, Watch, encode_record, encode_snapshot, replay, replay_tail
+from coordinator.machine.records import Kept, Replayed, Watch, encode_record, encode_snapshot, replay, replay_tail
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import Stamped
 from coordinator.machine.views import document_of
@@ -64,6 +64,11 @@ class RunJournal:
     def sequence(self) -> int:
         """Number of the last known record."""
         return self._sequence
+
+    @property
+    def kept(self) -> Kept:
+        """The last known record."""
+        return Kept(self._sequence, self.published.version, self.published.sha256)
 
     @classmethod
     async def load(cls, journal: Journal, *, is_restored: bool = False) -> "RunJournal | None":

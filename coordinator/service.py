@@ -318,7 +318,7 @@ class CoordinatorService:
     def _execute(self, instruction: Instruction) -> None:
         self._watcher(instruction)
         log_instruction(instruction, self.run)
-        self.history.take((instruction,), Kept(self._journal.sequence, self._journal.published.version))
+        self.history.take((instruction,), self._journal.kept)
         match instruction:
             case PhaseChanged(before, after):
                 self.maintenance.phase_changed(before, after)

@@ -9,7 +9,7 @@ import base64
 import binascii
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
@@ -191,10 +191,18 @@ class History:
 
     def encoded(self) -> str:
         """Return the whole history as text, from which `decoded` makes the same."""
-        body = canonical_json(
-            _Encoded(RoundColumns.of(self.rows), tuple(self.details), self.book.records(), self.book.refusal_counts())
-        )
-        return base64.b64encode(zlib.compress(body)).decode()
+        return self.captured()()
+
+    def captured(self) -> Callable[[], str]:
+        """Return what encodes the history as it is now, also in a thread and when rounds have ended since."""
+        rows, details = list(self.rows), tuple(self.details)
+        members, refusals = self.book.records(), self.book.refusal_counts()
+
+        def encode() -> str:
+            body = canonical_json(_Encoded(RoundColumns.of(rows), details, members, refusals))
+            return base64.b64encode(zlib.compress(body)).decode()
+
+        return encode
 
     @classmethod
     def decoded(cls, text: str) -> "History":

@@ -56,10 +56,11 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A record of the journal: its number, and the version of the document that was published after it."""
+    """A record of the journal: its number, and version and digest of the document that was published after it."""
 
     sequence: int
     version: int
+    document_sha256: str
 
 
 Watch = Callable[[Run, tuple[Instruction, ...], Kept], None]
@@ -171,6 +172,12 @@ def opening_version(snapshot: Snapshot) -> int:
     return version
 
 
+def published_by(record: JournalRecord) -> Sha256:
+    """Return the digest of the document that was published after a record. Raise `StoreFailed` as `replay`."""
+    digest: Sha256 = _body(RecordBody, record.body, record.sequence).document_sha256
+    return digest
+
+
 def _handled(run: Run, body: RecordBody, sequence: int, watch: Watch | None) -> Run:
     """Return the run after the stimuli of a record."""
     for stimulus in _stimuli(body.stimuli, sequence):
@@ -179,7 +186,7 @@ def _handled(run: Run, body: RecordBody, sequence: int, watch: Watch | None) -> 
         except Refused as error:
             raise ReplayDiffers(f"journal entry {sequence} holds a refused stimulus: {error}") from error
         if watch is not None:
-            watch(run, instructions, Kept(sequence, body.version))
+            watch(run, instructions, Kept(sequence, body.version, body.document_sha256))
     return run
 
 

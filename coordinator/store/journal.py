@@ -114,6 +114,9 @@ class JournalReader(Protocol):
     async def newest_segment(self) -> int | None:
         """Return the number of the newest segment; None if there is none."""
 
+    async def kept_history(self) -> bytes | None:
+        """Return what `Journal.keep_history` kept last; None if nothing is kept."""
+
     def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
         """Return all segments from `start` on, oldest first.
 
@@ -154,6 +157,15 @@ class Journal(JournalReader, Protocol):
 
     async def keep_proof(self, proof: StoredProof) -> None:
         """Keep a proof durably. Raise `StoreFailed` if it is not kept; the journal goes on as it was."""
+
+    async def keep_history(self, body: bytes) -> None:
+        """Keep the run's history up to some record (`coordinator/kept_history.py`), in place of the one kept before.
+
+        It is derived from the journal, and no part of it: a copy of the run may lack it.
+
+        Raises:
+            StoreFailed: it is not kept; the journal goes on as it was.
+        """
 
     async def drop_covered(self, segment_count: int) -> None:
         """Delete this many segments, from the first, and the proofs of fewer. May be called again after a failure.

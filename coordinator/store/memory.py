@@ -41,6 +41,7 @@ class MemoryJournal:
         self.blob_bytes = RecordedBytes()
         self.stored_proofs: dict[int, bytes] = {}
         """The body of each proof, by the number of segments that it covers."""
+        self.stored_history: bytes | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -87,6 +88,12 @@ class MemoryJournal:
 
     async def keep_proof(self, proof: StoredProof) -> None:
         self.stored_proofs[proof.segment_count] = proof.body
+
+    async def kept_history(self) -> bytes | None:
+        return self.stored_history
+
+    async def keep_history(self, body: bytes) -> None:
+        self.stored_history = body
 
     async def drop_covered(self, segment_count: int) -> None:
         self.segments = [segment for segment in self.segments if segment.number >= segment_count]

@@ -53,6 +53,7 @@ async def test_history_kept_by_coordinators_is_that_of_the_journal(
     monkeypatch.setattr("coordinator.machine.history.MAX_ROWS", rows)
     monkeypatch.setattr("coordinator.machine.history.MAX_DETAILED_ROUNDS", 5)
     monkeypatch.setattr("coordinator.run_journal.MAX_SEGMENT_RECORDS", 50)
+    monkeypatch.setattr("coordinator.run_history.MIN_ROUNDS_KEPT", 3)
     async with simulated_run(compact_state(**SHORT_EPOCHS), seed, WholeBeside) as run:
         journal = run.coordinator.journal
         assert isinstance(journal, WholeBeside)
@@ -74,4 +75,5 @@ async def test_history_kept_by_coordinators_is_that_of_the_journal(
         told = [client for detail in kept.history.details for client in detail.clients if client.upload_s is not None]
         assert len(told) > 2, "clients report what they know of a round afterwards, too"
         assert content((await read_history(journal)).history) == found
+        assert journal.stored_history is not None, "starts began with it"
         assert content((await read_history(journal.whole())).history) == found

@@ -184,6 +184,12 @@ class DatabaseJournal:
     async def proofs(self) -> tuple[StoredProof, ...]:
         return await self._read(self._shared.proofs)
 
+    async def kept_history(self) -> bytes | None:
+        return await self._read(self._shared.kept_history)
+
+    async def keep_history(self, body: bytes) -> None:
+        await self._read(partial(self._shared.keep_history, body))
+
     async def newest_segment(self) -> int | None:
         return await self._read(self._shared.newest_segment)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.directory.journal import proof_file, segment_file
+from coordinator.store.directory.journal_files import proof_file, segment_file
 from coordinator.store.directory.keys import ADMIN_FILE, KEY_FILE, KEYS_FOLDER
 from coordinator.store.directory.segments import encode_mark, encode_segment
 from coordinator.store.journal import Segment, StoredProof

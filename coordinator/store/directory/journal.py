@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from coordinator.store.directory.failures import repeated_while_passing, store_failure
+from coordinator.store.directory.journal_files import (
+    HISTORY_FILE,
+    number_of,
+    path_of,
+    proof_file,
+    proof_paths,
+    read_if_there,
+    segment_paths,
+)
 from coordinator.store.directory.segments import ParsedSegment, encode_entry, encode_mark, encode_segment, parse_segment
 from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
 from runtime.durable_files import PRIVATE_MODE, Disk, open_new_file, replace_file, sync_folder
@@ -18,29 +27,7 @@ from state.errors import StoreBlocked, StoreConflict, StoreFailed
 
 log = logging.getLogger(__name__)
 
-JOURNAL_FOLDER = "journal"
-
 T = TypeVar("T")
-
-
-def segment_paths(run_dir: Path) -> list[Path]:
-    """Return the segment files of a run directory, oldest first."""
-    return sorted((run_dir / JOURNAL_FOLDER).glob("[0-9]*.log"))
-
-
-def proof_paths(run_dir: Path) -> list[Path]:
-    """Return the proofs of a run directory's journal, the one of the fewest segments first."""
-    return sorted((run_dir / JOURNAL_FOLDER).glob("[0-9]*.proof"))
-
-
-def proof_file(segment_count: int) -> str:
-    """Return the place of the proof of so many segments in its run directory."""
-    return f"{JOURNAL_FOLDER}/{segment_count:08d}.proof"
-
-
-def segment_file(number: int) -> str:
-    """Return the place of a segment file in its run directory."""
-    return f"{JOURNAL_FOLDER}/{number:08d}.log"
 
 
 class WritingThread:
@@ -105,9 +92,12 @@ class DirectoryHistory:
     async def proofs(self) -> tuple[StoredProof, ...]:
         return await _in_thread(self._run_dir, _read_proofs, self._run_dir)
 
+    async def kept_history(self) -> bytes | None:
+        return await _in_thread(self._run_dir, read_if_there, self._run_dir / HISTORY_FILE)
+
     async def newest_segment(self) -> int | None:
         paths = await _in_thread(self._run_dir, segment_paths, self._run_dir)
-        return _number_of(paths[-1]) if paths else None
+        return number_of(paths[-1]) if paths else None
 
     async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
         number = _first_number(self._run_dir) if start is None else start
@@ -156,9 +146,9 @@ class DirectoryJournal(DirectoryHistory):
         paths = segment_paths(self._run_dir)
         if not paths:
             return None
-        path, number = paths[-1], _number_of(paths[-1])
+        path, number = paths[-1], number_of(paths[-1])
         proofs = proof_paths(self._run_dir)
-        _warn_of_gaps(paths, _number_of(proofs[-1]) if proofs else 0)
+        _warn_of_gaps(paths, number_of(proofs[-1]) if proofs else 0)
         parsed = _read_newest(paths)
         if parsed.successor is not None and not is_restored:
             raise _missing(self._run_dir, number, parsed.successor)
@@ -184,7 +174,7 @@ class DirectoryJournal(DirectoryHistory):
 
     def _mark_the_one_before(self, number: int) -> None:
         """Write the mark that names segment `number`, if the machine stopped before it was durable."""
-        path = _path_of(self._run_dir, number - 1)
+        path = path_of(self._run_dir, number - 1)
         if not path.exists():
             return
         parsed = _read_segment(path, is_last=True)
@@ -231,7 +221,7 @@ class DirectoryJournal(DirectoryHistory):
         if before is not None and (self._is_opening or snapshot.sequence != self._sequence):
             raise StoreConflict(f"a snapshot of record {snapshot.sequence} does not follow record {self._sequence}")
         number = 0 if before is None else self._number + 1
-        path = _path_of(self._run_dir, number)
+        path = path_of(self._run_dir, number)
         content = encode_segment(Segment(number, snapshot, ()))
         with self._undone_on_failure(path), contextlib.ExitStack() as on_failure:
             file = on_failure.enter_context(open_new_file(path, content, self._disk))
@@ -246,9 +236,12 @@ class DirectoryJournal(DirectoryHistory):
         path = self._run_dir / proof_file(proof.segment_count)
         self._other_bytes += await _in_thread(self._run_dir, self._replace, path, proof.body)
 
+    async def keep_history(self, body: bytes) -> None:
+        await _in_thread(self._run_dir, self._replace, self._run_dir / HISTORY_FILE, body)
+
     async def drop_covered(self, segment_count: int) -> None:
         for path in (*segment_paths(self._run_dir), *proof_paths(self._run_dir)):
-            if _number_of(path) < segment_count:
+            if number_of(path) < segment_count:
                 self._other_bytes -= await _in_thread(self._run_dir, self._delete, path)
 
     def _replace(self, path: Path, data: bytes) -> int:
@@ -299,7 +292,7 @@ class DirectoryJournal(DirectoryHistory):
 
 def _read_newest_whole(run_dir: Path) -> Segment:
     path = segment_paths(run_dir)[-1]
-    return _read_segment(path, is_last=True).as_segment(_number_of(path))
+    return _read_segment(path, is_last=True).as_segment(number_of(path))
 
 
 async def _in_thread(run_dir: Path, work: Callable[..., T], *arguments: object) -> T:
@@ -311,7 +304,7 @@ async def _in_thread(run_dir: Path, work: Callable[..., T], *arguments: object) 
 
 
 def _read_proofs(run_dir: Path) -> tuple[StoredProof, ...]:
-    return tuple(StoredProof(_number_of(path), path.read_bytes()) for path in proof_paths(run_dir))
+    return tuple(StoredProof(number_of(path), path.read_bytes()) for path in proof_paths(run_dir))
 
 
 def _first_number(run_dir: Path) -> int | None:
@@ -321,16 +314,8 @@ def _first_number(run_dir: Path) -> int | None:
     """
     segments, proofs = segment_paths(run_dir), proof_paths(run_dir)
     if proofs:
-        return _number_of(proofs[-1])
-    return _number_of(segments[0]) if segments else None
-
-
-def _path_of(run_dir: Path, number: int) -> Path:
-    return run_dir / segment_file(number)
-
-
-def _number_of(path: Path) -> int:
-    return int(path.stem)
+        return number_of(proofs[-1])
+    return number_of(segments[0]) if segments else None
 
 
 def _read_in_order(run_dir: Path, number: int) -> ParsedSegment:
@@ -338,7 +323,7 @@ def _read_in_order(run_dir: Path, number: int) -> ParsedSegment:
 
     A segment that is followed by one with records has a mark. Before that, the mark may be missing or torn.
     """
-    path, following = _path_of(run_dir, number), _path_of(run_dir, number + 1)
+    path, following = path_of(run_dir, number), path_of(run_dir, number + 1)
     is_followed = following.exists()
     parsed = _read_segment(path, is_last=True)
     if is_followed and parsed.successor is None:
@@ -349,15 +334,15 @@ def _read_in_order(run_dir: Path, number: int) -> ParsedSegment:
             raise StoreFailed(f"{path} does not end with the name of {following.name}: records may be missing")
     if parsed.successor is None:
         return _read_in_order(run_dir, number) if following.exists() else parsed
-    if not _path_of(run_dir, parsed.successor).exists():
+    if not path_of(run_dir, parsed.successor).exists():
         raise _missing(run_dir, number, parsed.successor)
     return parsed
 
 
 def _missing(run_dir: Path, number: int, successor: int) -> StoreFailed:
-    path, missing = _path_of(run_dir, number), _path_of(run_dir, successor)
+    path, missing = path_of(run_dir, number), path_of(run_dir, successor)
     named = f"{missing} is missing: {path.name} names it as the segment that follows. Put it back, or restore a backup"
-    if _number_of(segment_paths(run_dir)[-1]) > successor:
+    if number_of(segment_paths(run_dir)[-1]) > successor:
         return StoreFailed(f"{named}; without it the run goes on, but can be neither audited nor backed up")
     return StoreFailed(
         f"{named}; without it the run can only return to the end of {path.name}, by a start with --restored"
@@ -366,11 +351,11 @@ def _missing(run_dir: Path, number: int, successor: int) -> StoreFailed:
 
 def _warn_of_gaps(paths: list[Path], first: int) -> None:
     """Log which segments from the first on are missing: a start reads the newest one alone."""
-    found = {_number_of(path) for path in paths}
+    found = {number_of(path) for path in paths}
     missing = [number for number in range(first, max(found)) if number not in found]
     if missing:
         consequence = "the run goes on, but can be neither audited nor backed up; put them back"
-        fields = {"first": _path_of(Path(), missing[0]).name, "count": len(missing), "consequence": consequence}
+        fields = {"first": path_of(Path(), missing[0]).name, "count": len(missing), "consequence": consequence}
         log.warning("journal_segments_missing", extra=fields)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof
 from coordinator.store.postgres.database import BULK_S, Connection, Database
+from coordinator.store.postgres.notes import HISTORY, PostgresNotes
 from state.errors import StoreFailed
 
 RECORDS_AT_A_TIME = 500
@@ -65,6 +66,9 @@ class PostgresHistory:
             return tuple(StoredProof(count, body) for count, body in rows)
 
         return await self._database.run(read, BULK_S)
+
+    async def kept_history(self) -> bytes | None:
+        return await PostgresNotes(self._database, self._run_id).read(HISTORY)
 
     async def newest_segment(self) -> int | None:
         async def read(connection: Connection) -> int | None:

@@ -28,7 +28,7 @@ from coordinator.store.postgres.blob_statements import BLOBS_PLACE, DROP_BLOBS, 
 from coordinator.store.postgres.database import BULK_S, STATEMENT_S, Connection, Database
 from coordinator.store.postgres.history import RECORDS_AT_A_TIME, PostgresHistory, head_of
 from coordinator.store.postgres.names import channel_of
-from coordinator.store.postgres.notes import PostgresNotes
+from coordinator.store.postgres.notes import HISTORY, PostgresNotes
 from coordinator.store.postgres.server_identity import (
     IS_SYNCHRONOUS,
     NOTE,
@@ -365,6 +365,9 @@ class PostgresJournal(PostgresHistory):
     async def keep_proof(self, proof: StoredProof) -> None:
         values = {"run": self._run_id, "count": proof.segment_count, "body": proof.body, "size": len(proof.body)}
         await self._change(_KEEP_PROOF, values, STATEMENT_S)
+
+    async def keep_history(self, body: bytes) -> None:
+        await PostgresNotes(self._database, self._run_id).write(HISTORY, body)
 
     async def drop_covered(self, segment_count: int) -> None:
         await self._change(_DROP_COVERED, {"run": self._run_id, "count": segment_count}, BULK_S)

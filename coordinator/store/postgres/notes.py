@@ -15,6 +15,7 @@ ORIGIN = "origin"
 MOVED = "moved-to"
 BLOBS = "blobs"
 BLOBS_OWNER = "blobs-owner"
+HISTORY = "history"
 OBJECT_STORES = "object-stores.json"
 
 _ORIGIN = """

@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.audit import audit_store
 from coordinator.backup import back_up, verify_backup
-from coordinator.store.directory.journal import proof_paths, segment_paths
+from coordinator.store.directory.journal_files import proof_paths, segment_paths
 from state.errors import StoreFailed
 from state.wire import canonical_json
 from tests.support.journaled_run import OpenedRun, compact, compact_state, keep_in, simulated_segments

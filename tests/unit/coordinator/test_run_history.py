@@ -1,14 +1,18 @@
 """A run's history is the same wherever it is read from, and a look back shows what was published then."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from coordinator.kept_history import KeptHistory
 from coordinator.machine.history import History
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.records import Kept, opened_by, replay, replay_tail
 from coordinator.run_history import JournalHistory, RunHistory, read_history
+from coordinator.store.directory.journal_files import HISTORY_FILE
 from coordinator.store.journal import Segment
 from coordinator.store.memory import MemoryJournal
 from coordinator.store.open import open_store_reader
@@ -157,3 +161,69 @@ async def test_rounds_that_end_while_the_journal_is_read_are_added_once(kept: Ke
         history.take(instructions, record)
     task.cancel()
     assert history.history.rows == whole.history.rows
+
+
+async def kept_beside(kept: KeptRun, monkeypatch: pytest.MonkeyPatch, segments: int) -> MemoryJournal:
+    """A journal beside which the history of its first segments is kept, and which has gone on since."""
+    monkeypatch.setattr("coordinator.run_history.MIN_ROUNDS_KEPT", 1)
+    journal = journal_of(kept)
+    journal.segments = list(kept.segments[:segments])
+    history = RunHistory(journal, InlineWorker())
+    task = asyncio.create_task(history.run())
+    async with asyncio.timeout(60):
+        await history.was_kept.wait()
+    task.cancel()
+    journal.segments = list(kept.segments)
+    return journal
+
+
+async def test_history_that_is_kept_goes_on_with_what_follows(monkeypatch: pytest.MonkeyPatch, kept: KeptRun) -> None:
+    whole = await read_history(journal_of(kept))
+    journal = await kept_beside(kept, monkeypatch, len(kept.segments) - 1)
+    read: list[int | None] = []
+    history = journal.history
+
+    def watched(start: int | None = None) -> AsyncGenerator[Segment, None]:
+        read.append(start)
+        return history(start)
+
+    monkeypatch.setattr(journal, "history", watched)
+    found = await read_history(journal)
+    assert set(read) == {kept.segments[-2].number}, "nothing before was read again"
+    assert content(found) == content(whole)
+    assert (found.openings, found.mark) == (whole.openings, whole.mark)
+    assert found.history.book.records() == whole.history.book.records()
+
+
+async def test_history_that_is_damaged_or_of_another_journal_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun
+) -> None:
+    expected = content(await read_history(journal_of(kept)))
+    journal = await kept_beside(kept, monkeypatch, 2)
+    good = KeptHistory.decoded(journal.stored_history or b"")
+    assert good is not None
+    wrong = [
+        b"",
+        b"nonsense",
+        (journal.stored_history or b"")[:-1],
+        replace(good, mark=replace(good.mark, document_sha256="0" * 64)).encoded(),
+        replace(good, mark=replace(good.mark, sequence=good.mark.sequence + 1)).encoded(),
+        replace(good, openings=()).encoded(),
+        replace(good, openings=((0, 999),)).encoded(),
+        replace(good, history="%").encoded(),
+    ]
+    for stored in wrong:
+        journal.stored_history = stored
+        assert content(await read_history(journal)) == expected
+
+
+async def test_history_that_is_kept_ends_before_what_was_compacted(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun, tmp_path: Path
+) -> None:
+    expected = content(await read_history(journal_of(kept)))
+    beside = await kept_beside(kept, monkeypatch, 1)
+    await keep_in(tmp_path / "run", kept)
+    assert await compact(tmp_path / "run", steps=2)
+    (tmp_path / "run" / HISTORY_FILE).write_bytes(beside.stored_history or b"")
+    found = await read_history(open_store_reader(str(tmp_path / "run")).journal)
+    assert content(found)[:3] == expected[:3]
