@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 PARTS = {
     "": "canvas",
+    "round": "svg",
     "members": ".grid [role=gridcell]",
     "member": "dl.facts",
     "join": "dl.facts",
