@@ -41,10 +41,11 @@ layers: $(STAMP)  ## imports go down only
 export NO_MKDOCS_2_WARNING := 1
 NEED_MKDOCS = $(BIN)/python -c 'import material' 2> /dev/null || $(BIN)/python -m pip install --quiet --editable '.[docs]'
 
+# Not with --quiet: it hides the warnings from `strict` as well.
 docs: $(STAMP)  ## the documentation and its site, warnings as errors
 	$(BIN)/python -m docs.build
 	@$(NEED_MKDOCS)
-	$(BIN)/python -m mkdocs build --quiet
+	$(BIN)/python -m mkdocs build
 
 docs-serve: $(STAMP)  ## the site of the documentation on http://127.0.0.1:8800, built anew when a page changes
 	@$(NEED_MKDOCS)
