@@ -8,14 +8,14 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from coordinator.handlers import Handlers
 from coordinator.history_views import EncodedPage, encoded_page
-from coordinator.machine.member_book import KnownMember, counts_of
+from coordinator.machine.member_book import KnownMember, MemberBook, counts_of
 from coordinator.machine.run import Member, Run, share_units
 from runtime.refusal_counts import RefusalCounts
 from runtime.worker_thread import Worker
@@ -101,12 +101,7 @@ class MemberViews:
 
         def work() -> tuple[EncodedPage, float]:
             started_s = time.thread_time()
-            lately, present = _lately_of(details), replace(run, now_s=now_s)
-            rows = [
-                _row(present, member, history.book.get(client_id), lately.get(client_id, ()), silent_s[client_id])
-                for client_id, member in run.members.items()
-            ]
-            left = [_gone_row(known, lately.get(known.client_id, ()), now_s) for known in gone]
+            rows, left = member_rows(replace(run, now_s=now_s), details, history.book, silent_s, gone)
             page = MembersPage(
                 run_id=run.state_file.run_id,
                 lineage=run.lineage,
@@ -114,7 +109,7 @@ class MemberViews:
                 at_s=round(now_s, _PLACES),
                 rounds=len(details),
                 members=MemberColumns.of(rows),
-                gone=MemberColumns.of([row for row in left if row.client_id not in run.members]),
+                gone=MemberColumns.of(left),
             )
             return encoded_page(name, canonical_json(page), _LEVEL), time.thread_time() - started_s
 
@@ -156,6 +151,31 @@ class MemberViews:
             refused_since_s=round(self._since_s, _PLACES),
             quarantined=tuple(item.batch_id for item in run.quarantined if found in item.against),
         )
+
+
+def member_rows(
+    run: Run,
+    details: Iterable[RoundDetail],
+    book: MemberBook,
+    silent_s: Mapping[ClientId, float],
+    gone: Iterable[KnownMember],
+) -> tuple[list[MemberFigures], list[MemberFigures]]:
+    """Return the rows of the present members, and of some that have left.
+
+    Args:
+        run: at the present time.
+        details: its last rounds.
+        book: what its history says of its members.
+        silent_s: seconds since each member was last heard.
+        gone: those that have left.
+    """
+    lately = _lately_of(details)
+    rows = [
+        _row(run, member, book.get(client_id), lately.get(client_id, ()), silent_s[client_id])
+        for client_id, member in run.members.items()
+    ]
+    left = [_gone_row(known, lately.get(known.client_id, ()), run.now_s) for known in gone]
+    return rows, [row for row in left if row.client_id not in run.members]
 
 
 def _figures_in(details: Iterable[RoundDetail], client_id: str) -> Iterable[MemberRound]:

@@ -17,6 +17,7 @@ from coordinator_client.operator import check_admin_token
 from coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
 from runtime.http_client import read_whole, streamed
 from state.errors import InvalidDocument
+from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail
 from state.members import MemberDetail, MembersPage
 from state.wire import ClientId, parse_document
@@ -75,6 +76,10 @@ class ViewerClient(CoordinatorClient):
     async def moment(self, version: int) -> Moment:
         """Return the run as it was at a version of its document. Raise `Refused`: `not-found`, and as `history`."""
         return parse_document(Moment, await self._viewed(f"/history/versions/{version}"))
+
+    async def explanation(self) -> SpeedExplanation:
+        """Return why the run is not faster. Raise as `history`."""
+        return parse_document(SpeedExplanation, await self._viewed("/history/explanation"))
 
     async def members(self) -> MembersPage:
         """Return all members as columns. Raise as `history`."""

@@ -55,6 +55,12 @@ COMMANDS = {
     "audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
+    "plot:plot": (
+        "Draw a run's loss, members, throughput, bytes, waits and its last round as SVG and PNG (epochal\\[plot])."
+    ),
+    "report:report": (
+        "Write a run as one page of HTML: figures, charts, audit, members and configuration. It needs no network."
+    ),
     "runs:runs": (
         "List the runs in a database: each one's id, its document's version, its journal and its coordinators."
     ),

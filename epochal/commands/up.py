@@ -16,6 +16,7 @@ from epochal.cli.checks import print_checks
 from epochal.cli.options import RUNS_FOLDER
 from epochal.cli.run import say
 from epochal.cli.shutdown import Interrupts
+from epochal.figures.report import REPORT_NAME
 from epochal.status_panel import status_line, status_panel
 from epochal.testnet.demos import demo_of
 from epochal.testnet.local_run import LocalRun, LocalRunOptions, Show
@@ -58,6 +59,7 @@ def up(
     if report is not None:
         report.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     print_checks("What happened", asdict(found), found.problems, note=f" · kept in {directory}")
+    say(f"the report: {directory / REPORT_NAME}")
     if trainer != NULL:
         say(f"the model: epochal export {shlex.quote(str(directory))} --out DIR")
     raise typer.Exit(1 if found.problems else 0)

@@ -14,6 +14,7 @@ from runtime.retry import RetryPolicy
 from state.documents import RunDocument
 from state.errors import EpochalError
 from state.evaluations import Evaluation
+from state.explanation import SpeedExplanation
 from state.history import Moment, RoundDetail, RoundFigures
 from state.members import MemberDetail, MembersPage
 from state.messages import RunStatus
@@ -137,6 +138,10 @@ class RunConnection:
     def round(self, number: int) -> RoundDetail:
         """Return one of the last rounds, with the part of each of its clients: when it did what, and for how long."""
         return self._ask(self._client.round_detail(number))
+
+    def explanation(self) -> SpeedExplanation:
+        """Return why the run is not faster: a sentence, and where the time of its last rounds went."""
+        return self._ask(self._client.explanation())
 
     def version(self, version: int) -> Moment:
         """Return the run as it was at a version of its document, which `history().version` names for each round."""

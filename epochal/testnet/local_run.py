@@ -11,7 +11,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
@@ -24,6 +24,8 @@ from coordinator_client.http import CoordinatorClient
 from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE
 from epochal.cli.options import DATA_SERVER_TOKEN_VARIABLE
 from epochal.cli.run import ADMIN_TOKEN_SHOWN
+from epochal.figures.report import REPORT_NAME, write_report
+from epochal.figures.run_record import read_record
 from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
 from epochal.testnet.demos import demo_of
@@ -129,6 +131,8 @@ class LocalRun:
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             problems += await self._await_clients()
         audit = await audit_store(self._store, recompute=True)
+        record = replace(await read_record(self._store), audit=audit)
+        await asyncio.to_thread(write_report, record, self._options.run_dir / REPORT_NAME)
         if self._demo.is_exported:
             problems += await export_and_load(self._store, self._options.run_dir / MODEL_FOLDER)
         return self._report(status, data, audit, problems)

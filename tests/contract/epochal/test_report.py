@@ -1,0 +1,199 @@
+"""`epochal report` and `epochal plot`: a run as one page and as files, from its store and from its coordinator."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from epochal.figures.charts import LineChart, charts_of, smoothed, ticks, waterfall
+from epochal.figures.report import report_html
+from epochal.figures.run_record import RunRecord, read_record
+from state.wire import ClientId
+from tests.support.bounds import BOUND_S
+from tests.support.cli import run_main, run_main_in_thread
+from tests.support.figure_rows import as_one, rows
+from tests.support.heavy import need_module
+from tests.support.hostile_texts import OBEYED, TEXTS
+from tests.support.recorded_run import evaluated, hostile, recorded_run
+from tests.support.restarted_run import restarted_run
+
+NAMES = ["loss", "members", "throughput", "bytes", "waits", "waterfall"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
+    """A run of three rounds in a folder."""
+    place = tmp_path_factory.mktemp("recorded") / "run"
+    await recorded_run(place)
+    yield place
+
+
+@pytest.fixture
+async def record(folder: Path) -> RunRecord:
+    return await read_record(str(folder), audits=True)
+
+
+class Read(HTMLParser):
+    """The tags and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+async def test_report_has_all_of_the_run(record: RunRecord) -> None:
+    page = Read(report_html(evaluated(record)))
+    for expected in (
+        "Run test-run",
+        record.explanation.sentence,
+        "All checks passed.",
+        record.audit.record_chain if record.audit else "",
+        *(member.client_id[:12] for member in record.members),
+        "held-out",
+        "max_round_train_time = 60",
+        "loss [nats/token]",
+        "tokens/s",
+        "Round 2, client by client",
+    ):
+        assert expected in page.text, expected
+    assert "[access]" not in page.text
+    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "a"})
+
+
+async def test_hostile_words_are_text(record: RunRecord) -> None:
+    page = report_html(hostile(record))
+    read = Read(page)
+    assert read.tags <= {
+        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "table", "thead", "tbody", "tr", "th",
+        "td", "figure", "figcaption", "svg", "desc", "path", "text", "rect", "circle", "defs", "pattern", "pre", "code",
+    }  # fmt: skip
+    assert not {name for name in read.attributes if name.startswith("on")}
+    assert OBEYED.findall(page) == []
+    assert TEXTS[0] in read.text
+
+
+async def test_same_record_gives_the_same_page(record: RunRecord, folder: Path) -> None:
+    again = await read_record(str(folder), audits=True)
+    assert report_html(again) == report_html(record)
+
+
+async def test_coordinator_gives_the_same_charts_as_the_store(tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run") as run:
+        await run.play(2)
+        served = await read_record(run.url)
+        await run.stop()
+    stored = await read_record(str(tmp_path / "run"))
+    assert charts_of(served) == charts_of(stored)
+    assert served.config == stored.config
+    assert (served.audit, stored.audit) == (None, None)
+    assert "Not audited" in report_html(served)
+
+
+async def test_report_of_a_run_without_rounds_is_a_page(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        ran = await run_main_in_thread("report", run.url, "--out", str(tmp_path / "r.html"), environment={})
+        ran.expect(0, "the report: ")
+        plotted = await run_main_in_thread("plot", run.url, "--out", str(tmp_path / "plots"), environment={})
+        plotted.expect(2, "no round of run test-run has ended yet")
+    assert "nothing is known of where its time goes" in read_text(tmp_path / "r.html")
+
+
+def read_text(path: Path) -> str:
+    return path.read_text()
+
+
+async def test_report_is_for_whom_the_dashboard_is(tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run", access__dashboard="admin") as run:
+        await run.play(1)
+        out = ("--out", str(tmp_path / "r.html"))
+        (await run_main_in_thread("report", run.url, *out, environment={})).expect(1, "epochal:")
+        token = {"EPOCHAL_ADMIN_TOKEN": run.admin_token}
+        (await run_main_in_thread("report", run.url, *out, environment=token)).expect(0)
+    assert run.admin_token not in read_text(tmp_path / "r.html")
+
+
+def test_place_that_cannot_be_written_is_refused_first(folder: Path) -> None:
+    run_main("report", str(folder), "--out", "/nowhere/r.html").expect(2, "--out /nowhere/r.html: allowed:")
+    run_main("report", str(folder / "none")).expect(2, "epochal:")
+
+
+async def test_plot_draws_the_same_files_again(record: RunRecord, folder: Path, tmp_path: Path) -> None:
+    need_module("matplotlib")
+    from epochal.figures.matplotlib_files import draw_files
+
+    ran = await run_main_in_thread("plot", str(folder), "--out", str(tmp_path / "first" / "plots"), environment={})
+    ran.expect(0, "plots/waterfall.png")
+    first = contents(tmp_path / "first" / "plots")
+    assert sorted(first) == sorted(f"{name}.{kind}" for name in NAMES for kind in ("png", "svg"))
+    assert all(data.startswith(b"\x89PNG") for name, data in first.items() if name.endswith("png"))
+    charts = charts_of(record)
+    draw_files((charts[0], charts[-1]), tmp_path)
+    for name in ("loss.svg", "loss.png", "waterfall.svg", "waterfall.png"):
+        assert contents(tmp_path)[name] == first[name]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+async def test_hostile_names_are_drawn(record: RunRecord, tmp_path: Path) -> None:
+    need_module("matplotlib")
+    from epochal.figures.matplotlib_files import draw_files
+
+    assert len(draw_files(charts_of(hostile(record))[-1:], tmp_path)) == 2
+
+
+async def test_waterfall_shows_the_slowest_clients_in_order(record: RunRecord) -> None:
+    detail = record.details[-1]
+    one = detail.clients[0]
+    clients = tuple(
+        replace(
+            one,
+            client_id=ClientId(f"{number:032x}"),
+            delivered_s=float(number),
+            document_s=1.0,
+            train_s=2.0,
+            upload_s=0.5,
+        )
+        for number in range(50)
+    )
+    chart = waterfall(replace(detail, clients=clients), {})
+    assert len(chart.rows) == 40
+    assert "the 40 slowest of 50 clients" in chart.note
+    assert [(bar.start_s, bar.length_s) for bar in chart.rows[0].bars[:2]] == [(0.0, 1.0), (1.0, 2.0)]
+    assert chart.rows[-1].label.startswith(f"{49:032x}"[:12])
+
+
+def test_smoothed_loss_counts_a_merged_row_for_each_of_its_rounds() -> None:
+    found = smoothed([as_one(rows(1, 3)), *rows(6, 6)])
+    single = smoothed([*rows(1, 3), *rows(6, 6)])
+    assert found[0] == pytest.approx(as_one(rows(1, 3)).loss)
+    assert found[-1] == pytest.approx(single[-1], rel=0.02)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7), (-3.2, 4), (1e-9, 3e-9), (0, 1e12), (5, 5)])
+def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 8
+    assert all(low - 1e-9 <= tick <= high + abs(high) * 1e-9 for tick in found)
+
+
+async def test_charts_carry_units(record: RunRecord) -> None:
+    for chart in charts_of(record):
+        assert chart.x_label
+        if isinstance(chart, LineChart):
+            assert chart.y_label in ("loss [nats/token]", "clients", "tokens/s", "MB in a round", "seconds in a round")
