@@ -40,6 +40,9 @@ COMMANDS = {
     "check:check": (
         "Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2)."
     ),
+    "plan:plan": (
+        "Say how a run will go before it starts: time of a round, bytes, machines, days, bottleneck, what to change."
+    ),
     "operator:status": "Show a run: phase, progress, clients, loss.",
     "watch:watch": "Follow a run, and write its figures to where you keep yours.",
     "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
