@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = {
     "epochal.remote": "Runs",
     "data_providers": "Data providers",
+    "epochal.planning": "Planning a run",
     "epochal.preparation": "Preparing text",
     "batching.packing": "Packing",
     "batching.mesh": "Meshes",

@@ -60,6 +60,10 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     )
     from epochal.remote.history_arrays import HistoryArrays as HistoryArrays
     from epochal.remote.local import LocalTraining as LocalTraining, run_local as run_local
+    from epochal.planning.described import ClientGroup as ClientGroup, Link as Link, parse_clients as parse_clients
+    from epochal.planning.planner import plan_run as plan_run
+    from epochal.planning.plans import Plan as Plan, PlanOptions as PlanOptions
+    from epochal.planning.played_run import Links as Links
     from epochal.preparation.options import PrepareOptions as PrepareOptions
     from epochal.preparation.preparing import PrepareProgress as PrepareProgress, prepare as prepare
     from epochal.preparation.publishing import Preparation as Preparation
@@ -105,6 +109,10 @@ _EXPORTS = {
     "epochal.preparation.options": "PrepareOptions",
     "epochal.preparation.publishing": "Preparation",
     "epochal.preparation.text_tokenizer": "TokenizerIdentity",
+    "epochal.planning.planner": "plan_run",
+    "epochal.planning.plans": "Plan PlanOptions",
+    "epochal.planning.played_run": "Links",
+    "epochal.planning.described": "ClientGroup Link parse_clients",
     "batching.packing.samples": "RawSample EncodedSample",
     "batching.packing.task_encoder": "TaskEncoder EncoderContext SkipSample stateless",
     "batching.packing.packer": "Packer PackingCounts packed",

@@ -11,8 +11,7 @@ from epochal.cli.state_files import read_supported_state
 from epochal.planning.advice import advised
 from epochal.planning.costs import Costs, calibrated
 from epochal.planning.described import UNLIMITED, parse_clients, parse_count, parse_link
-from epochal.planning.planner import check_groups
-from epochal.planning.planner import plan as planned
+from epochal.planning.planner import check_groups, plan_run
 from epochal.planning.plans import PlanOptions
 from epochal.planning.played_run import Links
 from epochal.planning.shown import plan_json, plan_text
@@ -71,7 +70,7 @@ def plan(
     if calibrate:
         costs = calibrated(state.merge.codec, state.merge.codec_name, costs)
     options = PlanOptions(links, costs, None if parameters is None else parse_count(parameters))
-    found = planned(state, groups, options)
+    found = plan_run(state, groups, options)
     if not no_advice:
         found = advised(state, groups, options, found)
     typer.echo(plan_json(found) if as_json else plan_text(found))

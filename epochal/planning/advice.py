@@ -6,9 +6,10 @@ take about as long as the plan itself.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 
 from epochal.planning.described import ClientGroup, Link
-from epochal.planning.planner import plan
+from epochal.planning.planner import plan_run
 from epochal.planning.plans import Plan, PlanOptions, Suggestion
 from epochal.planning.timers import timer_notes
 from state.config.blob_place import GcsBlobs
@@ -41,13 +42,13 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
         found: the plan.
     """
     few = replace(options, most_played=min(options.most_played, PLAYED_FOR_ADVICE))
-    before = found if found.played_count == found.client_count <= few.most_played else plan(state, groups, few)
+    before = found if found.played_count == found.client_count <= few.most_played else plan_run(state, groups, few)
     suggestions = []
     for text, changed, clients, how in _changes(state, groups, few, found):
-        after = plan(changed, clients, how)
+        after = plan_run(changed, clients, how)
         faster = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else float("inf")
         if after.tokens_per_s and faster >= WORTH_TELLING:
-            days = found.days / faster
+            days = found.days / faster if isfinite(found.days) else after.days
             suggestions.append(Suggestion(text, after.round_s, after.tokens_per_s, days, faster))
     suggestions.sort(key=lambda suggestion: -suggestion.faster)
     return replace(found, suggestions=tuple(suggestions[:MAX_SUGGESTIONS]))

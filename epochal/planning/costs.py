@@ -43,7 +43,7 @@ class CodecCosts:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a machine's work takes.
+    """The time that a machine's work takes.
 
     Attributes:
         codecs: of each codec.

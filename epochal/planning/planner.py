@@ -1,4 +1,4 @@
-"""`plan`: how a run will go before it starts: the time of a round and its parts, bytes, machines, days, bottleneck.
+"""`plan_run`: how a run will go before it starts: the time of a round and its parts, bytes, machines, days, bottleneck.
 
 The run is played in virtual time (`epochal/planning/played_run.py`) until its members' shares have grown; the figures
 are medians of the rounds after that.
@@ -44,7 +44,7 @@ def check_groups(groups: Sequence[ClientGroup]) -> None:
         raise InvalidInput(f"a plan for {count} clients; allowed: 1 to {MAX_CLIENTS}")
 
 
-def plan(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions | None = None) -> Plan:
+def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions | None = None) -> Plan:
     """Return how a run will go with these clients, all there from the beginning. It has no suggestions yet.
 
     Args:
@@ -64,7 +64,7 @@ def plan(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions |
     whole = sum(group.count for group in groups)
     if whole < config.init_min_clients:
         text = f"the run waits for config.init_min_clients = {config.init_min_clients} clients, and there are {whole}"
-        return _never(sizes, groups, options, (text, *notes), text)
+        return _never(sizes, groups, options, notes, text)
     batches = config.global_batch_size_end
     scale = Scale.of(state, groups, batches, options.most_played)
     rounds = SETTLING_ROUNDS + MEASURED_ROUNDS
@@ -72,8 +72,8 @@ def plan(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions |
     measured = [found for found in played.rounds[SETTLING_ROUNDS:] if found.applied_batches]
     if not measured:
         phase_s, phase, reason = played.phases[-1]
-        text = f"no round ends with an outcome: the last phase is {phase.value}, since {phase_s:.0f} s ({reason})"
-        return _never(sizes, groups, options, (text, *notes), text)
+        text = f"no round ends with an outcome: after {phase_s:,.0f} s the run is in {phase.value}"
+        return _never(sizes, groups, options, notes, f"{text} ({reason.partition(';')[0]})")
     found = _figures(state, groups, options, sizes, scale, played, measured)
     return replace(found, warnings=(*round_notes(state, found), *notes))
 
@@ -143,18 +143,18 @@ def _machines(
     count = sum(group.count for group in groups)
     every = state.config.checkpoint_every
     room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, every)
-    in_store = state.blobs.store is not None
-    rounds = max(1, len(played.rounds))
-    played_s = max(1e-9, played.coordinator.timeline.now_s)
-    given = played.results_from.moved_bytes
-    checkpoints = count * sizes.checkpoint_bytes
-    to_store, from_store = played.to_store.moved_bytes, given + played.from_store.moved_bytes - checkpoints
-    to_coordinator, from_coordinator = played.to_coordinator.moved_bytes, played.from_coordinator.moved_bytes
+    servers, checkpoints = played.servers, count * sizes.checkpoint_bytes
     written = sizes.checkpoint_bytes if played.checkpoint_s is not None else 0
-    if in_store:
-        to_store -= written
-    else:
-        to_coordinator, from_coordinator = to_coordinator - written, from_coordinator + given - checkpoints
+    results = servers.results_from.moved_bytes
+    moved = [servers.to_coordinator.moved_bytes, servers.from_coordinator.moved_bytes, 0.0, 0.0]
+    if servers.to_store is not None and servers.from_store is not None:
+        moved[2:] = servers.to_store.moved_bytes, servers.from_store.moved_bytes
+    first = 0 if servers.to_store is None else 2
+    moved[first] -= written
+    moved[first + 1] += results - checkpoints
+    to_coordinator, from_coordinator, to_store, from_store = (max(0.0, one) / len(played.rounds) for one in moved)
+    in_store = servers.to_store is not None
+    played_s = max(1e-9, played.coordinator.timeline.now_s)
     return Machines(
         client_memory_bytes=sizes.client_memory_bytes(),
         client_disk_bytes=sizes.client_disk_bytes(state, count),
@@ -163,10 +163,10 @@ def _machines(
         store_disk_bytes=room if in_store else 0,
         spool_bytes=sizes.checkpoint_bytes,
         journal_bytes_per_day=round(JOURNAL_BYTES * count * DAY_S / round_s),
-        to_coordinator_bytes=max(0.0, to_coordinator) / rounds,
-        from_coordinator_bytes=max(0.0, from_coordinator) / rounds,
-        to_store_bytes=max(0.0, to_store) / rounds if in_store else 0.0,
-        from_store_bytes=max(0.0, from_store) / rounds if in_store else 0.0,
+        to_coordinator_bytes=to_coordinator,
+        from_coordinator_bytes=from_coordinator,
+        to_store_bytes=to_store,
+        from_store_bytes=from_store,
         processor_part=played.coordinator.busy_s / played_s,
     )
 

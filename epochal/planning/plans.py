@@ -15,7 +15,7 @@ PARTS = ("training", "data", "encoding", "upload", "check", "download", "merge",
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What a round is for each client of a group: medians, in seconds and bytes.
+    """A round of each client of a group: medians, in seconds and bytes.
 
     Attributes:
         group: the clients.
@@ -45,7 +45,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What the machines need, in bytes where nothing else is said.
+    """The machines' needs, in bytes where nothing else is said.
 
     Attributes:
         client_memory_bytes: of a client without its trainer.
@@ -142,7 +142,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan is made with.
+    """The options of a plan.
 
     Attributes:
         links: of the coordinator, and of the object store.

@@ -21,7 +21,7 @@ from epochal.planning.played_line import (
     Surroundings,
 )
 from epochal.planning.played_witness import PlayedWitness
-from epochal.planning.shared_links import Direction, Transfer, begin_transfer
+from epochal.planning.shared_links import Direction, PlayedTransfer, begin_transfer
 from epochal.planning.virtual_time import Part, Process
 from run_manager.exchange.star import MAX_CONCURRENT_FETCHES
 from run_manager.steps.checkpoint import UPLOADS_AT_A_TIME
@@ -183,7 +183,7 @@ class PlayedClient:
         if self._key == key:
             yield from self._publish(key, stages)
 
-    def _data(self, batches: int) -> Transfer | None:
+    def _data(self, batches: int) -> PlayedTransfer | None:
         """Begin to fetch the data of the round; with training, and not before, which is pessimistic."""
         size_bytes = batches * self._around.sizes.data_bytes_per_batch
         if not size_bytes:

@@ -7,7 +7,14 @@ from coordinator.machine import stimuli
 from epochal.planning.costs import Costs
 from epochal.planning.described import ClientGroup
 from epochal.planning.played_coordinator import PlayedCoordinator
-from epochal.planning.shared_links import Direction, ServerLink, Transfer, begin_transfer, end_transfer, slow_start_s
+from epochal.planning.shared_links import (
+    Direction,
+    PlayedTransfer,
+    ServerLink,
+    begin_transfer,
+    end_transfer,
+    slow_start_s,
+)
 from epochal.planning.sizes import RunSizes
 from epochal.planning.virtual_time import Part, Timeline
 from state.config.state_file import StateFile
@@ -62,7 +69,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all clients of a played run share.
+    """The surroundings of all clients of a played run.
 
     Attributes:
         results_to, results_from: the link that results cross, to and from where they lie; as slow as whoever hands them
@@ -107,7 +114,7 @@ class PlayedLine:
         self.had_bytes = 0.0
         """What had arrived of results when their round was over; it is gone on with."""
         self._around = around
-        self._under_way: list[Transfer] = []
+        self._under_way: list[PlayedTransfer] = []
 
     def end_round(self) -> None:
         """End the transfers of the round that is over."""
@@ -160,7 +167,7 @@ class PlayedLine:
         *,
         copies: float | None = None,
         keep: bool = False,
-    ) -> Transfer:
+    ) -> PlayedTransfer:
         """Begin a transfer; it ends with the round unless it is kept."""
         transfer = begin_transfer(direction, server, size_bytes, connections, self.copies if copies is None else copies)
         if not keep:

@@ -45,8 +45,39 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerLinks:
+    """The links of the servers as they are played.
+
+    Attributes:
+        to_coordinator, from_coordinator: the coordinator's.
+        to_store, from_store: the object store's; None without one.
+        results_from: the results that are handed out, on the link of where they lie, or as fast as the coordinator's
+            processor answers who asks for them.
+    """
+
+    to_coordinator: ServerLink
+    from_coordinator: ServerLink
+    to_store: ServerLink | None
+    from_store: ServerLink | None
+    results_from: ServerLink
+
+    @classmethod
+    def of(cls, timeline: Timeline, links: Links, state: StateFile, sizes: RunSizes, costs: Costs) -> Self:
+        """Return the links of a run's servers."""
+        coordinator, store = links.coordinator, links.store if state.blobs.store is not None else None
+        answered = sizes.result_bytes / costs.message_s
+        return cls(
+            ServerLink(timeline, coordinator.down_bytes_per_s),
+            ServerLink(timeline, coordinator.up_bytes_per_s),
+            None if store is None else ServerLink(timeline, store.down_bytes_per_s),
+            None if store is None else ServerLink(timeline, store.up_bytes_per_s),
+            ServerLink(timeline, min((store or coordinator).up_bytes_per_s, answered)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PlayedRun:
-    """What happened.
+    """A run that was played.
 
     Attributes:
         rounds: those that ended, with an outcome or without.
@@ -55,8 +86,7 @@ class PlayedRun:
         epoch_gap_s: from the last round of an epoch to the first of the next one; None if that was not played.
         checkpoint_s: from the beginning of Cooldown to its end; None as before.
         coordinator: the coordinator.
-        to_coordinator, from_coordinator, to_store, from_store: their links, without the results that are handed out.
-        results_from: those results, on the link of where they lie.
+        servers: the links of the servers.
         reason: why the run went no further; "" if it went as far as was asked.
     """
 
@@ -66,11 +96,7 @@ class PlayedRun:
     epoch_gap_s: float | None
     checkpoint_s: float | None
     coordinator: PlayedCoordinator
-    to_coordinator: ServerLink
-    from_coordinator: ServerLink
-    to_store: ServerLink
-    from_store: ServerLink
-    results_from: ServerLink
+    servers: ServerLinks
     reason: str
 
 
@@ -98,13 +124,7 @@ def play(
         with_epoch_end: whether the end of the epoch is played after them.
     """
     timeline = Timeline()
-    to_coordinator = ServerLink(timeline, links.coordinator.down_bytes_per_s)
-    from_coordinator = ServerLink(timeline, links.coordinator.up_bytes_per_s)
-    to_store = ServerLink(timeline, links.store.down_bytes_per_s)
-    from_store = ServerLink(timeline, links.store.up_bytes_per_s)
-    through_store = state.blobs.store is not None
-    lies_at = from_store if through_store else from_coordinator
-    results_from = ServerLink(timeline, min(lies_at.bytes_per_s, sizes.result_bytes / costs.message_s))
+    servers = ServerLinks.of(timeline, links, state, sizes, costs)
     clients: list[PlayedClient] = []
 
     def publish(run: Run) -> None:
@@ -113,21 +133,21 @@ def play(
 
     coordinator = PlayedCoordinator(timeline, state, costs, _first_checkpoint(state, sizes), publish)
     around = Surroundings(
-        timeline,
-        coordinator,
-        state,
-        sizes,
-        costs,
-        to_coordinator,
-        from_coordinator,
-        to_store if through_store else to_coordinator,
-        results_from,
-        from_store if through_store else from_coordinator,
-        ServerLink(timeline, math.inf),
-        through_store,
-        sum(group.count for group in groups),
-        scale.witness_copies,
-        scale.fetch_part,
+        timeline=timeline,
+        coordinator=coordinator,
+        state=state,
+        sizes=sizes,
+        costs=costs,
+        to_coordinator=servers.to_coordinator,
+        from_coordinator=servers.from_coordinator,
+        results_to=servers.to_store or servers.to_coordinator,
+        results_from=servers.results_from,
+        checkpoints_from=servers.from_store or servers.from_coordinator,
+        elsewhere=ServerLink(timeline, math.inf),
+        through_store=servers.to_store is not None,
+        client_count=sum(group.count for group in groups),
+        witness_copies=scale.witness_copies,
+        fetch_part=scale.fetch_part,
     )
     for group, count in zip(groups, scale.counts, strict=True):
         copies = group.count / count
@@ -139,20 +159,8 @@ def play(
     gap_s = checkpoint_s = None
     if with_epoch_end and not reason:
         gap_s, checkpoint_s = _end_epoch(timeline, coordinator, state)
-    return PlayedRun(
-        tuple(coordinator.rounds),
-        tuple(clients),
-        tuple(coordinator.phases),
-        gap_s,
-        checkpoint_s,
-        coordinator,
-        to_coordinator,
-        from_coordinator,
-        to_store,
-        from_store,
-        results_from,
-        reason,
-    )
+    rounds_played, phases = tuple(coordinator.rounds), tuple(coordinator.phases)
+    return PlayedRun(rounds_played, tuple(clients), phases, gap_s, checkpoint_s, coordinator, servers, reason)
 
 
 def _play_until(timeline: Timeline, is_over: Callable[[], bool], bound_s: float) -> str:

@@ -22,7 +22,7 @@ NO_BYTES = 0.5
 
 
 @dataclass(eq=False, slots=True)
-class Transfer:
+class PlayedTransfer:
     """Bytes that move from or to a client.
 
     Attributes:
@@ -57,7 +57,7 @@ class Direction:
 
     bytes_per_s: float
     moved_bytes: float = 0.0
-    transfers: dict[Transfer, None] = field(default_factory=dict)
+    transfers: dict[PlayedTransfer, None] = field(default_factory=dict)
 
     @property
     def connections(self) -> int:
@@ -75,7 +75,7 @@ class _Class:
     count: int = 0
     each_bytes: float = 0.0
     rate_s: float = 0.0
-    ends: list[tuple[float, int, Transfer]] = field(default_factory=list)
+    ends: list[tuple[float, int, PlayedTransfer]] = field(default_factory=list)
 
     @property
     def all_connections(self) -> float:
@@ -103,7 +103,7 @@ class ServerLink:
         self._wake = 0
         self._number = 0
 
-    def add(self, transfer: Transfer) -> None:
+    def add(self, transfer: PlayedTransfer) -> None:
         """Begin to move a transfer's bytes, or go on with another share of its client's link."""
         self._move_on()
         direction = transfer.direction
@@ -119,7 +119,7 @@ class ServerLink:
         heapq.heappush(group.ends, (transfer.ends_at_bytes, self._number, transfer))
         self._look_soon()
 
-    def remove(self, transfer: Transfer) -> None:
+    def remove(self, transfer: PlayedTransfer) -> None:
         """Stop moving a transfer's bytes; `left_bytes` says how many are left."""
         self._move_on()
         group = transfer.group
@@ -165,7 +165,7 @@ class ServerLink:
         if wake == self._wake and not self._is_due:
             self._share()
 
-    def _end(self, transfer: Transfer) -> None:
+    def _end(self, transfer: PlayedTransfer) -> None:
         self.remove(transfer)
         direction = transfer.direction
         del direction.transfers[transfer]
@@ -185,7 +185,7 @@ class ServerLink:
             group.rate_s = per_connection_s * group.connections
 
 
-def _ended_of(group: _Class) -> list[Transfer]:
+def _ended_of(group: _Class) -> list[PlayedTransfer]:
     """Return the transfers of which nothing is left, without those that are in another class by now."""
     ended = []
     while group.ends:
@@ -209,9 +209,9 @@ def _share_direction(direction: Direction) -> None:
 
 def begin_transfer(
     direction: Direction, server: ServerLink, size_bytes: float, connections: int = 1, copies: float = 1.0
-) -> Transfer:
+) -> PlayedTransfer:
     """Return a transfer that begins now."""
-    transfer = Transfer(direction, server, connections, copies, Signal(), size_bytes, size_bytes)
+    transfer = PlayedTransfer(direction, server, connections, copies, Signal(), size_bytes, size_bytes)
     direction.moved_bytes += size_bytes
     if math.isinf(direction.bytes_per_s) and math.isinf(server.bytes_per_s):
         transfer.done.give()
@@ -222,7 +222,7 @@ def begin_transfer(
     return transfer
 
 
-def end_transfer(transfer: Transfer) -> None:
+def end_transfer(transfer: PlayedTransfer) -> None:
     """Give a transfer up, unless it has ended. The bytes that were not moved are not counted."""
     if transfer.group is None:
         return

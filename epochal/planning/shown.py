@@ -65,7 +65,9 @@ def _lines(plan: Plan) -> Iterator[str]:
     for number, warning in enumerate(plan.warnings):
         yield _row("" if number else "warnings", f"- {warning}")
     for number, found in enumerate(plan.suggestions):
-        effect = f"{found.faster:.2g} x the tokens/s, {_days(found.days)}, rounds of {_s(found.round_s)}"
+        effect = f"{_days(found.days)}, rounds of {_s(found.round_s)}"
+        if math.isfinite(found.faster):
+            effect = f"{found.faster:.2g} x the tokens/s, {effect}"
         yield _row("" if number else "what to change", f"- {found.change}: {effect}")
     yield _row("work of machines", plan.costs.source)
 

@@ -15,6 +15,7 @@ from epochal.planning.played_run import Links
 from epochal.planning.sizes import RunSizes
 from run_manager.steps.witness import WAITING_SHARE
 from state.config.state_file import StateFile
+from state.election import witness_count
 
 DEFAULT_LINE = "100mbit/20mbit 40ms"
 """A modest line, for which time limits are checked where no clients are described."""
@@ -65,7 +66,7 @@ def timer_notes(
     """
     return (
         *_of_warm_up(state, sizes, groups, links),
-        *_of_rounds(state, sizes, groups, is_modest=is_modest),
+        *_of_rounds(state, sizes, groups, links, is_modest=is_modest),
         *_of_checkpoints(state, sizes, groups),
         *_of_silence(state, groups),
     )
@@ -98,33 +99,47 @@ def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]
 
 
 def _of_rounds(
-    state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], *, is_modest: bool
+    state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links, *, is_modest: bool
 ) -> Iterator[TimerNote]:
-    config, size_bytes = state.config, sizes.result_bytes
+    """Yield what RoundTrain lacks: it lasts until a quorum of witnesses holds every result."""
+    config, result = state.config, f"a result of {shown_bytes(sizes.result_bytes)}"
     claims = sum(group.count * group.batches_per_round for group in groups)
     tokens = config.global_batch_size_end * sizes.tokens_per_batch / claims
-    result = f"a result of {shown_bytes(size_bytes)}"
+    fetching_s = _of_witnesses_s(state, sizes, groups, links)
 
-    def needed_s(group: ClientGroup) -> float:
+    def delivering_s(group: ClientGroup) -> float:
         training_s = 0.0 if is_modest else tokens * group.batches_per_round / group.tokens_per_s
-        return training_s + size_bytes / group.link.up_bytes_per_s + 3 * group.round_trip_s
+        return training_s + sizes.result_bytes / group.link.up_bytes_per_s + 3 * group.round_trip_s
 
-    slowest, limit_s = max(groups, key=needed_s), config.max_round_train_time
-    needs_s = needed_s(slowest)
+    slowest, limit_s = max(groups, key=delivering_s), config.max_round_train_time
+    delivered_s = delivering_s(slowest)
+    needs_s = delivered_s + fetching_s
     training = "" if is_modest else f"train {tokens * slowest.batches_per_round:,.0f} tokens and "
-    if needs_s > IN_TIME_PART * limit_s:
-        why = f": {_line(slowest)} needs {_seconds(needs_s)} to {training}upload {result}"
-        if needs_s <= limit_s:
-            why += ", and what comes in the second half counts as late, so that its share does not grow"
-        yield _note(state, "max_round_train_time", why, needs_s / IN_TIME_PART)
-    slowest = max(groups, key=lambda group: size_bytes / group.link.down_bytes_per_s)
-    fetch_s = size_bytes / slowest.link.down_bytes_per_s + 2 * slowest.round_trip_s
+    why = f": {_line(slowest)} needs {_seconds(delivered_s)} to {training}upload {result}"
+    if needs_s > limit_s:
+        count = sum(group.count for group in groups)
+        why += f", and witnesses need {_seconds(fetching_s)} to receive those of {count} clients"
+        yield _note(state, "max_round_train_time", why, max(needs_s, delivered_s / IN_TIME_PART))
+    elif delivered_s > IN_TIME_PART * limit_s:
+        why += ", and what comes in the second half counts as late, so that its share does not grow"
+        yield _note(state, "max_round_train_time", why, max(needs_s, delivered_s / IN_TIME_PART))
+    slowest = max(groups, key=lambda group: sizes.result_bytes / group.link.down_bytes_per_s)
+    fetch_s = sizes.result_bytes / slowest.link.down_bytes_per_s + 2 * slowest.round_trip_s
     if fetch_s > WAITING_SHARE * config.round_witness_time:
         why = (
             f", of which a witness has half to fetch what came last: {_line(slowest)} needs {_seconds(fetch_s)} for "
             f"{result}, so that late results are lost"
         )
         yield _note(state, "round_witness_time", why, fetch_s / WAITING_SHARE)
+
+
+def _of_witnesses_s(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> float:
+    """Return the seconds in which the witnesses of a round receive all results, if they are the slower clients."""
+    count = sum(group.count for group in groups)
+    server = links.store if state.blobs.store is not None else links.coordinator
+    results_bytes = (count - 1) * sizes.result_bytes
+    over_one_s = witness_count(count, state.config.witness_nodes) * results_bytes / server.up_bytes_per_s
+    return max(over_one_s, results_bytes / min(group.link.down_bytes_per_s for group in groups))
 
 
 def _of_checkpoints(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]) -> Iterator[TimerNote]:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.rounds import round_starts
 from epochal.planning.costs import Costs
 from epochal.planning.described import ClientGroup, Link
-from epochal.planning.planner import plan
+from epochal.planning.planner import plan_run
 from epochal.planning.plans import Plan, PlanOptions
 from epochal.planning.played_run import Links
 from state.config.state_file import parse_state
@@ -76,7 +76,7 @@ KINDS = {
 def planned(state: str, kind: Kind) -> Plan:
     link = Link(kind.server, kind.server)
     options = PlanOptions(links=Links(coordinator=link), costs=Costs(slow_start=False))
-    return plan(parse_state(state, "state.toml"), [kind.group()], options)
+    return plan_run(parse_state(state, "state.toml"), [kind.group()], options)
 
 
 class LimitedRun:

@@ -9,7 +9,7 @@ import pytest
 from epochal.planning.advice import advised
 from epochal.planning.costs import Costs, calibrated
 from epochal.planning.described import Link, parse_clients, parse_link
-from epochal.planning.planner import plan, sizes_of_rounds
+from epochal.planning.planner import plan_run, sizes_of_rounds
 from epochal.planning.plans import Plan, PlanOptions
 from epochal.planning.played_run import Links
 from epochal.planning.shown import plan_json, plan_text
@@ -38,7 +38,7 @@ def run_of(clients: int, batches_each: int = 1, **overrides: Any) -> StateFile:
 
 def planned(clients: int, *, parameters: int = 1_000_000, link: str = "1gbit", **overrides: Any) -> Plan:
     options = PlanOptions(Links(parse_link(link)), parameter_count=parameters)
-    return plan(run_of(clients, **overrides), [parse_clients(f"{clients} x {LIKE}")], options)
+    return plan_run(run_of(clients, **overrides), [parse_clients(f"{clients} x {LIKE}")], options)
 
 
 def test_parts_of_a_round_add_up_to_it() -> None:
@@ -80,7 +80,8 @@ def test_same_plan_twice_is_the_same() -> None:
 def test_plan_in_which_few_stand_for_many_is_that_of_all(parameters: int) -> None:
     state, groups = run_of(160), [parse_clients(f"160 x {LIKE}")]
     few, all_of_them = (
-        plan(state, groups, PlanOptions(Links(parse_link("1gbit")), Costs(), parameters, most)) for most in (48, 160)
+        plan_run(state, groups, PlanOptions(Links(parse_link("1gbit")), Costs(), parameters, most))
+        for most in (48, 160)
     )
     assert (few.played_count, all_of_them.played_count) == (48, 160)
     assert few.round_s == pytest.approx(all_of_them.round_s, rel=0.1)
@@ -90,7 +91,7 @@ def test_plan_in_which_few_stand_for_many_is_that_of_all(parameters: int) -> Non
 
 def test_plan_of_ten_thousand_plays_few_of_each_group() -> None:
     groups = [parse_clients(f"9999 x {LIKE}"), parse_clients("1 x 10mbit 100ms 1k tokens/s")]
-    found = plan(run_of(10_000), groups, PlanOptions(parameter_count=1000))
+    found = plan_run(run_of(10_000), groups, PlanOptions(parameter_count=1000))
     assert found.client_count == 10_000
     assert found.played_count < 400
     assert found.groups[1].group.count == 1
@@ -100,7 +101,7 @@ def test_plan_of_ten_thousand_plays_few_of_each_group() -> None:
 
 
 def test_too_few_clients_never_begin() -> None:
-    found = plan(run_of(8), [parse_clients(f"7 x {LIKE}")], PlanOptions(parameter_count=1000))
+    found = plan_run(run_of(8), [parse_clients(f"7 x {LIKE}")], PlanOptions(parameter_count=1000))
     assert (found.kind, found.days, found.tokens_per_s) == ("nothing", math.inf, 0.0)
     assert "init_min_clients = 8" in found.bottleneck
     assert json.loads(plan_json(found))["days"] is None
@@ -115,7 +116,7 @@ def test_model_that_reaches_nobody_in_warmup_never_begins() -> None:
 
 def test_clients_that_are_always_late_are_named() -> None:
     groups = [parse_clients(f"6 x {LIKE}"), parse_clients("2 x 100mbit/20mbit 40ms 200 tokens/s")]
-    found = plan(run_of(8, 4), groups, PlanOptions(parameter_count=1000))
+    found = plan_run(run_of(8, 4), groups, PlanOptions(parameter_count=1000))
     assert found.groups[0].delivered_part > 0.9 > found.groups[1].delivered_part
     assert any("come too late" in warning for warning in found.warnings)
 
@@ -123,7 +124,7 @@ def test_clients_that_are_always_late_are_named() -> None:
 def test_object_store_takes_results_off_the_coordinators_link() -> None:
     state = run_of(6)
     stored = state.model_copy(update={"blobs": state.blobs.model_copy(update={"store": GcsBlobs(bucket_name="b")})})
-    found = plan(stored, [parse_clients(f"6 x {LIKE}")], PlanOptions(parameter_count=1_000_000))
+    found = plan_run(stored, [parse_clients(f"6 x {LIKE}")], PlanOptions(parameter_count=1_000_000))
     machines, result_bytes = found.machines, found.sizes.result_bytes
     assert machines.from_coordinator_bytes < result_bytes
     assert machines.to_coordinator_bytes == pytest.approx(6 * result_bytes, rel=0.3)  # read, to be checked
@@ -142,7 +143,7 @@ def test_rounds_that_grow_take_less_time_in_all() -> None:
     whole = run_of(4, 4)
     growing = run_of(4, 4, config__global_batch_size_start=4, config__global_batch_size_warmup_tokens=10**8)
     groups, options = [parse_clients(f"4 x {LIKE}")], PlanOptions(parameter_count=1000)
-    assert plan(growing, groups, options).days < 0.8 * plan(whole, groups, options).days
+    assert plan_run(growing, groups, options).days < 0.8 * plan_run(whole, groups, options).days
 
 
 def test_sizes_of_rounds_are_those_of_every_step() -> None:
@@ -157,17 +158,17 @@ def test_sizes_of_rounds_are_those_of_every_step() -> None:
 def test_no_clients_or_too_many_are_refused(count: int) -> None:
     groups = [parse_clients(LIKE)] * count
     with pytest.raises(InvalidInput, match=f"{count} clients; allowed: 1 to 20000"):
-        plan(run_of(2), groups, PlanOptions(parameter_count=1000))
+        plan_run(run_of(2), groups, PlanOptions(parameter_count=1000))
 
 
 def test_suggestions_say_what_planning_with_them_gives() -> None:
     state, groups = run_of(6, merge__codec="float32"), [parse_clients(f"6 x {LIKE}")]
     options = PlanOptions(Links(parse_link("100mbit")), parameter_count=2_000_000)
-    before = plan(state, groups, options)
+    before = plan_run(state, groups, options)
     found = advised(state, groups, options, before)
     by_change = {suggestion.change: suggestion for suggestion in found.suggestions}
     changed = state.model_copy(update={"merge": state.merge.model_copy(update={"codec": "int8"})})
-    after = plan(changed, groups, options)
+    after = plan_run(changed, groups, options)
     told = by_change['[merge] codec = "int8"']
     assert (told.round_s, told.tokens_per_s) == (after.round_s, after.tokens_per_s)
     assert told.faster == pytest.approx(after.tokens_per_s / before.tokens_per_s)
@@ -179,7 +180,7 @@ def test_suggestions_say_what_planning_with_them_gives() -> None:
 def test_uneven_clients_are_told_to_claim_by_speed() -> None:
     groups = [parse_clients(f"3 x {LIKE}"), parse_clients("3 x 100mbit/20mbit 40ms 40k tokens/s")]
     state, options = run_of(6, 8), PlanOptions(parameter_count=1000)
-    found = advised(state, groups, options, plan(state, groups, options))
+    found = advised(state, groups, options, plan_run(state, groups, options))
     assert any("--batches-per-round 1 for" in told.change for told in found.suggestions)
 
 
@@ -193,7 +194,8 @@ def test_text_names_each_group_and_the_bottleneck() -> None:
 
 def test_data_from_elsewhere_are_received_too() -> None:
     location = {"Server": "data.example.org:9000"}
-    near, far = (planned(2, parameters=1000, **extra) for extra in ({}, {"model__LLM__data_location": location}))
+    near = planned(2, parameters=1000)
+    far = planned(2, parameters=1000, model__LLM__data_location=location)
     assert far.groups[0].received_bytes - near.groups[0].received_bytes == pytest.approx(8 * 1024 * 4, rel=0.01)
 
 
@@ -208,5 +210,5 @@ def test_calibrated_costs_are_positive_and_say_so() -> None:
 def test_unlimited_link_is_never_full() -> None:
     link = Link(math.inf, math.inf)
     options = PlanOptions(Links(coordinator=link), parameter_count=1_000_000)
-    found = plan(run_of(4), [parse_clients(f"4 x {LIKE}")], options)
+    found = plan_run(run_of(4), [parse_clients(f"4 x {LIKE}")], options)
     assert found.limit != "server"

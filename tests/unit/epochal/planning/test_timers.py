@@ -23,7 +23,7 @@ PARAMETERS = 100_000_000
 CLIENTS = "8 x 100mbit/20mbit 40ms 10k tokens/s"
 
 
-def notes(link: str = "10gbit", clients: str = CLIENTS, **overrides: Any) -> tuple[TimerNote, ...]:
+def notes(link: str = "10gbit", clients: str = CLIENTS, /, **overrides: Any) -> tuple[TimerNote, ...]:
     state = state_file(**(ROOMY | overrides))
     sizes = RunSizes.of(state, PARAMETERS)
     return timer_notes(state, sizes, [parse_clients(clients)], Links(parse_link(link)))
@@ -62,7 +62,7 @@ def test_warmup_of_all_over_one_link_is_named() -> None:
 
 def test_round_is_as_long_as_its_tokens_take() -> None:
     slow = CLIENTS.replace("10k", "0.001k")
-    (found,) = notes(clients=slow, config__max_round_train_time=30)
+    (found,) = notes("10gbit", slow, config__max_round_train_time=30)
     assert "train 24 tokens and upload a result" in found.text
 
 
