@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from docs.page_blocks import ROOT, blocks
 from tests.support.cli import run_main
-from tests.support.page_blocks import ROOT, blocks
 from tests.unit.docs.test_blocks import STATE, merged
 
 PAGE = "docs/planning.md"
