@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
+import numpy as np
+
 from benchmarks.figures import Figure
 from coordinator.machine import stimuli
 from coordinator.machine.checkpointers import current_checkpointer
@@ -17,8 +19,11 @@ from coordinator.machine.handle import handle
 from coordinator.machine.instructions import Instruction, SegmentEnded
 from coordinator.machine.run import new_run
 from coordinator.machine.stimuli import Stamped, Stimulus
+from coordinator.machine.views import blobs_kept
+from coordinator.opening import signing_key_of
 from coordinator.run_history import RunHistory, read_history
 from coordinator.run_journal import RunJournal
+from coordinator.store.blobs import BlobStore
 from coordinator.store.directory.journal_files import segment_file
 from coordinator.store.directory.run_directory import RunDirectory
 from coordinator.store.directory.segments import encode_mark, encode_segment
@@ -27,9 +32,11 @@ from coordinator.store.memory import MemoryJournal
 from coordinator.store.open import open_store_reader
 from runtime.worker_thread import InlineWorker
 from state.codecs.named import SPOKEN
+from state.config.state_file import StateFile
 from state.documents import CheckpointRef
 from state.messages import Attestation, Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
 from state.phases import RunState
+from state.replica import Replica, checkpoint_bytes
 from state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
 from tests.support.states import state_file
 
@@ -42,6 +49,9 @@ LOOKS = 40
 STRIDE = 7919
 """Between two looks, in versions: they lie all over the journal."""
 MAX_BLOB_BYTES = 1 << 30
+RESULT_BYTES = 1_000
+MAX_CONTENTS = 8_192
+"""Number of blobs that are kept: more than two epochs have, which a run needs."""
 
 T = TypeVar("T")
 
@@ -54,6 +64,21 @@ class Player:
         self._now_s = journal.run.now_s
         self._keys = {client_id_of(bytes([number]) * 32): bytes([number]) * 32 for number in range(CLIENTS)}
         self._count = 0
+        self._contents: dict[Sha256, bytes] = {}
+        """The blobs that were announced last, by digest. None is what it should be: nobody reads them."""
+
+    def _announced(self, content: bytes) -> Sha256:
+        """Return the digest of a new blob."""
+        digest = sha256_hex(content)
+        self._contents[digest] = content
+        if len(self._contents) > MAX_CONTENTS:
+            del self._contents[next(iter(self._contents))]
+        return digest
+
+    async def keep_blobs(self, blobs: BlobStore) -> None:
+        """Keep the blobs that the run needs, so that a coordinator serves it."""
+        for blob in blobs_kept(self._journal.run):
+            await blobs.keep(blob.sha256, self._contents[blob.sha256])
 
     async def send(self, stimulus: Stimulus) -> tuple[Instruction, ...]:
         """Keep what the machine makes of a stimulus."""
@@ -70,8 +95,9 @@ class Player:
     async def begin(self) -> None:
         """Play until the members have joined."""
         await self.send(stimuli.CoordinatorStarted())
-        spec, digest = self._journal.run.state_file.model.LLM.spec, _digest(1)
-        await self.send(stimuli.GenesisProvided(CheckpointRef(0, digest, 100, digest), spec))
+        spec, first = self._journal.run.state_file.model.LLM.spec, _checkpoint(0)
+        digest = self._announced(first)
+        await self.send(stimuli.GenesisProvided(CheckpointRef(0, digest, len(first), _digest(1)), spec))
         for client_id, key in self._keys.items():
             joined = stimuli.ClientJoined(client_id, key.hex(), Capabilities(codecs=SPOKEN), key.hex(), 1e12)
             await self.send(joined)
@@ -93,9 +119,10 @@ class Player:
     async def _make_checkpoint(self, step: int, digest: Sha256) -> None:
         writer = current_checkpointer(self._journal.run)
         assert writer is not None
-        blob = sha256_hex(b"checkpoint %d" % step)
-        await self.send(stimuli.CheckpointReported(writer, CheckpointReport(step, digest, blob, 100)))
-        await self.send(stimuli.CheckpointHeld(writer, CheckpointRef(step, blob, 100, digest)))
+        content = _checkpoint(step)
+        blob, size = self._announced(content), len(content)
+        await self.send(stimuli.CheckpointReported(writer, CheckpointReport(step, digest, blob, size)))
+        await self.send(stimuli.CheckpointHeld(writer, CheckpointRef(step, blob, size, digest)))
         for client_id in self._keys:
             if self._journal.run.checkpointing is not None and client_id != writer:
                 await self.send(stimuli.CheckpointReported(client_id, CheckpointReport(step, digest, None, 0)))
@@ -116,9 +143,10 @@ class Player:
                 await self.send(stimuli.AttestationReceived(witness, attested))
 
     async def _deliver(self, client_id: ClientId, step: int, attempt: int, digest: Sha256) -> None:
-        result = sha256_hex(f"{client_id} {step} {attempt}".encode())
+        content = f"{client_id} {step} {attempt}".encode().ljust(RESULT_BYTES)
+        result = self._announced(content)
         metrics = ResultMetrics(loss=5 / (1 + step / 100), tokens=64, train_s=0.01)
-        report = ResultCommitment(step, attempt, result, 10_000, metrics)
+        report = ResultCommitment(step, attempt, result, RESULT_BYTES, metrics)
         await self.send(stimuli.ResultCommitted(client_id, report))
         await self.send(stimuli.ResultVerified(client_id, step, attempt, result, digest))
 
@@ -144,26 +172,40 @@ class _WrittenJournal(MemoryJournal):
         (self._folder / segment_file(segment.number)).write_bytes(encode_segment(segment) + mark)
 
 
+def _checkpoint(step: int) -> bytes:
+    """Return a checkpoint of the smallest kind, which a coordinator can read."""
+    weights = {"w": np.zeros(1, np.float32)}
+    return checkpoint_bytes(Replica(step, weights, weights))
+
+
 def _digest(step: int) -> Sha256:
     return sha256_hex(b"replica %d" % step)
 
 
-async def _played(folder: Path, rounds: int) -> None:
-    fields = {
-        "config__total_steps": 10 * rounds,
-        "config__epoch_time": EPOCH_S,
-        "config__warmup_time": 7,
-        "config__max_round_train_time": 7,
-        "config__min_clients": 1,
-    }
-    await (await RunDirectory.open(folder, MAX_BLOB_BYTES)).aclose()
+def state_of(rounds: int) -> StateFile:
+    """Return the state file of a run of so many rounds."""
+    return state_file(
+        config__total_steps=10 * rounds,
+        config__epoch_time=EPOCH_S,
+        config__warmup_time=7,
+        config__max_round_train_time=7,
+        config__min_clients=1,
+    )
+
+
+async def played(folder: Path, rounds: int) -> None:
+    """Play a run of so many rounds into a run directory, which a coordinator can serve."""
+    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
+    key = await signing_key_of(store, anew=False)
     journal = _WrittenJournal(folder)
-    run = new_run(state_file(**fields), lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1000.0)
+    run = new_run(state_of(rounds), lineage="ab" * 16, coordinator_key=key.public_key_hex, now_s=1000.0)
     player = Player(await RunJournal.begin(journal, run))
     await player.begin()
     for _ in range(rounds):
         await player.play_round()
     journal.write_last()
+    await player.keep_blobs(store.blobs)
+    await store.aclose()
 
 
 async def measure(folder: Path, rounds: int = ROUNDS, many: int = MANY_ROUNDS) -> list[Figure]:
@@ -172,7 +214,7 @@ async def measure(folder: Path, rounds: int = ROUNDS, many: int = MANY_ROUNDS) -
 
 
 async def _figures(folder: Path, rounds: int) -> list[Figure]:
-    await _played(folder, rounds)
+    await played(folder, rounds)
     offline = open_store_reader(str(folder)).journal
     whole_s, found = await _timed(read_history(offline))
     assert found.history.next == rounds
