@@ -34,6 +34,7 @@ export class Chart {
   #data = [[]];
   #observer;
   #themeChanged = () => this.#rebuild();
+  #libraryLoaded = () => this.#rebuild();
 
   /**
    * @param {Element} element takes the chart.
@@ -64,6 +65,7 @@ export class Chart {
     this.#observer = new ResizeObserver(() => this.#resize());
     this.#observer.observe(this.canvas);
     dark.addEventListener("change", this.#themeChanged);
+    if (typeof uPlot === "undefined") addEventListener("load", this.#libraryLoaded, { once: true });
   }
 
   #legend() {
@@ -92,6 +94,7 @@ export class Chart {
   destroy() {
     this.#observer.disconnect();
     dark.removeEventListener("change", this.#themeChanged);
+    removeEventListener("load", this.#libraryLoaded);
     this.#plot?.destroy();
     this.#plot = null;
     this.figure.remove();

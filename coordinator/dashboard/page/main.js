@@ -92,6 +92,8 @@ function update() {
   const status = document.getElementById("connection");
   setText(status, SAID[connection.state](connection));
   status.dataset.state = connection.state;
+  const problem = store.isLive && !store.problem?.wantsToken ? store.problem : null;
+  setText(document.getElementById("notice"), problem === null ? "" : `Not all is shown yet: ${visible(problem.message)}`);
   setText(document.getElementById("run-name"), store.runId === null ? "" : visible(store.runId));
   showLinks(router.place);
   showPanel(router.place);

@@ -92,7 +92,17 @@ export class Store {
       }
     }
     this.#connect();
+    this.#readDocument();
     await this.readHistory();
+  }
+
+  /** Read the run document by itself: events only begin once the coordinator has read the history. */
+  async #readDocument() {
+    try {
+      const found = await this.api.json(this.path(""));
+      this.document ??= found;
+      this.changed();
+    } catch { /* the events bring it, or say why not */ }
   }
 
   /** Use this token from now on, and read everything again. */

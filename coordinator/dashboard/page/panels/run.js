@@ -62,6 +62,7 @@ export default class RunPanel {
   #evaluations = [];
   #checkpoints = [];
   #drawn = null;
+  #drawing = null;
 
   mount(element, store) {
     this.store = store;
@@ -105,6 +106,7 @@ export default class RunPanel {
   }
 
   unmount() {
+    clearTimeout(this.#drawing);
     for (const end of this.#ends) end();
     for (const chart of Object.values(this.#charts)) chart.destroy();
     this.map.destroy();
@@ -113,7 +115,7 @@ export default class RunPanel {
   update() {
     const { document: run, moment: found, rounds } = this.store.view;
     if (run !== null) this.#showFigures(run, found, rounds);
-    if (this.#drawn !== rounds) this.#draw();
+    if (this.#drawn !== rounds && this.#drawing === null) this.#drawing = setTimeout(() => this.#draw()); // figures first
   }
 
   #showFigures(run, found, rounds) {
@@ -188,6 +190,8 @@ export default class RunPanel {
   }
 
   #draw() {
+    clearTimeout(this.#drawing);
+    this.#drawing = null;
     const { document: run, rounds } = this.store.view;
     this.#drawn = rounds;
     const all = X_AXES[this.axis.value].of(rounds);

@@ -1,0 +1,71 @@
+"""The page and its connection: a coordinator that is started again, a tab that is hidden, memory that stays flat."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.serve import ServeOptions, serving
+from runtime.http_server import Endpoint
+from tests.support.browser import opened
+from tests.support.ports import free_port
+from tests.support.served import GENESIS
+from tests.support.states import state_file
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+
+async def test_page_says_that_the_coordinator_is_gone_and_comes_back(browser: "Browser", tmp_path: Path) -> None:
+    state, options = state_file(), ServeOptions(str(tmp_path / "run"), Endpoint(port=free_port()), genesis=GENESIS)
+    async with opened(browser) as (page, complaints):
+        complaints.expected = ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING"]
+        connection = page.locator("#connection")
+        async with serving(state, options) as running:
+            await page.goto(running.url)
+            await connection.get_by_text("Connected").wait_for()
+        await connection.get_by_text("Connection lost").wait_for()
+        async with serving(state, options) as running:
+            await connection.get_by_text("Connected").wait_for()
+            version = running.handlers.service.published.version
+            await page.locator("#timeline").get_by_text(f"Now: version {version}", exact=True).wait_for()
+        assert complaints.unexpected == []
+
+
+async def test_rows_that_the_page_keeps_have_a_maximum(browser: "Browser", tmp_path: Path) -> None:
+    async with (
+        serving(state_file(), ServeOptions(str(tmp_path / "run"), Endpoint(port=0), genesis=GENESIS)) as running,
+        opened(browser) as (page, _),
+    ):
+        await page.goto(running.url)
+        grown = """async () => {
+            const { MAX_ROWS, Rounds } = await import("./dashboard/rounds.js");
+            let rounds = new Rounds(), count = 0;
+            const row = (number) => ({ number: [number], rounds: [1], version: [number + 7] });
+            for (let number = 0; number < 3 * MAX_ROWS && rounds !== null; number += 1) {
+                rounds = rounds.with(row(number));
+                if (rounds !== null) count = rounds.length;
+            }
+            const some = [0, 1, 2].reduce((rows, number) => rows.with(row(number)), new Rounds());
+            const until = [6, 7, 8, 99].map((version) => some.until(version).length);
+            return [rounds, count === MAX_ROWS, some.with(row(4)), some.with(row(2)) === some, until];
+        }"""
+        assert await page.evaluate(grown) == [None, True, None, True, [0, 1, 2, 3]]
+
+
+async def test_events_are_told_from_pieces_however_they_are_cut(browser: "Browser", tmp_path: Path) -> None:
+    async with (
+        serving(state_file(), ServeOptions(str(tmp_path / "run"), Endpoint(port=0), genesis=GENESIS)) as running,
+        opened(browser) as (page, _),
+    ):
+        await page.goto(running.url)
+        cut = """async () => {
+            const { EventParser } = await import("./dashboard/events.js");
+            const text = ': alive\\n\\nevent: a\\nid: 1\\ndata: {"b":"c\\u2028: d"}\\n\\nretry: 5\\n\\nevent: e\\ndata: [1]\\n\\n';
+            const whole = JSON.stringify(new EventParser().take(text));
+            for (let place = 0; place <= text.length; place += 1) {
+                const parser = new EventParser();
+                const told = [...parser.take(text.slice(0, place)), ...parser.take(text.slice(place))];
+                if (JSON.stringify(told) !== whole) return `cut at ${place}`;
+            }
+            return JSON.parse(whole).map(({ kind, id }) => [kind, id]);
+        }"""
+        assert await page.evaluate(cut) == [["a", "1"], ["e", None]]
