@@ -59,7 +59,8 @@ async def test_events_are_told_from_pieces_however_they_are_cut(browser: "Browse
         await page.goto(running.url)
         cut = """async () => {
             const { EventParser } = await import("./dashboard/events.js");
-            const text = ': alive\\n\\nevent: a\\nid: 1\\ndata: {"b":"c\\u2028: d"}\\n\\nretry: 5\\n\\nevent: e\\ndata: [1]\\n\\n';
+            const text = [": alive", 'event: a\\nid: 1\\ndata: {"b":"c\\u2028: d"}', "retry: 5", "event: e\\ndata: [1]", ""]
+                .join("\\n\\n");
             const whole = JSON.stringify(new EventParser().take(text));
             for (let place = 0; place <= text.length; place += 1) {
                 const parser = new EventParser();
