@@ -1,17 +1,22 @@
 """The page and its connection: a coordinator that is started again, a tab that is hidden, memory that stays flat."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.serve import ServeOptions, serving
 from runtime.http_server import Endpoint
 from tests.support.browser import opened
+from tests.support.certificates import self_signed
+from tests.support.nginx import with_locations
 from tests.support.ports import free_port
 from tests.support.served import GENESIS
 from tests.support.states import state_file
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "dashboard.md"
 
 
 async def test_page_says_that_the_coordinator_is_gone_and_comes_back(browser: "Browser", tmp_path: Path) -> None:
@@ -28,6 +33,21 @@ async def test_page_says_that_the_coordinator_is_gone_and_comes_back(browser: "B
             version = running.handlers.service.published.version
             await page.locator("#timeline").get_by_text(f"Now: version {version}", exact=True).wait_for()
         assert complaints.unexpected == []
+
+
+async def test_page_works_below_a_path_behind_a_proxy_with_tls(browser: "Browser", tmp_path: Path) -> None:
+    documented = re.findall(
+        r"^```nginx\n(.*?)^```", DOCUMENTATION.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+    async with serving(state_file(), ServeOptions(str(tmp_path / "run"), Endpoint(port=0), genesis=GENESIS)) as running:
+        locations = documented[0].replace("http://127.0.0.1:8000", running.url)
+        with with_locations(tmp_path / "nginx", locations, self_signed(tmp_path)) as proxy:
+            async with opened(browser, ignore_https_errors=True) as (page, complaints):
+                await page.goto(f"{proxy.url}/my-run#/round")
+                await page.locator("#connection").get_by_text("Connected").wait_for()
+                await page.get_by_text("No round has ended yet").first.wait_for()
+                assert page.url.startswith(f"{proxy.url}/my-run/")
+                assert complaints.unexpected == []
 
 
 async def test_rows_that_the_page_keeps_have_a_maximum(browser: "Browser", tmp_path: Path) -> None:
@@ -59,8 +79,8 @@ async def test_events_are_told_from_pieces_however_they_are_cut(browser: "Browse
         await page.goto(running.url)
         cut = """async () => {
             const { EventParser } = await import("./dashboard/events.js");
-            const text = [": alive", 'event: a\\nid: 1\\ndata: {"b":"c\\u2028: d"}', "retry: 5", "event: e\\ndata: [1]", ""]
-                .join("\\n\\n");
+            const text = [": alive", 'event: a\\nid: 1\\ndata: {"b":"c\\u2028: d"}', "retry: 5",
+                "event: e\\ndata: [1]", ""].join("\\n\\n");
             const whole = JSON.stringify(new EventParser().take(text));
             for (let place = 0; place <= text.length; place += 1) {
                 const parser = new EventParser();

@@ -73,6 +73,25 @@ http {{
 }}
 """
 
+LOCATIONS = """
+{user}
+daemon off;
+worker_processes 1;
+pid {prefix}/nginx.pid;
+error_log {prefix}/error.log;
+events {{ worker_connections 256; }}
+http {{
+    access_log off;
+    client_body_temp_path {prefix}/body; proxy_temp_path {prefix}/proxy; fastcgi_temp_path {prefix}/fastcgi;
+    uwsgi_temp_path {prefix}/uwsgi; scgi_temp_path {prefix}/scgi;
+    absolute_redirect off;
+    server {{
+        listen 127.0.0.1:{port} ssl; ssl_certificate {certificate}; ssl_certificate_key {key};
+        {locations}
+    }}
+}}
+"""
+
 
 @dataclass
 class Nginx:
@@ -129,6 +148,14 @@ def balancer(prefix: Path, ports: list[int]) -> Iterator[Nginx]:
     """nginx before the servers at these ports, each of which gets the next request. Skips where there is no nginx."""
     servers = " ".join(f"server 127.0.0.1:{port} max_fails=1 fail_timeout=1s;" for port in ports)
     with _started(prefix, BALANCER, free_port(), "http", servers=servers) as started:
+        yield started
+
+
+@contextmanager
+def with_locations(prefix: Path, locations: str, certificate: tuple[Path, Path]) -> Iterator[Nginx]:
+    """nginx with these locations, over TLS with a certificate and its key. Skips where there is no nginx."""
+    fields = {"locations": locations, "certificate": str(certificate[0]), "key": str(certificate[1])}
+    with _started(prefix, LOCATIONS, free_port(), "https", **fields) as started:
         yield started
 
 
