@@ -21,6 +21,7 @@ from coordinator.api.members import member_routes
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.api.operator import evaluation_routes, health_routes, operator_routes, origin_routes
+from coordinator.api.probe import probe_routes
 from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
 from coordinator.handlers import Handlers
@@ -95,6 +96,7 @@ def create_app(
         history_routes(views),
         member_routes(views, MemberViews(handlers, SharedThreads(), metrics.http.refusals)),
         join_routes(handlers, views, version),
+        probe_routes(),
         health_routes(handlers, metrics.http.notes),
     ):
         app.include_router(router)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from coordinator.api.dashboard import dashboard_operations
+from coordinator.api.probe import PROBE
 from coordinator.api.requests import RUN
 from coordinator.history_views import DEFAULT_POINTS, MAX_POINTS
 from runtime.http_bodies import openapi_answer, openapi_schemas
@@ -34,6 +35,7 @@ from state.documents import RunDocument
 from state.explanation import SpeedExplanation
 from state.generations import DataAppendSetting, DataHistory
 from state.messages import REPORT_PATHS
+from state.probe import MAX_PROBE_BYTES, ProbeReport
 from state.refusals import Refusal
 
 SUMMARY = """Holds one training run.
@@ -64,6 +66,7 @@ DOCUMENTS = (
     *(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind)),
     DataAppendSetting,
     DataHistory,
+    ProbeReport,
 )
 """Every document and message."""
 
@@ -214,6 +217,22 @@ def _history_operations() -> Operations:
     }
 
 
+def _probe_operations() -> Operations:
+    count = {**WHOLE, "minimum": 1, "maximum": MAX_PROBE_BYTES, "description": "Number of bytes."}
+    busy = (Refusal.OVERLOADED, Refusal.RATE_LIMITED)
+    return {
+        ("GET", PROBE): Operation(
+            (*busy, Refusal.INVALID_PARAMETER),
+            parameters=(Parameter("bytes", count, default=MAX_PROBE_BYTES),),
+            answers={200: content("application/octet-stream", "Bytes that mean nothing", _BYTES)},
+        ),
+        ("POST", PROBE): Operation(
+            (*busy, Refusal.BODY_TOO_LARGE, Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT),
+            body=content("application/octet-stream", "Any bytes", _BYTES),
+        ),
+    }
+
+
 def _membership_operations() -> Operations:
     clients = f"{RUN}/clients"
     joins = (
@@ -342,6 +361,7 @@ def _list_of(item: Schema) -> Schema:
 OPERATIONS: Operations = {
     **_reading_operations(),
     **_history_operations(),
+    **_probe_operations(),
     **_membership_operations(),
     **_report_operations(),
     **_blob_operations(),

@@ -37,6 +37,9 @@ COMMANDS = {
     "client:client": (
         "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
     ),
+    "doctor:doctor": (
+        "Check whether this machine can train, and the way to a coordinator (exit code 1 if there is a problem)."
+    ),
     "check:check": (
         "Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2)."
     ),

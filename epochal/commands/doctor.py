@@ -1,0 +1,67 @@
+"""`epochal doctor`: whether this machine can train, and how it reaches a coordinator."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from epochal.cli.admin_token import AdminToken, given_token
+from epochal.cli.options import CoordinatorCaOption, JsonOption, trusted
+from epochal.cli.run import run_to_end
+from epochal.cli.spool_folder import SpoolOption, checked_spool_folder
+from epochal.doctor.findings import Finding
+from epochal.doctor.machine import look_at_machine
+from epochal.doctor.way import Asked, look_at_way
+
+MARKS = {"ok": ("✓", "ok", "green"), "note": ("·", "note", "yellow"), "problem": ("✗", "problem", "bold red")}
+
+
+def doctor(
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="Address of the coordinator whose run is to be joined.")
+    ] = None,
+    spool: SpoolOption = None,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check whether this machine can train, and the way to a coordinator (exit code 1 if there is a problem).
+
+    Without a URL: Python, packages and extras, GPU, memory, disk, and a test merge. With one also whether it answers,
+    TLS, clock, upload and download speed, and what its run needs. For each it says what to do.
+    """
+    machine = look_at_machine(checked_spool_folder(spool))
+    findings = list(machine.findings)
+
+    async def look() -> None:
+        assert url is not None
+        findings.extend(await look_at_way(Asked(url.rstrip("/"), trusted(tls_ca), given_token(admin_token)), machine))
+
+    if url is not None:
+        run_to_end(look())
+    if as_json:
+        typer.echo(json.dumps([asdict(found) for found in findings], indent=2))
+    else:
+        Console().print(_table(findings))
+    problems = sum(found.verdict == "problem" for found in findings)
+    if problems:
+        typer.echo(f"{problems} problem{'s' if problems > 1 else ''}: see what to do above", err=True)
+        raise typer.Exit(1)
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for found in findings:
+        mark, word, style = MARKS[found.verdict]
+        shown = Text(found.found)
+        if found.advice:
+            shown.append(f"\n→ {found.advice}", style="italic")
+        table.add_row(Text(f"{mark} {word}", style=style), found.name, shown)
+    return table

@@ -1,0 +1,28 @@
+"""Findings of `epochal doctor`, in the order in which they are shown."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["ok", "note", "problem"]
+"""A note says what is missing for some runs; a problem keeps the machine from training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: of the thing.
+        found: as it is, in words and numbers.
+        advice: what to do; "" where nothing is to be done.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def gib(size_bytes: float) -> str:
+    """Return a size in GiB, for people; small ones in MiB."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,111 @@
+"""`epochal doctor`: what it finds of a machine, of the way to a real coordinator, and of what a run needs."""
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.serve import ServeOptions, serving
+from epochal import __version__
+from epochal.doctor import machine as doctored
+from epochal.doctor.findings import Finding
+from epochal.doctor.machine import Machine, merge_finding
+from epochal.doctor.way import Asked, look_at_way, needs_of
+from runtime.http_server import Endpoint
+from state.join_guide import JoinData, JoinGuide, JoinRoom
+from tests.support.certificates import self_signed
+from tests.support.cli import run_main
+from tests.support.served import GENESIS
+from tests.support.states import state_file
+from tests.support.webhook_server import webhook_server
+
+GIB = 2**30
+NO_MACHINE = Machine(frozenset({"torch"}), 8 * GIB, 4 * GIB, Path("/spool"), GIB, ())
+DATA = JoinData("made up", (), 0, own=False, loopback=False, insecure=False)
+ROOM = JoinRoom(1_000, 2 * GIB, GIB // 2, 4, GIB, GIB)
+GUIDE = JoinGuide("run", "1", "open", "torch", False, ("torch",), None, DATA, None, ROOM)
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    assert len({found.name for found in findings}) == len(findings)
+    return {found.name: found for found in findings}
+
+
+async def way(url: str, trust: bool | str = True) -> dict[str, Finding]:
+    return by_name(await look_at_way(Asked(url, trust), NO_MACHINE))
+
+
+@pytest.mark.parametrize(
+    ("guide", "machine", "problems"),
+    [
+        ({}, {}, set()),
+        ({"extras": ("torch", "hub")}, {}, {"Run's extras"}),
+        ({}, {"gpu_bytes": GIB}, {"Run's model"}),
+        ({}, {"gpu_bytes": None, "memory_bytes": GIB}, {"Run's model"}),
+        ({"trainer": "numpy"}, {"gpu_bytes": GIB}, set()),
+        ({}, {"spool_bytes": 1}, {"Run's disk"}),
+        ({"room": None}, {"spool_bytes": 1, "gpu_bytes": 1}, set()),
+    ],
+    ids=["enough", "extra", "gpu", "memory", "numpy-needs-no-gpu", "disk", "no-model-yet"],
+)
+def test_machine_is_compared_with_what_the_run_needs(
+    guide: dict[str, Any], machine: dict[str, Any], problems: set[str]
+) -> None:
+    found = needs_of(replace(GUIDE, **guide), replace(NO_MACHINE, **machine))
+    assert {one.name for one in found if one.verdict == "problem"} == problems
+
+
+async def test_way_to_a_coordinator_is_measured_over_tls(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    endpoint = Endpoint(port=0, tls_cert=certificate, tls_key=key)
+    options = ServeOptions(str(tmp_path / "run"), endpoint, __version__, genesis=GENESIS)
+    async with serving(state_file(), options) as running:
+        found = await way(running.url, str(certificate))
+        assert [one.name for one in found.values() if one.verdict != "ok"] == ["TLS"]  # it ends today
+        assert set(found) >= {"Reachability", "TLS", "Clock", "Upload", "Download", "Run", "Run's model", "Run's data"}
+        assert "Mbit/s" in found["Upload"].found
+        assert "valid until" in found["TLS"].found
+        untrusted = await way(running.url)
+        assert untrusted["Reachability"].verdict == "problem"
+        assert "certificate" in untrusted["Reachability"].found.lower()
+
+
+async def test_coordinator_that_does_not_answer_is_a_problem() -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        found = await way(f"http://127.0.0.1:{unheard.getsockname()[1]}")
+    assert [one.verdict for one in found.values()] == ["problem"]
+    assert "firewall" in found["Reachability"].advice
+
+
+async def test_other_servers_are_no_coordinators() -> None:
+    with webhook_server() as other:
+        found = await way(other.url)
+    assert "not as a coordinator does" in found["Reachability"].found
+
+
+async def test_run_that_not_everyone_may_see_is_said_to_be_so(tmp_path: Path) -> None:
+    options = ServeOptions(str(tmp_path), Endpoint(port=0), genesis=GENESIS)
+    async with serving(state_file(access__dashboard="admin"), options) as running:
+        found = await way(running.url)
+    assert (found["Run"].verdict, found["Upload"].verdict) == ("note", "ok")
+    assert "EPOCHAL_ADMIN_TOKEN" in found["Run"].advice
+
+
+def test_merge_that_differs_from_everyone_elses_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert merge_finding().verdict == "ok"
+    monkeypatch.setattr(doctored, "MERGED_DIGEST", "0" * 64)
+    assert merge_finding().verdict == "problem"
+    assert "do not train" in merge_finding().advice
+
+
+def test_command_shows_each_finding_and_fails_for_a_problem() -> None:
+    ran = run_main("doctor", "http://127.0.0.1:9", "--json")
+    ran.expect(1)
+    found = {one["name"]: one["verdict"] for one in json.loads(ran.out)}
+    machine = {"Python", "Packages", "Extras", "GPU", "Memory", "Disk", "Test merge"}
+    assert found.keys() == machine | {"Reachability"}
+    assert [name for name, verdict in found.items() if verdict == "problem"] == ["Reachability"]
