@@ -29,7 +29,17 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state import blob_messages, checkpoint_parts, documents, evaluations, history, join_guide, members, messages
+from state import (
+    blob_messages,
+    checkpoint_parts,
+    documents,
+    evaluations,
+    explanation,
+    history,
+    join_guide,
+    members,
+    messages,
+)
 from state.deliveries import MEDIA_TYPE
 from state.documents import RunDocument
 from state.explanation import SpeedExplanation
@@ -61,7 +71,7 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "version": {**WHOLE, "description": "Version of the run document."},
 }
 _NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages) | vars(blob_messages)
-_NAMES |= vars(history) | vars(join_guide) | vars(members)
+_NAMES |= vars(explanation) | vars(history) | vars(join_guide) | vars(members)
 DOCUMENTS = (
     *(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind)),
     DataAppendSetting,

@@ -116,6 +116,8 @@ def probe_routes() -> APIRouter:
                 received += len(found)
                 if received > MAX_PROBE_BYTES:
                     raise Refused(Refusal.BODY_TOO_LARGE, f"the body has more than {MAX_PROBE_BYTES} bytes")
+        if not received:
+            raise Refused(Refusal.BODY_INCOMPLETE, f"the body is empty; allowed: 1 to {MAX_PROBE_BYTES} bytes")
         return document_response(ProbeReport(received, clock.wall_s()), "no-store")
 
     return router

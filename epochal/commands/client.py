@@ -162,9 +162,7 @@ MeshOption = Annotated[
         " sharded along fsdp and repeated along data; with numpy every process has it.",
     ),
 ]
-ProcessesOption = Annotated[
-    int | None, typer.Option(help="Number of processes of --mesh. Default: one for each device.")
-]
+ProcessesOption = Annotated[int | None, typer.Option(help="Processes of --mesh. Default: one for each device.")]
 BatchSizeOption = Annotated[
     int | None, typer.Option(help=f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}.")
 ]
