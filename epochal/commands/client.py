@@ -163,9 +163,8 @@ MeshOption = Annotated[
     ),
 ]
 ProcessesOption = Annotated[int | None, typer.Option(help="Processes of --mesh. Default: one for each device.")]
-BatchSizeOption = Annotated[
-    int | None, typer.Option(help=f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}.")
-]
+_BATCH_SIZE_HELP = f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}."
+BatchSizeOption = Annotated[int | None, typer.Option(help=_BATCH_SIZE_HELP)]
 ShareOption = Annotated[
     int,
     typer.Option(min=1, help="With 2, this client gets up to twice as many batches as one with 1, once it delivered."),
@@ -207,7 +206,7 @@ SaveOption = Annotated[
     ),
 ]
 MetricsPortOption = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Show metrics to Prometheus at this port; 0 picks a free one.")
+    int | None, typer.Option(min=0, max=65535, help="Port that shows metrics to Prometheus; 0: a free one.")
 ]
 
 
