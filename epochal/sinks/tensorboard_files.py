@@ -49,7 +49,7 @@ class TensorBoardSink:
             self._lock = SinkLock(self._folder / "events")
             files = self._files()
             if not files:
-                self._begin(lineage, None)
+                self._begin(lineage, 0)
                 return None
             self._file = files[-1].open("a+b", buffering=0)
             self._cut()
@@ -87,12 +87,15 @@ class TensorBoardSink:
     def _files(self) -> list[Path]:
         return sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
 
-    def _begin(self, lineage: str, restarts_at: int | None) -> None:
-        """Begin a new file; from a round on, its points replace those of the files before it."""
+    def _begin(self, lineage: str, begins_at: int) -> None:
+        """Begin a new file; from a round on, its points replace those of the files before it.
+
+        The first file begins a session, too: TensorBoard takes only a second beginning for a restart.
+        """
         files = self._files()
         number = int(_NAME.fullmatch(files[-1].name)[1]) + 1 if files else 0  # type: ignore[index]
         path = self._folder / f"events.out.tfevents.{number:010}.epochal-{lineage}"
-        replace_file(path, b"".join(map(_record, _opening(restarts_at))))
+        replace_file(path, b"".join(map(_record, _opening(begins_at))))
         self._file = path.open("a+b", buffering=0)
 
     def _append(self, events: Sequence[bytes]) -> None:
@@ -132,12 +135,11 @@ class TensorBoardSink:
         return found
 
 
-def _opening(restarts_at: int | None) -> Iterator[bytes]:
+def _opening(begins_at: int) -> Iterator[bytes]:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     yield Event(file_version=_SUITE_VERSION).SerializeToString()
-    if restarts_at is not None:
-        yield Event(step=restarts_at, session_log=SessionLog(status=SessionLog.START)).SerializeToString()
+    yield Event(step=begins_at, session_log=SessionLog(status=SessionLog.START)).SerializeToString()
 
 
 def _event(row: RoundFigures) -> bytes:
