@@ -12,7 +12,7 @@ reading the history; segments are short enough for that (`run_journal.SEGMENT_RE
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -21,12 +21,12 @@ from coordinator.journal_history import JournalHistory as JournalHistory
 from coordinator.journal_history import read_history as read_history
 from coordinator.kept_history import KeptHistory, RecordMark, holds, openings_from
 from coordinator.machine.history import History, Told
-from coordinator.machine.instructions import Instruction, OutcomeDecided
+from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from coordinator.machine.moment import moment_of
-from coordinator.machine.records import Kept, opening_version, replay_until
+from coordinator.machine.records import Kept, opening_version, replay_unchecked, replay_until
 from coordinator.machine.run import Run
 from coordinator.speed_explanations import SpeedExplanations
-from coordinator.store.journal import Journal, Segment
+from coordinator.store.journal import Journal, JournalRecord, Segment
 from runtime.worker_thread import Worker
 from state.errors import Refused, StoreFailed
 from state.history import Moment, RoundDetail
@@ -309,8 +309,26 @@ def _moment_of(segment: Segment, version: int, known: History) -> Moment:
         history.take(instructions, kept.version)
 
     found = replay_until(segment, version, watch)
+    _tell_what_follows(history, found.run, segment.records[found.sequence - segment.snapshot.sequence :])
     ended = history.details
     return moment_of(found.run, found.document, _numbered(ended[-1], known) if ended else None)
+
+
+def _tell_what_follows(history: History, run: Run, records: Sequence[JournalRecord]) -> None:
+    """Take into a history what clients told of its last round afterwards, until the next one ended."""
+    is_over = not history.next
+
+    def watch(_run: Run, instructions: tuple[Instruction, ...], _kept: Kept) -> None:
+        nonlocal is_over
+        for one in instructions:
+            is_over |= isinstance(one, OutcomeDecided)
+            if isinstance(one, TimesTold) and not is_over:
+                history.tell(one)
+
+    for record in records:
+        if is_over:
+            break
+        run = replay_unchecked(run, (record,), watch)
 
 
 def _numbered(detail: RoundDetail, known: History) -> RoundDetail:

@@ -42,6 +42,8 @@ TIMES = (
 )  # fmt: skip
 """The times of a client of which medians are shown."""
 
+BEFORE_DELIVERY = frozenset({"document_s", "replica_s", "data_s", "train_s", "encode_s", "upload_s", "check_s"})
+
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -221,10 +223,18 @@ def _medians(
             critical_s=_rounded(critical[client_id]),
             uploaded_bytes_per_s=_rate([(row.uploaded_bytes, row.upload_s) for row in rows[client_id]]),
             downloaded_bytes_per_s=_rate([(row.downloaded_bytes, row.download_s) for row in rows[client_id]]),
-            **{time: _median([getattr(row, time) for row in rows[client_id]]) for time in TIMES},
+            **{time: _median([_believed(row, time) for row in rows[client_id]]) for time in TIMES},
         )
         for client_id in slowest[:MAX_EXPLAINED_CLIENTS]
     )
+
+
+def _believed(row: ClientFigures, time: str) -> float | None:
+    """Return one of a client's times; what it says it did before its result came took no longer than that."""
+    value: float | None = getattr(row, time)
+    if value is None or row.delivered_s is None or time not in BEFORE_DELIVERY:
+        return value
+    return min(value, row.delivered_s)
 
 
 def _late(rows: Sequence[ClientFigures]) -> float:

@@ -9,6 +9,7 @@ from coordinator.machine.instructions import EndedRound, OutcomeDecided
 from coordinator.machine.round import NO_ARRIVALS, Round
 from coordinator.machine.run import Run
 from coordinator.machine.shared import plain
+from state.data_metrics import MAX_CLAIMED_S
 from state.documents import Outcome
 from state.history import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
 from state.intervals import data_index_count, total_batches
@@ -174,8 +175,8 @@ def clients_of(
 
 
 def _trained(metrics: ResultMetrics) -> float:
-    """Return the seconds in the trainer, without its waits for data."""
-    return _seconds(max(0.0, metrics.train_s - (_waited(metrics) or 0.0)))
+    """Return the seconds in the trainer, without its waits for data: from 0 to `MAX_CLAIMED_S`."""
+    return _seconds(max(0.0, min(metrics.train_s, MAX_CLAIMED_S) - (_waited(metrics) or 0.0)))
 
 
 def _waited(metrics: ResultMetrics) -> float | None:

@@ -96,6 +96,16 @@ async def test_look_back_shows_the_document_of_every_version(kept: KeptRun) -> N
             assert len(moment.under_way) == moment.document.round.roster_count
 
 
+async def test_look_back_shows_what_clients_told_of_the_round_later(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun
+) -> None:
+    monkeypatch.setattr("coordinator.machine.history.MAX_DETAILED_ROUNDS", 1)
+    history, last = await running(kept)
+    rounds = [(await history.moment(row.version, last)).last_round for row in history.history.rows]
+    told = [client.upload_s is not None for detail in rounds if detail is not None for client in detail.clients]
+    assert told.count(True) > len(told) / 2, "all but those of the last rounds of segments"
+
+
 async def test_version_that_is_not_kept_is_refused_with_those_that_are(kept: KeptRun) -> None:
     history, last = await running(kept)
     for version in (last + 1, 10**9):

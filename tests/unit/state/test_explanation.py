@@ -49,6 +49,13 @@ def test_a_slow_trainer_is_compared_with_the_others() -> None:
     assert said.endswith("others' median is 4.0 s.")
 
 
+def test_absurd_claims_do_not_get_into_the_sentence() -> None:
+    liar = figures_of_client(1, train_s=1e9, committed_s=11.0, delivered_s=11.5)
+    said = sentence(*rounds(liar, figures_of_client(2), train_s=11.5))
+    assert "the training of client" in said
+    assert "11.5 s a round" in said
+
+
 def test_changing_clients_are_not_blamed_one_by_one() -> None:
     details = [
         detail_of(number, figures_of_client(1 + number % 3, **SLOW), figures_of_client(5), train_s=14.0)

@@ -128,3 +128,11 @@ def test_absurd_times_are_refused(text: str) -> None:
     assert parse_document(ResultMetrics, body) == METRICS
     with pytest.raises(InvalidDocument, match="not a valid ResultMetrics"):
         parse_document(ResultMetrics, body.replace("[40,", f"[{text},"))
+
+
+@pytest.mark.parametrize(("train_s", "shown"), [(-5.0, 0.0), (1e300, 1e9)])
+def test_absurd_training_times_are_bounded(train_s: float, shown: float) -> None:
+    driver = in_round(1)
+    deliver(driver, 1, ResultMetrics(1.0, 8, train_s, work=WORK))
+    end_round(driver)
+    assert figures(driver, 0, 1).train_s == shown
