@@ -19,6 +19,7 @@ from runtime.http_client import read_whole, streamed
 from state.errors import InvalidDocument
 from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail
+from state.join_guide import JoinGuide
 from state.members import MemberDetail, MembersPage
 from state.wire import ClientId, parse_document
 
@@ -69,13 +70,23 @@ class ViewerClient(CoordinatorClient):
         query = {"from": first, "points": points} | ({} if last is None else {"to": last})
         return parse_document(HistoryPage, await self._viewed("/history", query))
 
-    async def round_detail(self, number: int) -> RoundDetail:
-        """Return a round with each of its clients. Raise `Refused`: `not-found` if these are not held; as `history`."""
-        return parse_document(RoundDetail, await self._viewed(f"/history/rounds/{number}"))
+    async def round_detail(self, number: int, slowest: int | None = None) -> RoundDetail:
+        """Return a round with each of its clients, or with so many of the slowest.
 
-    async def moment(self, version: int) -> Moment:
+        Raises:
+            Refused: `not-found` if these are not held; and as `history`.
+        """
+        query = None if slowest is None else {"slowest": slowest}
+        return parse_document(RoundDetail, await self._viewed(f"/history/rounds/{number}", query))
+
+    async def join_guide(self) -> JoinGuide:
+        """Return how a machine joins the run. Raise as `history`."""
+        return parse_document(JoinGuide, await self._viewed("/join"))
+
+    async def moment(self, version: int, slowest: int | None = None) -> Moment:
         """Return the run as it was at a version of its document. Raise `Refused`: `not-found`, and as `history`."""
-        return parse_document(Moment, await self._viewed(f"/history/versions/{version}"))
+        query = None if slowest is None else {"slowest": slowest}
+        return parse_document(Moment, await self._viewed(f"/history/versions/{version}", query))
 
     async def explanation(self) -> SpeedExplanation:
         """Return why the run is not faster. Raise as `history`."""

@@ -47,7 +47,7 @@ COMMANDS = {
         "Say how a run will go before it starts: time of a round, bytes, machines, days, bottleneck, what to change."
     ),
     "operator:status": "Show a run: phase, progress, clients, loss.",
-    "watch:watch": "Follow a run, and write its figures to where you keep yours.",
+    "watch:watch": "Show a run as a full-screen view, or with --to write its figures to where you keep yours.",
     "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
     "operator:resume": "Let a paused run continue.",
     "operator:eject": "Remove a client from a run. Its key cannot join again.",

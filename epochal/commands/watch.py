@@ -1,5 +1,7 @@
 """`epochal watch`: follow a run."""
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +12,7 @@ from epochal.cli.options import CoordinatorCaOption, UrlArgument, trusted
 from epochal.cli.run import run_to_end
 from epochal.cli.run_address import DEFAULT_RECONNECT_S, ReconnectOption
 from runtime.retry import RetryPolicy
+from runtime.shown_urls import without_password
 from state.errors import InvalidInput
 
 
@@ -34,15 +37,17 @@ def watch(
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
-    """Follow a run, and write its figures to where you keep yours."""
+    """Show a run as a full-screen view, or with --to write its figures to where you keep yours."""
+    policy = RetryPolicy(bound_s=reconnect_s)
+    token = given_token(admin_token)
+    if not to:
+        _check_terminal()
+        run_to_end(_view(url, policy, token, tls_ca))
+        return
     from epochal.sinks.following import FollowOptions, follow_into
     from epochal.sinks.named import named_sinks
 
-    if not to:
-        raise InvalidInput("give at least one --to KIND:PLACE, such as --to csv:run.csv")
     sinks = named_sinks(to)
-    policy = RetryPolicy(bound_s=reconnect_s)
-    token = given_token(admin_token)
 
     async def main() -> None:
         async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
@@ -50,6 +55,22 @@ def watch(
             await follow_into(client, sinks, FollowOptions(first, once, policy, _note))
 
     run_to_end(main())
+
+
+def _check_terminal() -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InvalidInput(
+            "the view of a run needs a terminal, and standard input or output is none; allowed here: "
+            "--to KIND:PLACE, such as --to csv:run.csv, or epochal status URL --watch"
+        )
+
+
+async def _view(url: str, policy: RetryPolicy, token: str | None, tls_ca: Path | None) -> None:
+    from epochal.terminal.watch_app import watch_run
+
+    async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
+        client.show(token)
+        await watch_run(client, without_password(url.partition("/v1/")[0]), policy)
 
 
 def _note(text: str) -> None:

@@ -1,0 +1,228 @@
+"""The pages of a run's view: the run, trust, and how to join. `round_page.py` has the round's."""
+
+import shlex
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from epochal.cli.bars import shown_duration
+from epochal.terminal.charts import column_chart, smoothed
+from epochal.terminal.picture import RunPicture
+from epochal.words import PHASES
+from runtime.visible_text import visible
+from state.evaluations import newest_evaluations
+from state.intervals import counted_batches
+from state.join_guide import JoinGuide
+
+SMOOTHING = 0.9
+MAX_SHOWN_EVALUATIONS = 3
+MAX_SHOWN_FAILURES = 5
+MIN_CHART_LINES = 3
+MAP_CHARS = 50
+KEY_FILE = "epochal.key"
+
+
+def facts(rows: Iterator[tuple[str, RenderableType | str]]) -> Table:
+    """Return names and values as two columns."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value) if isinstance(value, str) else value)
+    return table
+
+
+def run_page(picture: RunPicture, width: int, height: int, *, is_log: bool, is_smooth: bool) -> RenderableType:
+    """Return the page of the run.
+
+    Args:
+        picture: of the run.
+        width, height: in characters.
+        is_log: whether the loss has a logarithmic axis.
+        is_smooth: whether the loss is smoothed.
+    """
+    rows = facts(_run_facts(picture))
+    losses = [row.loss for row in picture.shown_rows() if row.loss is not None]
+    drawn = smoothed(losses, SMOOTHING) if is_smooth else losses
+    room = height - len(Console(width=width).render_lines(rows)) - 2
+    lines = column_chart(drawn, width, max(MIN_CHART_LINES, room), is_log=is_log)
+    how = ", ".join(name for name, wanted in (("smoothed", is_smooth), ("log axis", is_log)) if wanted)
+    title = f"training loss, nats per token, over {sum(row.rounds for row in picture.shown_rows()):,} rounds"
+    parts: list[RenderableType] = [rows]
+    if lines:
+        parts += [Text(title + (f" ({how})" if how else ""), style="dim"), Text("\n".join(lines), style="green")]
+    else:
+        parts.append(Text("No round has ended yet that has a loss.", style="dim"))
+    return Group(*parts)
+
+
+def _run_facts(picture: RunPicture) -> Iterator[tuple[str, RenderableType | str]]:
+    document, status = picture.shown_document(), picture.status
+    if document is None:
+        yield "run", "Being read…" if picture.is_past else "Asking the coordinator…"
+        return
+    phase = Text.assemble((document.run_state.value, "bold"), f": {PHASES[document.run_state]}")
+    yield "phase", phase
+    if not picture.is_past and status is not None and status.waiting:
+        yield "waits", visible(status.waiting)
+    step = min(document.step, document.total_steps)
+    eta_s, tokens_per_s = picture.eta_s(), picture.tokens_per_s()
+    left = "" if eta_s is None else f", about {shown_duration(eta_s)} to the end"
+    yield "step", f"{step:,} of {document.total_steps:,}, epoch {document.epoch}{left}"
+    last = picture.shown_rows()[-1:]
+    if last:
+        speed = "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s with all waits"
+        yield "tokens", f"{last[0].tokens_total:,}{speed}"
+        loss = "none" if last[0].loss is None else f"{last[0].loss:.4f}"
+        yield "loss", f"{loss} nats per token; learning rate {last[0].learning_rate:.3g}"
+        yield "members", f"{last[0].members:,}, {last[0].ready:,} ready, {last[0].clients:,} in the last round"
+    if not picture.is_past and status is not None and status.evaluations:
+        found = newest_evaluations(status.evaluations)[:MAX_SHOWN_EVALUATIONS]
+        yield "held-out", "; ".join(f"{visible(one.name)} {one.loss:.4f} at step {one.step}" for one in found)
+    yield "data", _data(picture)
+    checkpoint = document.checkpoint
+    if checkpoint is not None:
+        yield "checkpoint", f"step {checkpoint.step}, {decimal(checkpoint.size_bytes)}"
+
+
+def _data(picture: RunPicture) -> str:
+    """Return what became of the batches, and, looking back, a map of them."""
+    document, moment = picture.shown_document(), picture.moment
+    assert document is not None, "it is shown"
+    waiting, quarantined = document.carried_batches, document.quarantined_batches
+    done = f"{document.data_indices_applied:,} samples applied, {counted_batches(waiting)} wait"
+    text = f"{done}, {counted_batches(quarantined)} quarantined"
+    if moment is None or not moment.data.begun:
+        return text
+    marks = ["█"] * MAP_CHARS
+    for mark, intervals in (("▒", moment.data.under_way), ("w", moment.data.waiting), ("Q", moment.data.quarantined)):
+        for interval in intervals:
+            first = interval.start * MAP_CHARS // moment.data.begun
+            last = min(MAP_CHARS - 1, interval.end * MAP_CHARS // moment.data.begun)
+            marks[first : last + 1] = mark * (last + 1 - first)
+    return f"{text}\n{''.join(marks)}\n█ applied  ▒ under way  w waits  Q quarantined"
+
+
+def trust_page(picture: RunPicture) -> RenderableType:
+    """Return the page of what speaks for the run, and against it."""
+    status, document = picture.status, picture.document
+    if status is None or document is None:
+        return Text("Asking the coordinator…")
+    parts: list[RenderableType] = [facts(_trust_facts(picture))]
+    for title, count, items in (
+        ("quarantined: these batches failed again and again and are not trained on", status.quarantined_batches,
+         status.failed_data.quarantined),
+        ("failed: these batches wait for another attempt", status.waiting_batches, status.failed_data.waiting),
+    ):  # fmt: skip
+        if count:
+            lines = [f"{counted_batches(count)} {title}"]
+            lines += [f"  {item.batch_id}  {visible(item.message)}" for item in items[:MAX_SHOWN_FAILURES]]
+            if len(items) > MAX_SHOWN_FAILURES:
+                lines.append("  … `epochal quarantine list` shows all")
+            parts.append(Text("\n".join(lines), style="yellow"))
+    missed = [member for member in status.members if member.missed]
+    if missed:
+        parts.append(Text("results that did not come or were refused, by member:", style="dim"))
+        for member in sorted(missed, key=lambda member: -member.missed)[:MAX_SHOWN_FAILURES]:
+            who = f"{member.client_id[:12]} {visible(member.name)}".rstrip()
+            parts.append(Text(f"  {who}: {member.missed} missed, {visible(member.last_miss)}"))
+    parts.append(
+        Text("`epochal audit STORE` replays the journal and checks that each batch counted once.", style="dim")
+    )
+    return Group(*parts)
+
+
+def _trust_facts(picture: RunPicture) -> Iterator[tuple[str, str]]:
+    status, document = picture.status, picture.document
+    assert status is not None, "it is shown"
+    assert document is not None, "it is shown"
+    checkpoint = document.checkpoint
+    if checkpoint is not None:
+        yield "replica", f"digest {checkpoint.replica_digest} of step {checkpoint.step}"
+    detail = picture.shown_detail()
+    if detail is not None:
+        witnesses = [client for client in detail.clients if client.witness]
+        vouched = sum(client.attested_s is not None for client in witnesses)
+        yield "vouched", f"{vouched} of {len(witnesses)} elected witnesses attested round {detail.figures.number}"
+    rebuild = "replicas disagreed or were not attested: clients rebuild theirs" if document.rebuild else "no"
+    yield "rebuild", rebuild
+    yield "data", f"{visible(status.data_fingerprint or 'not decided')}, decided by the {status.data_decided_by}"
+    for known in status.datasets[1:] if len(status.datasets) > 1 else ():
+        yield "other data", f"{known.member_count} members have {visible(known.data_fingerprint)} and wait"
+    yield "key", f"{document.coordinator_key}, with which the coordinator signs"
+    yield "lineage", f"{visible(document.lineage)}; another one would say that the run went back to a backup"
+    if status.store_problem is not None:
+        yield "store", f"nothing can be kept: {visible(status.store_problem)}"
+
+
+def join_page(picture: RunPicture, url: str) -> RenderableType:
+    """Return the page that says how to join.
+
+    Args:
+        picture: of the run.
+        url: the coordinator's, as the user gave it.
+    """
+    guide = picture.guide
+    if guide is None:
+        return Text("Asking the coordinator…")
+    extras = f"[{','.join(guide.extras)}]" if guide.extras else ""
+    install = shlex.quote(f"epochal{extras}") if extras else "epochal"
+    return Group(
+        Text("1. Install, once", style="bold"),
+        Text(f"   pipx install {install}"),
+        Text("2. Join", style="bold"),
+        Text(f"   {join_command(guide, url)}"),
+        Text(),
+        facts(_needs(guide)),
+        Text(),
+        Text(f"The key in {KEY_FILE} is your place in the run. Ctrl-C finishes the round and leaves.", style="dim"),
+    )
+
+
+def join_command(guide: JoinGuide, url: str) -> str:
+    """Return the command that joins the run, for a shell."""
+    words = ["epochal", "client", shlex.quote(visible(url)), "--trainer", shlex.quote(visible(guide.trainer))]
+    words += ["--key", KEY_FILE, "--new-key"]
+    words += ["--invitation", "CODE"] if guide.access == "invitations" else []
+    words += ["--data", "PATH"] if guide.data.own else []
+    words += ["--insecure"] if guide.data.insecure else []
+    return " ".join(words)
+
+
+def _needs(guide: JoinGuide) -> Iterator[tuple[str, str]]:
+    admissions = {
+        "open": "nothing: anyone may join",
+        "keys": "a key that the operator has admitted",
+        "invitations": "an invitation from the operator, in the place of CODE",
+    }
+    yield "admission", admissions[guide.access]
+    more = f", which can import {visible(guide.task_encoder)}" if guide.task_encoder else ""
+    yield "software", f"Python 3.11 or newer, epochal {visible(guide.version)}, trainer {visible(guide.trainer)}{more}"
+    places = ", ".join(visible(place) for place in guide.data.places) or guide.data.kind
+    own = "; a copy of your own, in the place of PATH" if guide.data.own else ""
+    here = "; reached from the coordinator's machine only" if guide.data.loopback else ""
+    yield "data", f"{places}{own}{here}"
+    room = guide.room
+    if room is None:
+        yield "room", "not known before the run's first checkpoint"
+        return
+    yield "memory", f"{decimal(room.trainer_bytes)} for {room.parameter_count:,} parameters and their optimizer"
+    yield "disk", f"{decimal(room.spool_bytes)} for temporary files, with {room.clients:,} clients"
+    down = max(0, room.clients - 1) * room.result_bytes
+    rounds = f"{decimal(room.result_bytes)} up and {decimal(down)} down in each round"
+    yield "network", f"{decimal(room.download_bytes)} once, then {rounds}"
+
+
+def place_line(picture: RunPicture) -> Text:
+    """Return the line that says which time is shown."""
+    if picture.place is None or not picture.rows:
+        return Text("now", style="bold green")
+    row = picture.rows[picture.place]
+    when = datetime.fromtimestamp(row.ended_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    state = "" if picture.moment is not None else ", being read"
+    name = f"round {row.number + row.rounds - 1:,}, version {row.version:,}, {when}{state}"
+    return Text(f"PAST: {name}", style="bold yellow")

@@ -1,0 +1,123 @@
+"""A run as its view shows it: what was read of it last, and what follows from that. No clock, no terminal."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from state.documents import RunDocument
+from state.explanation import SpeedExplanation
+from state.history import ClientFigures, HistoryPage, Moment, RoundDetail, RoundFigures, thinned
+from state.join_guide import JoinGuide
+from state.members import MembersPage
+from state.messages import RunStatus
+
+MAX_ROWS = 2048
+"""Number of rows of the history that are kept; with more, neighbours are merged."""
+LAST_ROUNDS = 16
+"""Number of rounds over which speeds and estimates are taken."""
+
+
+@dataclass(slots=True)
+class RunPicture:
+    """The last that is known of a run.
+
+    Attributes:
+        address: the coordinator's, as the user gave it, without a password.
+        document: the run document.
+        status: with what changes too often for the document.
+        rows: of the history, merged where there are many.
+        next: number of the round that ends next.
+        detailed_from: number of the first round whose clients are held.
+        detail: the round that is shown, with its clients.
+        selected: number of the round that the user chose; None for the last one.
+        explanation: why the run is not faster.
+        members: all of them.
+        guide: how to join.
+        place: index of the row at which the user looks back; None for the present.
+        moment: the run as it was there, once it has arrived.
+        problem: what is wrong with the coordinator; "" if it answers.
+        note: the last news about the connection, or about a request of the user.
+    """
+
+    address: str = ""
+    document: RunDocument | None = None
+    status: RunStatus | None = None
+    rows: list[RoundFigures] = field(default_factory=list)
+    next: int = 0
+    detailed_from: int = 0
+    detail: RoundDetail | None = None
+    selected: int | None = None
+    explanation: SpeedExplanation | None = None
+    members: MembersPage | None = None
+    guide: JoinGuide | None = None
+    place: int | None = None
+    moment: Moment | None = None
+    problem: str = ""
+    note: str = ""
+
+    def add(self, page: HistoryPage) -> None:
+        """Add rounds that have ended."""
+        self.rows += page.rounds.rows()
+        if len(self.rows) > MAX_ROWS:
+            kept, chosen = len(self.rows), self.place
+            self.rows = thinned(self.rows, MAX_ROWS // 2)
+            if chosen is not None:
+                self.place = min(len(self.rows) - 1, chosen * len(self.rows) // kept)
+        self.next, self.detailed_from = page.next, page.detailed_from
+
+    def forget_rows(self) -> None:
+        """Forget the rounds, because the run went back."""
+        self.rows.clear()
+        self.place, self.moment, self.selected = None, None, None
+
+    @property
+    def is_past(self) -> bool:
+        """Whether the user looks back."""
+        return self.place is not None
+
+    def shown_document(self) -> RunDocument | None:
+        """Return the document that is shown: the present one, or the one of the moment."""
+        if self.is_past:
+            return None if self.moment is None else self.moment.document
+        return self.document
+
+    def shown_rows(self) -> list[RoundFigures]:
+        """Return the rows up to the place that is shown."""
+        return self.rows if self.place is None else self.rows[: self.place + 1]
+
+    def shown_detail(self) -> RoundDetail | None:
+        """Return the round that is shown; None if its clients are not known."""
+        if self.is_past:
+            return None if self.moment is None else self.moment.last_round
+        return self.detail
+
+    def tokens_per_s(self) -> float | None:
+        """Return the tokens applied per second of the last rounds that are shown, waits included."""
+        last = self.shown_rows()[-LAST_ROUNDS:]
+        if not last or last[-1].ended_s <= last[0].started_s:
+            return None
+        return sum(row.tokens for row in last) / (last[-1].ended_s - last[0].started_s)
+
+    def round_s(self) -> float | None:
+        """Return the median time from a round's start to the next, over the last that are shown; None before two."""
+        last = self.shown_rows()[-LAST_ROUNDS - 1 :]
+        times = [
+            (after.started_s - before.started_s) / before.rounds
+            for before, after in pairwise(last)
+            if after.started_s > before.started_s
+        ]
+        return median(times) if times else None
+
+    def eta_s(self) -> float | None:
+        """Return the seconds until the run has done its steps at the present pace; None if that is not known."""
+        document, round_s = self.shown_document(), self.round_s()
+        if document is None or round_s is None:
+            return None
+        return max(0, document.total_steps - document.step + 1) * round_s
+
+
+def end_of(client: ClientFigures) -> float:
+    """Return when a client had done its last part of a round, in seconds from its start, as far as that is known."""
+    before = (client.document_s, client.replica_s, client.data_s, client.train_s, client.encode_s, client.upload_s)
+    own = sum(part or 0.0 for part in (*before, client.check_s))
+    return max(own, client.delivered_s or 0.0, client.attested_s or 0.0) + (client.merge_s or 0.0)

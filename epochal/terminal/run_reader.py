@@ -1,0 +1,190 @@
+"""Reads a run for its view: rounds as they end, and the rest as often as it is looked at. It goes on over restarts.
+
+The rule kept here: whatever the run and its members do, requests are bounded in number and in time, and an answer that
+fails is said and asked for again, within the policy.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+from coordinator_client.round_feed import OtherLineage, RoundFeed
+from coordinator_client.viewing import ViewerClient
+from epochal.terminal.picture import RunPicture
+from runtime.retry import RetryPolicy
+from state.errors import CoordinatorUnreachable, Refused
+from state.refusals import Refusal, Retry
+
+STATUS_S = 1.0
+"""Time between two requests for the status."""
+MEMBERS_S = 3.0
+EXPLANATION_S = 3.0
+GUIDE_S = 30.0
+DETAIL_S = 0.5
+"""Shortest time between two requests for the last round."""
+FIRST_POINTS = 1024
+SHOWN_CLIENTS = 200
+"""Number of clients of a round that are asked for, the slowest."""
+
+T = TypeVar("T")
+
+NOT_NOW = frozenset({Refusal.NOT_FOUND})
+"""Refusals of what is not held, which is said where it would stand."""
+
+
+class RunReader:
+    """Keeps a picture of a run. `run` must run beside the view.
+
+    Args:
+        client: the coordinator.
+        policy: how long to go on when it does not answer.
+        picture: to be kept.
+
+    Attributes:
+        shown: name of the page that is looked at: its data are read more often.
+    """
+
+    def __init__(self, client: ViewerClient, policy: RetryPolicy, picture: RunPicture) -> None:
+        self._client = client
+        self._policy = policy
+        self.picture = picture
+        self.shown = "run"
+        self._wanted_version: int | None = None
+        self._is_asked = asyncio.Event()
+        self._round_ended = asyncio.Event()
+        self._silent_since_s: float | None = None
+
+    async def run(self) -> None:
+        """Read until cancelled.
+
+        Raises:
+            CoordinatorUnreachable: it did not answer for as long as the policy allows.
+            Refused: the coordinator shows the run to others only.
+            InvalidDocument: something else answers.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_rounds())
+            group.create_task(self._repeat(self._read_status, STATUS_S))
+            group.create_task(self._repeat(self._read_members, MEMBERS_S))
+            group.create_task(self._repeat(self._read_explanation, EXPLANATION_S))
+            group.create_task(self._repeat(self._read_guide, GUIDE_S))
+            group.create_task(self._repeat(self._read_round, DETAIL_S))
+            group.create_task(self._look_back())
+
+    def show(self, name: str) -> None:
+        """Read what this page shows."""
+        self.shown = name
+        self._round_ended.set()
+
+    def select(self, number: int | None) -> None:
+        """Show the clients of this round; None for the last one."""
+        self.picture.selected = number
+        self._round_ended.set()
+
+    def look_at(self, place: int | None) -> None:
+        """Show the run as it was at the end of this row; None for the present."""
+        picture = self.picture
+        picture.place, picture.moment = place, None
+        if place is None:
+            self._wanted_version = None
+            return
+        self._wanted_version = picture.rows[place].version
+        self._is_asked.set()
+
+    async def _follow_rounds(self) -> None:
+        feed, picture = RoundFeed(self._client, self._policy), self.picture
+        page = await self._answered(lambda: self._client.history(points=FIRST_POINTS))
+        picture.add(page)
+        feed.seek(page.next, page.lineage)
+        async with aclosing(feed.all()) as news:
+            async for one in news:
+                if isinstance(one, OtherLineage):
+                    picture.forget_rows()
+                    picture.note = "The run went back to an earlier state: its history is read again."
+                else:
+                    picture.add(one.page)
+                    self._round_ended.set()
+
+    async def _repeat(self, read: Callable[[], Awaitable[None]], period_s: float) -> None:
+        while True:
+            await read()
+            await asyncio.sleep(period_s)
+
+    async def _read_status(self) -> None:
+        self.picture.status = await self._answered(self._client.status)
+        self.picture.document = await self._answered(lambda: self._client.run_document(None, 0.0))
+
+    async def _read_members(self) -> None:
+        if self.shown == "members":
+            self.picture.members = await self._answered(self._client.members)
+
+    async def _read_explanation(self) -> None:
+        if self.shown == "round":
+            self.picture.explanation = await self._answered(self._client.explanation)
+
+    async def _read_guide(self) -> None:
+        self.picture.guide = await self._answered(self._client.join_guide)
+
+    async def _read_round(self) -> None:
+        await self._round_ended.wait()
+        self._round_ended.clear()
+        picture = self.picture
+        number = picture.next - 1 if picture.selected is None else picture.selected
+        if self.shown != "round" or number < 0:
+            return
+        try:
+            picture.detail = await self._answered(partial(self._client.round_detail, number, SHOWN_CLIENTS))
+        except Refused as refusal:
+            if refusal.kind not in NOT_NOW:
+                raise
+            picture.detail, picture.note = None, refusal.message
+
+    async def _look_back(self) -> None:
+        while True:
+            await self._is_asked.wait()
+            self._is_asked.clear()
+            version = self._wanted_version
+            if version is None:
+                continue
+            try:
+                moment = await self._answered(partial(self._client.moment, version, SHOWN_CLIENTS))
+            except Refused as refusal:
+                if refusal.kind not in NOT_NOW:
+                    raise
+                self.picture.moment, self.picture.note = None, refusal.message
+                continue
+            if self._wanted_version == version:
+                self.picture.moment = moment
+
+    async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer, asked for again while the coordinator does not answer or says to come back later."""
+        backoff = self._policy.begin()
+        while True:
+            try:
+                answer = await ask()
+            except (CoordinatorUnreachable, Refused) as error:
+                if isinstance(error, Refused) and error.kind.retry is not Retry.LATER:
+                    raise
+                self._failed(error)
+                await backoff.wait(error, float(error.context.get("retry_after_s", 0.0)))
+            else:
+                self._succeeded()
+                return answer
+
+    def _failed(self, error: CoordinatorUnreachable | Refused) -> None:
+        if isinstance(error, Refused):  # it answers, but not now
+            self.picture.note = error.message
+            return
+        if self._silent_since_s is None:
+            self._silent_since_s = time.monotonic()
+        silent_s = time.monotonic() - self._silent_since_s
+        self.picture.problem = f"The coordinator does not answer, for {silent_s:.0f} s; trying again."
+
+    def _succeeded(self) -> None:
+        if self._silent_since_s is not None:
+            silent_s = time.monotonic() - self._silent_since_s
+            self._silent_since_s, self.picture.problem = None, ""
+            self.picture.note = f"The coordinator answers again, after {silent_s:.0f} s."

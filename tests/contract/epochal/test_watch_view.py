@@ -1,0 +1,130 @@
+"""`epochal watch` against a real coordinator, by its keys: each page against the API, back in time, and a restart."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from coordinator_client.viewing import ViewerClient
+from epochal.terminal import run_reader, watch_app
+from epochal.terminal.picture import RunPicture
+from epochal.terminal.run_reader import RunReader
+from epochal.terminal.watch_app import WatchApp
+from runtime.retry import RetryPolicy
+from tests.support.bounds import BOUND_S
+from tests.support.restarted_run import RestartedRun, restarted_run
+from tests.support.screens import screen_text, until_shown
+
+QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)
+SIZE = (80, 24)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("STATUS_S", "MEMBERS_S", "EXPLANATION_S", "DETAIL_S"):
+        monkeypatch.setattr(run_reader, name, 0.05)
+    monkeypatch.setattr(watch_app, "DRAW_S", 0.05)
+
+
+@contextlib.asynccontextmanager
+async def view_of(run: RestartedRun) -> AsyncIterator[tuple[Pilot[Any], ViewerClient]]:
+    """Yield a view of the run at work, and a client to compare it with."""
+    async with (
+        asyncio.timeout(BOUND_S),
+        await ViewerClient.connect(run.url, QUICK) as client,
+        await ViewerClient.connect(run.url, QUICK) as api,
+        asyncio.TaskGroup() as group,
+    ):
+        reader = RunReader(client, QUICK, RunPicture(run.url))
+        reading = group.create_task(reader.run())
+        async with WatchApp(reader).run_test(size=SIZE) as pilot:
+            yield pilot, api
+        reading.cancel()
+
+
+async def test_pages_show_what_the_api_says(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(3)
+        async with view_of(run) as (pilot, api):
+            status = await api.status()
+            await until_shown(pilot, f"run {status.run_id} · RoundTrain · now", f"step        {status.step} of 1,000")
+            await until_shown(pilot, f"tokens      {status.tokens_applied:,}", status.waiting[:40])
+            await until_shown(pilot, "over 3 rounds")
+            await pilot.press("l")
+            await until_shown(pilot, "(log axis)")
+            await pilot.press("2")
+            detail = await api.round_detail(2)
+            for client in detail.clients:
+                await until_shown(pilot, f"{client.client_id[:8]}", "applied ")
+            await until_shown(pilot, "round 2: step 3", (await api.explanation()).sentence[:40])
+            await pilot.press("left_square_bracket")
+            await until_shown(pilot, "round 1: step 2")
+            await pilot.press("3")
+            members = await api.members()
+            await until_shown(pilot, *(client_id[:12] for client_id in members.members.client_id))
+            await pilot.press("4")
+            assert status.data_fingerprint is not None
+            await until_shown(pilot, status.data_fingerprint[:40], "witnesses attested")
+            await pilot.press("5")
+            await until_shown(pilot, f"epochal client {run.url} --trainer", "admission")
+
+
+async def test_every_page_has_its_keys_and_fits_a_small_terminal(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run, view_of(run) as (pilot, _):
+        for key in "12345":
+            await pilot.press(key)
+            text = await until_shown(pilot, "q quit  1-5 or Tab pages")
+            lines = text.splitlines()
+            assert len(lines) <= SIZE[1]
+            assert max(map(len, lines)) <= SIZE[0]
+        await pilot.press("tab")
+        await until_shown(pilot, "l log axis")
+
+
+async def test_members_are_filtered_by_what_is_written(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(1)
+        async with view_of(run) as (pilot, api):
+            first, *others = (await api.members()).members.client_id
+            await pilot.press("3")
+            await until_shown(pilot, first[:12])
+            await pilot.press("slash", *first[:8])
+            await until_shown(pilot, f"filter '{first[:8]}'", "1 to 1 of 1")
+            assert not any(other[:12] in screen_text(pilot.app) for other in others)
+            await pilot.press("escape")
+            await until_shown(pilot, *(other[:12] for other in others))
+
+
+async def test_back_in_time_the_run_is_as_it_was(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(4)
+        async with view_of(run) as (pilot, api):
+            await until_shown(pilot, "over 4 rounds")
+            await pilot.press("home")
+            row = (await api.history()).rounds.rows()[0]
+            moment = await api.moment(row.version)
+            await until_shown(pilot, f"PAST: round 0, version {row.version}", "over 1 rounds")
+            await until_shown(pilot, f"step        {moment.document.step} of 1,000", "█ applied")
+            await pilot.press("right")
+            await until_shown(pilot, "PAST: round 1")
+            await pilot.press("2")
+            await until_shown(pilot, "round 1: step 2")
+            await pilot.press("n", "1")
+            await until_shown(pilot, "· now", "step        5 of 1,000")
+
+
+async def test_restarted_coordinator_is_said_and_followed_further(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(1)
+        async with view_of(run) as (pilot, _):
+            await until_shown(pilot, "step        2 of 1,000")
+            await run.stop()
+            await until_shown(pilot, "The coordinator does not answer, for")
+            await run.start()
+            await until_shown(pilot, "The coordinator answers again, after")
+            await run.play(1)
+            await until_shown(pilot, "step        3 of 1,000", "over 2 rounds")

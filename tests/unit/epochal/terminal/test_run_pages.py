@@ -1,0 +1,172 @@
+"""The pages of a run's view: charts, waterfall, ten thousand members, and text from others."""
+
+import io
+import time
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from epochal.terminal.charts import AXIS_CHARS, column_chart, letter_bar, smoothed
+from epochal.terminal.members_page import COLUMNS, MembersTable, members_page
+from epochal.terminal.pages import join_command, run_page, trust_page
+from epochal.terminal.picture import MAX_ROWS, RunPicture
+from epochal.terminal.round_page import PARTS, client_bar, waterfall
+from state.documents import RunDocument
+from state.history import ClientFigures, HistoryPage, RoundColumns, RoundFigures
+from state.join_guide import JoinData, JoinGuide
+from state.members import MemberColumns, MemberFigures, MembersPage
+from state.phases import RunState
+from state.wire import ClientId
+from tests.support.documents import run_document
+from tests.unit.epochal.test_status_panel import status_of
+
+HOSTILE = "<b>[red]\x1b[31m\u202e\x07\nx"
+SHOWN = "<b>[red]\\x1b[31m\\u202e\\x07\\nx"
+
+
+def drawn(page: RenderableType, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(page)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_chart_rises_from_its_lowest_to_its_highest_value() -> None:
+    lines = column_chart([1.0, 2.0, 3.0, 4.0], 4 + AXIS_CHARS, 2)
+    assert lines == ["  ▃█ 4", "▁▆██ 1"]
+
+
+def test_log_axis_shows_small_values_apart() -> None:
+    assert column_chart([1.0, 10.0, 100.0], 3 + AXIS_CHARS, 1, is_log=True)[0][:3] == "▁▅█"
+    assert column_chart([1.0, 10.0, 100.0], 3 + AXIS_CHARS, 1)[0][:3] == "▁▂█"
+
+
+def test_chart_of_nothing_is_nothing() -> None:
+    assert column_chart([], 40, 5) == []
+    assert column_chart([1.0], AXIS_CHARS, 5) == []
+
+
+def test_smoothed_values_follow_slowly() -> None:
+    assert smoothed([1.0, 3.0, 3.0], 0.5) == [1.0, 2.0, 2.5]
+
+
+def test_letters_stand_for_the_length_of_each_part() -> None:
+    assert letter_bar([("T", 5.0), ("e", 0.0), ("U", 2.5)], 2.0) == "T" * 10 + "U" * 5
+    assert letter_bar([("T", 5.0), ("e", 0.001), ("U", 2.5)], 2.0) == "T" * 10 + "e" + "U" * 4
+
+
+def client(number: int, **parts: Any) -> ClientFigures:
+    known: dict[str, Any] = {field.name: None for field in fields(ClientFigures)}
+    known |= {"client_id": ClientId(f"{number:032x}"), "batches": 1, "witness": False, "fate": "applied"}
+    return ClientFigures(**(known | {"detail": "", "result_bytes": 5, "tokens": 9} | parts))
+
+
+def test_waterfall_shows_the_slowest_client_first_and_whole() -> None:
+    fast, slow = client(1, train_s=1.0, upload_s=1.0), client(2, train_s=1.0, upload_s=7.0)
+    text = drawn(waterfall((fast, slow), {slow.client_id: HOSTILE}, 80), 80)
+    first, second = text.splitlines()
+    assert first.startswith("00000000 <b>[red]")
+    assert first.count("U") > 5 * second.count("U") > 0
+    assert "\x1b" not in text
+
+
+def test_every_part_of_a_clients_round_has_its_letter() -> None:
+    parts = {field: 1.0 for _, field, _, _ in PARTS}
+    bar = client_bar(client(1, **parts, attested_s=9.0, attest_s=1.0, download_s=1.0, merge_s=1.0), 2.0).plain
+    assert sorted(set(bar)) == sorted({letter for letter, _, _, _ in PARTS} | set("-aDm"))
+
+
+def member(number: int, **known: Any) -> MemberFigures:
+    figures: dict[str, Any] = {
+        "client_id": ClientId(f"{number:032x}"), "name": f"lab {number}", "software": "0.1", "trainer": "numpy",
+        "ready": True, "in_roster": True, "share": 1.0, "claim": 1, "missed": 0, "rest_s": None, "silent_s": 0.5,
+        "joined_s": 1.0, "left": "", "applied": number, "lost": 0, "tokens": 1, "tokens_per_s": float(-number),
+        "last_loss": None, "data_wait": None, "data_wait_s": 0.0, "train_s": None, "result_bytes": 0,
+        "uploaded_bytes": None, "downloaded_bytes": None,
+    }  # fmt: skip
+    return MemberFigures(**(figures | known))
+
+
+def members(*rows: MemberFigures) -> MembersPage:
+    return MembersPage("run", "a", 1, 1.0, 1, MemberColumns.of(rows), MemberColumns.of(()))
+
+
+TEN_THOUSAND = members(*(member(number) for number in range(10_000)))
+
+
+def test_ten_thousand_members_are_sorted_and_drawn_at_once() -> None:
+    table = MembersTable(order=next(at for at, column in enumerate(COLUMNS) if column.title == "tokens/s"))
+    began_s = time.process_time()
+    text = drawn(members_page(table, TEN_THOUSAND, 100, 24))
+    assert time.process_time() - began_s < 2.0
+    assert "lab 9999" in text.splitlines()[1]
+    assert "1 to 22 of 10,000" in text
+    again_s = time.process_time()
+    for _ in range(20):
+        table.move(3, TEN_THOUSAND)
+        drawn(members_page(table, TEN_THOUSAND, 100, 24))
+    assert time.process_time() - again_s < 2.0, "only what is in sight is drawn"
+
+
+def test_filter_keeps_what_holds_the_text_in_any_case() -> None:
+    table = MembersTable(wanted="LAB 999")
+    assert [row.name for row in table.rows(TEN_THOUSAND)] == ["lab 999", *(f"lab {9990 + at}" for at in range(10))]
+
+
+def test_members_without_a_value_come_last_in_either_order() -> None:
+    page = members(member(1, last_loss=None), member(2, last_loss=2.0), member(3, last_loss=3.0))
+    order = next(at for at, column in enumerate(COLUMNS) if column.title == "loss")
+    for is_reversed, expected in ((False, [2, 3, 1]), (True, [3, 2, 1])):
+        rows = MembersTable(order, is_reversed).rows(page)
+        assert [row.applied for row in rows] == expected
+
+
+def test_hostile_members_are_shown_as_text() -> None:
+    page = members(member(1, name=HOSTILE[:16], trainer=HOSTILE, software=HOSTILE, left=HOSTILE))
+    text = drawn(members_page(MembersTable(), page, 400, 24), 400)
+    assert SHOWN in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def picture_of(document: RunDocument) -> RunPicture:
+    status = replace(status_of(1, 1.0), waiting=HOSTILE, explanation=HOSTILE, data_fingerprint=HOSTILE)
+    return RunPicture("http://host:1", document=document, status=status)
+
+
+def test_words_of_others_on_the_pages_are_shown_as_text() -> None:
+    picture = picture_of(replace(run_document(RunState.ROUND_TRAIN), lineage=HOSTILE))
+    for page in (run_page(picture, 200, 24, is_log=False, is_smooth=False), trust_page(picture)):
+        text = drawn(page, 200)
+        assert SHOWN in text
+        assert "\x1b" not in text
+
+
+def test_join_command_is_quoted_for_a_shell() -> None:
+    data = JoinData("files", ("data",), 1, own=True, loopback=False, insecure=True)
+    guide = JoinGuide("run", "0.1", "invitations", "my trainer; rm x", False, (), None, data, None, None)
+    command = join_command(guide, "http://host:1")
+    assert command.startswith("epochal client http://host:1 --trainer 'my trainer; rm x' --key epochal.key --new-key")
+    assert command.endswith("--invitation CODE --data PATH --insecure")
+
+
+def row(number: int) -> RoundFigures:
+    known: dict[str, Any] = {field.name: 0 for field in fields(RoundFigures)}
+    times = {"started_s": 10.0 * number, "ended_s": 10.0 * number + 8, "train_s": 7.0, "witness_s": 1.0}
+    return RoundFigures(
+        **(known | times | {"number": number, "rounds": 1, "loss": 2.0, "tokens": 100, "step": number + 1})
+    )
+
+
+def test_kept_rows_are_bounded_and_the_estimate_is_by_whole_rounds() -> None:
+    picture = picture_of(replace(run_document(RunState.ROUND_TRAIN), step=41, total_steps=100))
+    for first in range(0, 4 * MAX_ROWS, 64):
+        page = RoundColumns.of([row(number) for number in range(first, first + 64)])
+        picture.add(HistoryPage("run", "a", first + 64, 0, 0, page))
+    assert len(picture.rows) <= MAX_ROWS
+    assert sum(found.rounds for found in picture.rows) == 4 * MAX_ROWS
+    assert picture.round_s() == pytest.approx(10.0)
+    assert picture.eta_s() == pytest.approx(600.0)
+    assert picture.tokens_per_s() == pytest.approx(10.0, rel=0.05)
