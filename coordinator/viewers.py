@@ -44,6 +44,9 @@ MAX_STREAM_S = 3600.0
 """Time after which a stream ends, and its viewer comes back: with a token that is still valid."""
 RECONNECT_MS = 2000
 """Time after which a viewer is asked to come back."""
+VIEWERS_ASKING_PER_S = 40
+"""Number of viewers that may ask for the same again in a second, if all keep to what they are told."""
+MIN_ASK_AGAIN_S = 1
 READ_WAIT_S = 20.0
 """Maximum time for which a viewer waits for a history that is being read."""
 
@@ -104,6 +107,11 @@ class Viewers:
     def count(self) -> int:
         """Number of viewers."""
         return self._counts.total()
+
+    @property
+    def ask_again_s(self) -> int:
+        """Seconds after which each viewer may ask for the same again."""
+        return max(MIN_ASK_AGAIN_S, -(-self.count // VIEWERS_ASKING_PER_S))
 
     @contextmanager
     def place(self, address: str) -> Iterator[None]:

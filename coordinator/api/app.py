@@ -80,7 +80,7 @@ def create_app(
     metrics.watch(handlers.service, polls, handlers.arrivals)
     document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
     views = HistoryViews(handlers, SharedThreads())
-    viewers = Viewers(handlers.service, views)
+    viewers = app.state.viewers = Viewers(handlers.service, views)
     events = only_get(Route(EventsEndpoint.path, EventsEndpoint(views, viewers), methods=["GET"], name="events"))
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers)
     hot = HotRoutes(app.behind, document=document, routes=[*reading.routes, *membership.routes])

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from coordinator.api.requests import RUN
 from coordinator.encoded_documents import takes_gzip
 from coordinator.history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
-from coordinator.viewers import EventPlace, Viewers, parse_place
+from coordinator.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
 from runtime.by_address import sender_of
 from runtime.http_bodies import bearer_token, has_gone, json_response, openapi_answer
 from runtime.http_parameters import Query, parse_whole
@@ -22,6 +22,8 @@ from state.history import HistoryPage, Moment, RoundDetail
 
 EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = "last-event-id"
+ASK_AGAIN_HEADER = "Epochal-Ask-Again"
+"""Seconds after which a viewer may ask for the same again: the more viewers there are, the longer."""
 
 
 def history_routes(views: HistoryViews) -> APIRouter:
@@ -79,6 +81,9 @@ def _slowest(request: Request) -> int | None:
 def sent_page(page: EncodedPage, request: Request) -> Response:
     """Return the answer with a page, compressed if its reader takes that; 304 if the reader has it."""
     headers = {"ETag": page.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding, Authorization"}
+    viewers: Viewers = request.app.state.viewers
+    if viewers.ask_again_s > MIN_ASK_AGAIN_S:
+        headers[ASK_AGAIN_HEADER] = str(viewers.ask_again_s)
     if request.headers.get("if-none-match") == page.etag:
         return Response(status_code=304, headers=headers)
     is_compressed = page.compressed is not None and takes_gzip(request.headers)

@@ -14,7 +14,7 @@ from tests.support.played_rounds import play_round
 from tests.support.served import GENESIS, Served, WireClient, served_over_sockets, training
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Browser, Page, Route
 
 ROUNDS = 3
 """Few enough that the time limit of the round under way does not follow them yet: it waits for its clients."""
@@ -92,6 +92,28 @@ async def test_chart_as_a_table_has_the_rounds_losses(browser: "Browser", watche
         assert [row.split("\t")[:2] for row in rows[::-1]] == [
             [str(step), f"{loss:g}"] for step, loss in zip(rounds["step"], rounds["loss"], strict=True)
         ]
+
+
+async def in_two_rows(route: "Route") -> None:
+    """Ask for the whole history as two rows."""
+    await route.continue_(url=route.request.url.replace("points=512", "points=2"))
+
+
+async def test_zoom_shows_each_round_where_rows_stand_for_several(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        await page.route("**/history?points=512", in_two_rows)
+        await page.goto(watched.url)
+        chart = page.locator("figure.chart", has_text="Tokens per second")
+        await chart.locator("summary").click()
+        rows = chart.locator("tbody tr")
+        await page.locator("figure.chart canvas").first.wait_for()
+        count = len((await watched.asked("/history"))["rounds"]["number"])
+        assert await rows.count() == 2 < count
+        await chart.get_by_role("button", name="Zoom in").click()
+        await rows.nth(count - 1).wait_for()
+        assert await rows.count() == count
+        await chart.get_by_role("button", name="Show all").click()
+        await rows.nth(2).wait_for(state="detached")
 
 
 async def test_round_that_ends_is_shown_without_a_reload(browser: "Browser", watched: Watched) -> None:

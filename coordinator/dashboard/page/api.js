@@ -73,9 +73,20 @@ export class Api {
     return answer;
   }
 
-  /** Return the JSON of an answer; null if it is empty. */
+  /** Return the JSON of an answer; null if it is empty. Throws as `request`. */
   async json(path, options = {}) {
+    return (await this.answered(path, options))[0];
+  }
+
+  /** Return the JSON of an answer, null if it is empty, and its headers. Throws as `request`. */
+  async answered(path, options = {}) {
     const answer = await this.request(path, options);
-    return answer.status === 204 ? null : answer.json();
+    if (answer.status === 204) return [null, answer.headers];
+    try {
+      return [await answer.json(), answer.headers];
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Problem("unreachable", 0, "the coordinator's answer broke off");
+    }
   }
 }

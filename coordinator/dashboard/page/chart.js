@@ -5,6 +5,7 @@ import { fill, h, newId, setText } from "./elements.js";
 
 const TABLE_ROWS = 50;
 const HEIGHT = 240;
+const WHOLE_STEPS = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 const DASHES = { solid: [], dashed: [7, 4], dotted: [2, 3] };
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -39,7 +40,8 @@ export class Chart {
   /**
    * @param {Element} element takes the chart.
    * @param {Object} options title; series: [{ label, colour, line: "solid" | "dashed" | "dotted", width, points }];
-   *   format(value) and formatX(value) as text; isLog; xName.
+   *   format(value) and formatX(value) as text; spaceX: pixels between two of these; isLog; isWhole: whether all values
+   *   are whole numbers; xName; zoomed(range) is told the range that is shown, null for all.
    */
   constructor(element, options) {
     this.options = { isLog: false, formatX: String, xName: "step", ...options };
@@ -119,8 +121,8 @@ export class Chart {
       width, height: HEIGHT,
       scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
       axes: [
-        { ...shownAxis, values: (plot, splits) => splits.map((value) => options.formatX(value)), space: 70 },
-        { ...shownAxis, values, size: 64 },
+        { ...shownAxis, values: (plot, splits) => splits.map((value) => options.formatX(value)), space: options.spaceX ?? 70, size: 32 },
+        { ...shownAxis, values, size: 64, ...(options.isWhole ? { incrs: WHOLE_STEPS } : {}) },
       ],
       series: [{}, ...options.series.map((series) => this.#series(series))],
       legend: { show: false },
@@ -175,6 +177,12 @@ export class Chart {
   }
 
   #setRange(range) {
+    this.setRange(range);
+    this.options.zoomed?.(range);
+  }
+
+  /** Show the values from one x to another: [from, to]; null for all. */
+  setRange(range) {
     this.#range = range;
     this.#applyRange();
   }

@@ -55,6 +55,21 @@ export class Rounds {
     return low === this.length ? this : this.slice(0, low);
   }
 
+  /** Return these rows with finer ones in the place of those that stand for the same rounds, as far as these go. */
+  refined(finer) {
+    const numbers = this.get("number"), end = Math.min(finer.next, this.next);
+    const before = numbers.findIndex((number) => number >= finer.get("number")[0]);
+    const after = numbers.findIndex((number) => number >= end);
+    const kept = finer.get("number").findLastIndex((number) => number < end) + 1;
+    if (before < 0 || !kept) return this;
+    const columns = {};
+    for (const [name, values] of Object.entries(this.columns)) {
+      const rest = after < 0 ? [] : values.slice(after);
+      columns[name] = [...values.slice(0, before), ...finer.get(name).slice(0, kept), ...rest];
+    }
+    return new Rounds(columns);
+  }
+
   slice(start, end) {
     const cut = Object.entries(this.columns).map(([name, values]) => [name, values.slice(start, end)]);
     return new Rounds(Object.fromEntries(cut));

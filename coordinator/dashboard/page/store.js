@@ -205,13 +205,15 @@ export class Store {
       const place = this.runId === null || document.visibilityState === "hidden" ? null : path();
       if (place !== null && this.connection.state !== "refused") {
         try {
-          told(await this.api.json(place, { signal: abort.signal }));
+          const [answer, headers] = await this.api.answered(place, { signal: abort.signal });
+          waitMs = Math.max(everyMs, 1000 * Number(headers.get("epochal-ask-again") ?? 0));
+          if (!abort.signal.aborted) told(answer);
         } catch (problem) {
           if (abort.signal.aborted) return;
           if (problem instanceof Problem) {
             waitMs = Math.max(everyMs, (problem.retryAfterS ?? 0) * 1000);
             failed(problem);
-          } else throw problem;
+          } else console.error(problem); // a mistake of the page's own; what comes next may be shown again
         }
       }
       if (!abort.signal.aborted) timer = setTimeout(ask, place === null ? Math.min(waitMs, NOT_YET_MS) : waitMs);

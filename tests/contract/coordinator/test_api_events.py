@@ -195,3 +195,15 @@ def _all_of(connection: socket.socket) -> bytes:
                 break
     connection.close()
     return bytes(found)
+
+
+async def test_many_viewers_are_told_to_ask_less_often(
+    monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
+) -> None:
+    monkeypatch.setattr("coordinator.viewers.VIEWERS_ASKING_PER_S", 1)
+    coordinator, _ = run
+    url = f"{coordinator.run_url}/history"
+    async with viewing(coordinator):
+        assert "Epochal-Ask-Again" not in (await coordinator.http.get(url)).headers
+        async with viewing(coordinator), viewing(coordinator):
+            assert (await coordinator.http.get(url)).headers["Epochal-Ask-Again"] == "3"

@@ -114,7 +114,7 @@ export default class RoundPanel {
     section.classList.toggle("empty", round === null);
     numbers.hidden = round === null;
     if (round === null) {
-      setText(said, found === null ? "Reading…" : `No round is under way: the run is in ${found.document.run_state}.`);
+      setText(said, found === null ? "Reading…" : `No round is under way: the phase is ${found.document.run_state}.`);
       if (this.#drawn.get("now") !== null) fill(place);
       this.#drawn.set("now", null);
       return;

@@ -5,6 +5,7 @@ import { DataMap } from "../data-map.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, digits, duration, moment, short, UNKNOWN, visible, whole } from "../format.js";
 import { glossary, term } from "../glossary.js";
+import { POINTS, Rounds } from "../rounds.js";
 
 const RECENT_ROWS = 32;
 const EVALUATIONS_MS = 60_000;
@@ -28,7 +29,7 @@ const FIGURES = [
 const X_AXES = {
   step: { label: "step", of: (rows) => rows.get("step"), format: whole },
   tokens: { label: "tokens", of: (rows) => rows.get("tokens_total"), format: short },
-  time: { label: "time", of: (rows) => rows.get("ended_s"), format: moment },
+  time: { label: "time", of: (rows) => rows.get("ended_s"), format: moment, space: 160 },
 };
 
 /** Return tokens a second over the last rows of the history; null without any. */
@@ -63,6 +64,8 @@ export default class RunPanel {
   #checkpoints = [];
   #drawn = null;
   #drawing = null;
+  #fine = null; // more rows of the range that is zoomed to
+  #zooming = null;
 
   mount(element, store) {
     this.store = store;
@@ -72,7 +75,7 @@ export default class RunPanel {
     this.mapPlace = h("div");
     this.map = new DataMap(this.mapPlace);
     this.values = new Map(FIGURES.map((word) => [word, h("dd", { "data-figure": word })]));
-    const figures = FIGURES.map((word) => h("div", {}, h("dt", {}, term(word)), this.values.get(word)));
+    const figures = FIGURES.map((word) => h("div", {}, h("dt", {}, term(word, word === "member" ? "members" : word)), this.values.get(word)));
     this.smoothing = h("input", { id: `${id}-smoothing`, type: "range", min: 0, max: 0.98, step: 0.02, value: 0.6, on: { input: () => this.#draw() } });
     this.axis = h("select", { id: `${id}-axis`, on: { change: () => this.#rebuildCharts() } },
       Object.entries(X_AXES).map(([name, { label }]) => h("option", { value: name }, label)));
@@ -107,6 +110,7 @@ export default class RunPanel {
 
   unmount() {
     clearTimeout(this.#drawing);
+    this.#zooming?.abort();
     for (const end of this.#ends) end();
     for (const chart of Object.values(this.#charts)) chart.destroy();
     this.map.destroy();
@@ -171,8 +175,11 @@ export default class RunPanel {
 
   #rebuildCharts() {
     for (const chart of Object.values(this.#charts)) chart.destroy();
-    const { label, format } = X_AXES[this.axis.value];
-    const add = (title, series, of, more = {}) => new Chart(this.chartsPlace, { title, series, format: of, formatX: format, xName: label, ...more });
+    const { label, format, space } = X_AXES[this.axis.value];
+    const zoomed = (range) => this.#zoom(range);
+    const add = (title, series, of, more = {}) =>
+      new Chart(this.chartsPlace, { title, series, format: of, formatX: format, spaceX: space, xName: label, zoomed, ...more });
+    this.#fine = null;
     this.#charts = {
       loss: add("Loss, nats per token", [
         { label: "training", colour: "--series-3", line: "dotted", width: 1 },
@@ -184,16 +191,39 @@ export default class RunPanel {
       members: add("Members", [
         { label: "members", colour: "--series-1" },
         { label: "ready", colour: "--series-2", line: "dashed" },
-      ], whole),
+      ], whole, { isWhole: true }),
     };
     this.#draw();
+  }
+
+  /** Show this range in all charts, with more rows of it if some of those that are known stand for several rounds. */
+  async #zoom(range) {
+    for (const chart of Object.values(this.#charts)) chart.setRange(range);
+    this.#zooming?.abort();
+    this.#fine = null;
+    this.#zooming = null;
+    const { rounds } = this.store.view;
+    const xs = X_AXES[this.axis.value].of(rounds);
+    const first = range === null ? -1 : Math.max(0, xs.findLastIndex((x) => x < range[0]));
+    const after = range === null ? -1 : xs.findIndex((x) => x > range[1]);
+    const last = after < 0 ? xs.length - 1 : after;
+    if (range === null || !xs.length || rounds.get("rounds").slice(first, last + 1).every((count) => count === 1)) return this.#draw();
+    const from = rounds.get("number")[first], to = rounds.get("number")[last] + rounds.get("rounds")[last] - 1;
+    const abort = this.#zooming = new AbortController();
+    try {
+      const place = this.store.path(`history?from=${from}&to=${to}&points=${POINTS}`);
+      const page = await this.store.api.json(place, { signal: abort.signal });
+      if (!abort.signal.aborted) this.#fine = page.rounds.number.length ? new Rounds(page.rounds) : null;
+    } catch { /* what is known is shown */ }
+    if (!abort.signal.aborted) this.#draw();
   }
 
   #draw() {
     clearTimeout(this.#drawing);
     this.#drawing = null;
-    const { document: run, rounds } = this.store.view;
-    this.#drawn = rounds;
+    const { document: run, rounds: known } = this.store.view;
+    this.#drawn = known;
+    const rounds = this.#fine === null ? known : known.refined(this.#fine);
     const all = X_AXES[this.axis.value].of(rounds);
     const places = [];
     for (let place = 0; place < all.length; place += 1) {
