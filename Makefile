@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs docs-serve bench bench-scale bench-peers bench-peer-training chaos mutants fuzz clean
+.PHONY: help setup demo test check lint types layers docs docs-serve bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -102,6 +102,13 @@ bench-peers: $(STAMP) $(PEERS)/.installed  ## other loaders on the same sequence
 
 bench-peer-training: $(STAMP) $(TRAINING_PEERS:=/.installed)  ## torchft and hivemind beside Epochal: twenty minutes
 	$(BIN)/python -m benchmarks peer-training --write benchmarks-peer-training
+
+release-check: $(STAMP)  ## build wheel and source archive, install the wheel as a user would, and run the demo with it
+	rm -rf dist build/release
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(PYTHON) -m venv build/release
+	build/release/bin/python -m pip install --quiet dist/epochal-*.whl
+	cd build && release/bin/epochal --version && release/bin/epochal doctor && release/bin/epochal up
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) $(PEERS) $(TRAINING_PEERS) runs site .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -23,6 +23,9 @@ PACKAGES = {
 DEMO_FILES = {"demo_state.toml", "demo_torch_state.toml", "demo_llama.json"}
 
 
+MAX_WHEEL_BYTES = 2 * 1024**2
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return built_wheel(ROOT, tmp_path_factory.mktemp("dist"))
@@ -56,3 +59,8 @@ def test_wheel_declares_the_command_and_carries_the_licence(wheel: zipfile.ZipFi
     metadata = text(".dist-info/METADATA")
     assert "Requires-Python: >=3.11" in metadata
     assert "Requires-Dist: fastapi" in metadata
+
+
+def test_wheel_is_small(wheel: zipfile.ZipFile) -> None:
+    assert wheel.filename is not None
+    assert Path(wheel.filename).stat().st_size < MAX_WHEEL_BYTES
