@@ -134,6 +134,8 @@ FIGURES = tuple(found.name for found in fields(RoundFigures))
 """Names of the fields of a row, in their order."""
 FLOAT_FIGURES = frozenset(found.name for found in fields(RoundFigures) if found.type in (float, float | None, Seconds))
 """Names of the fields of a row that are no whole numbers."""
+MAX_INT64 = 2**63 - 1
+"""The greatest count that an array or a column of int64 holds; sums of what clients claim may be greater."""
 
 ClientFate = Literal["applied", "lost", "rejected", "failed", "missing", "idle"]
 """The end of a client's work in a round: it was applied; its result was delivered and not applied; its result broke a

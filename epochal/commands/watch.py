@@ -10,7 +10,7 @@ from coordinator_client.viewing import ViewerClient
 from epochal.cli.admin_token import AdminToken, given_token
 from epochal.cli.options import CoordinatorCaOption, UrlArgument, trusted
 from epochal.cli.run import run_to_end
-from epochal.cli.run_address import DEFAULT_RECONNECT_S, ReconnectOption
+from epochal.cli.run_address import DEFAULT_RECONNECT_S
 from runtime.retry import RetryPolicy
 from runtime.shown_urls import without_password
 from state.errors import InvalidInput
@@ -33,7 +33,9 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="With --to: end with the rounds that have ended, not with the run.")
     ] = False,
-    reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
+    reconnect_s: Annotated[
+        float, typer.Option("--reconnect", min=0, help="Seconds to go on while the coordinator does not answer.")
+    ] = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:

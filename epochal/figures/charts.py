@@ -254,15 +254,21 @@ def _late(client: ClientFigures) -> float:
 
 
 def _bars(client: ClientFigures, ends_s: float) -> tuple[Bar, ...]:
-    """Return what a client did: until its result was there one after the other, then its attestation, then the rest."""
-    at_s, bars = 0.0, list[Bar]()
+    """Return what a client did: until its result was there one after the other, then its attestation, then the rest.
+
+    A client's own times only divide what the coordinator saw: nothing before its result lies behind that, and nothing
+    after the round is longer than the round, whatever it claims.
+    """
+    at_s, latest_s, bars = 0.0, ends_s if client.delivered_s is None else client.delivered_s, list[Bar]()
     for part, (name, _) in enumerate(PARTS):
+        length_s = max(0.0, getattr(client, f"{name}_s") or 0.0)
         if name == "attest":
-            length_s = client.attest_s or 0.0
-            start_s = max(0.0, (client.attested_s or 0.0) - length_s)
-            at_s = max(at_s, ends_s)
+            attested_s = min(client.attested_s or 0.0, ends_s)
+            start_s = max(0.0, attested_s - length_s)
+            length_s = attested_s - start_s
+            at_s, latest_s = ends_s, 2 * ends_s
         else:
-            length_s, start_s = getattr(client, f"{name}_s") or 0.0, at_s
+            start_s, length_s = at_s, min(length_s, max(0.0, latest_s - at_s))
             at_s += length_s
         if length_s > 0:
             bars.append(Bar(start_s, length_s, part))

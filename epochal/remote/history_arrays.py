@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from state.history import FIGURES, FLOAT_FIGURES, RoundFigures
+from state.history import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures
 
 
 class HistoryArrays:
@@ -77,4 +77,4 @@ def _array(name: str, rows: Sequence[RoundFigures]) -> npt.NDArray[Any]:
     values = [getattr(row, name) for row in rows]
     if name in FLOAT_FIGURES:
         return np.array([np.nan if value is None else value for value in values], np.float64)
-    return np.array(values, np.int64)
+    return np.array([min(value, MAX_INT64) for value in values], np.int64)

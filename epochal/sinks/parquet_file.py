@@ -17,7 +17,7 @@ from epochal.sinks.protocol import Mark, SinkFailed, SinkPlace, check_run, last_
 from runtime.durable_files import sync_folder
 from runtime.visible_text import visible
 from state.errors import InvalidInput
-from state.history import FIGURES, FLOAT_FIGURES, RoundFigures, merged
+from state.history import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures, merged
 
 MERGE_ROWS = 4096
 """Number of rows beside the file from which they are merged into it at once."""
@@ -137,7 +137,12 @@ class ParquetSink:
     def _table_of(self, rows: Sequence[tuple[str, RoundFigures]]) -> Any:
         import pyarrow as pa
 
-        columns: dict[str, list[Any]] = {name: [getattr(row, name) for _, row in rows] for name in FIGURES}
+        columns: dict[str, list[Any]] = {
+            name: [
+                getattr(row, name) if name in FLOAT_FIGURES else min(getattr(row, name), MAX_INT64) for _, row in rows
+            ]
+            for name in FIGURES
+        }
         names = {"run_id": [visible(self._run_id)] * len(rows), "lineage": [lineage for lineage, _ in rows]}
         return pa.table(names | columns, schema=_schema())
 

@@ -131,8 +131,7 @@ class LocalRun:
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             problems += await self._await_clients()
         audit = await audit_store(self._store, recompute=True)
-        record = replace(await read_record(self._store), audit=audit)
-        await asyncio.to_thread(write_report, record, self._options.run_dir / REPORT_NAME)
+        problems += await self._write_report(audit)
         if self._demo.is_exported:
             problems += await export_and_load(self._store, self._options.run_dir / MODEL_FOLDER)
         return self._report(status, data, audit, problems)
@@ -173,6 +172,15 @@ class LocalRun:
             wall_s=round(time.monotonic() - self._started_s, 2),
             problems=tuple(problems),
         )
+
+    async def _write_report(self, audit: AuditReport) -> list[str]:
+        """Leave the run's page in its folder; return why it could not be written, as sentences."""
+        try:
+            record = replace(await read_record(self._store), audit=audit)
+            await asyncio.to_thread(write_report, record, self._options.run_dir / REPORT_NAME)
+        except EpochalError as error:
+            return [f"the report could not be written: {error.message}"]
+        return []
 
     def prepare(self) -> DemoData:
         """Write data and files into the run directory. Raise `InvalidInput` if it cannot be used."""

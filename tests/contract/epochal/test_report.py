@@ -178,6 +178,15 @@ async def test_waterfall_shows_the_slowest_clients_in_order(record: RunRecord) -
     assert chart.rows[-1].label.startswith(f"{49:032x}"[:12])
 
 
+async def test_absurd_claims_stretch_no_bar(record: RunRecord) -> None:
+    detail = record.details[-1]
+    claims = replace(detail.clients[0], delivered_s=3.0, document_s=1e9, train_s=1e9, attest_s=1e9, merge_s=1e9)
+    figures = replace(detail.figures, train_s=4.0, witness_s=1.0)
+    chart = waterfall(replace(detail, figures=figures, clients=(replace(claims, attested_s=4.5),)), {})
+    bars = [(bar.start_s, bar.start_s + bar.length_s) for bar in chart.rows[0].bars]
+    assert bars == [(0.0, 3.0), (0.0, 4.5), (5.0, 10.0)]
+
+
 def test_smoothed_loss_counts_a_merged_row_for_each_of_its_rounds() -> None:
     found = smoothed([as_one(rows(1, 3)), *rows(6, 6)])
     single = smoothed([*rows(1, 3), *rows(6, 6)])

@@ -1,14 +1,16 @@
 """The parquet sink: one file that can be read at any time, whatever happens to its writer."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from epochal.remote.history_arrays import HistoryArrays
 from epochal.sinks.protocol import Mark, SinkPlace
 from state.errors import InvalidInput
 from state.history import FIGURES, RoundFigures
-from tests.support.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, rows
+from tests.support.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, row, rows
 from tests.support.heavy import need_module
 from tests.support.killed_sink import LAST, RUN_ID, feed, kill_at_every_line
 
@@ -88,3 +90,13 @@ def test_file_of_another_run_or_program_is_left_as_it_is(tmp_path: Path) -> None
     with pytest.raises(InvalidInput, match="is no parquet file"):
         sink_in(path).open(RUN_ID, LINEAGE)
     assert path.read_text() == "no parquet"
+
+
+def test_sum_of_absurd_claims_is_the_greatest_count(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    sink = sink_in(path)
+    sink.open(RUN_ID, LINEAGE)
+    sink.write(LINEAGE, [replace(row(0), loss_tokens=2**70)])
+    sink.close()
+    assert read(path)[0].loss_tokens == 2**63 - 1
+    assert HistoryArrays("run", LINEAGE, 1, [replace(row(0), loss_tokens=2**70)]).loss_tokens[0] == 2**63 - 1

@@ -1,6 +1,7 @@
 """The TensorBoard sink, read back by TensorBoard."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,11 @@ def test_run_with_the_name_of_a_folder_stays_inside(tmp_path: Path) -> None:
         sink.open(name, LINEAGE)
         sink.close()
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["%2E.", "a%2Fb", "x%0Ay"]
+
+
+def test_absurd_loss_is_a_point_too(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path)
+    sink.open(RUN_ID, LINEAGE)
+    sink.write(LINEAGE, [replace(row(1), loss=1e300)])
+    sink.close()
+    assert points(tmp_path, LOSS)[0][0] == 1
