@@ -14,8 +14,6 @@ from state.results import result_size_bound
 from trainers.genesis import model_layout
 
 FLOAT32_BYTES = 4
-SLOW_LINE_BYTES_PER_S = 12_500_000
-"""The rate of a line of 100 Mbit/s, for which time limits should allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def size_problems(size: ModelSize, state: StateFile) -> list[str]:
 
 
 def size_notes(size: ModelSize, state: StateFile) -> list[str]:
-    """Return the limits that are too tight for the run's first clients or for slow lines, each with what to write."""
+    """Return the limits that are too tight for the run's first clients, each with what to write."""
     config, notes = state.config, []
     most, needed = state.blobs.max_total_bytes, size.total_bytes(config)
     rounds = rounds_with_room(config.checkpoint_every)
@@ -98,17 +96,6 @@ def size_notes(size: ModelSize, state: StateFile) -> list[str]:
             f"not find room beside {checkpoints_with_room(config.checkpoint_every)} checkpoints; write "
             f"`max_total_bytes = {needed}`, and {rounds * size.result_bytes} more for each further client"
         )
-    for name, limit_s, what, size_bytes in (
-        ("warmup_time", config.warmup_time, "download a checkpoint", size.first_bytes),
-        ("cooldown_time", config.cooldown_time, "upload a checkpoint", size.first_bytes),
-        ("max_round_train_time", config.max_round_train_time, "train, and upload a result", size.result_bytes),
-    ):
-        needed_s = -(-size_bytes // SLOW_LINE_BYTES_PER_S)
-        if needed_s > limit_s:
-            notes.append(
-                f"config.{name} is {limit_s:g} s, in which clients {what} of {_shown(size_bytes)}; a line of 100 "
-                f"Mbit/s needs `{name} = {needed_s}` for the transfer alone"
-            )
     return notes
 
 

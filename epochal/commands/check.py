@@ -9,6 +9,7 @@ from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end
 from epochal.cli.state_files import read_text
 from epochal.cli.webhooks import missing_variables
+from epochal.planning.described import parse_clients
 from state.config.data_file import DataConfig, check_together, parse_data_config
 from state.config.mistakes import parse_tree
 from state.config.partly import valid_part
@@ -19,6 +20,7 @@ from trainers.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
     from epochal.cli.named_files import NamedFiles
+    from epochal.planning.described import ClientGroup
 
 HINT = "--no-files leaves out the data, checkpoint and task encoder that the files name"
 
@@ -38,6 +40,14 @@ def check(
         bool,
         typer.Option("--no-files", help="Do not open what the files name: data, checkpoint, task encoder."),
     ] = False,
+    clients: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLIENTS",
+            help='Say which timers cannot hold with these clients, as in "16 x 100mbit/20mbit 40ms 90k tokens/s" '
+            "(see `epochal plan`); repeat for others. Without it: with lines of 100 Mbit/s.",
+        ),
+    ] = None,
     trust_remote_code: TrustRemoteCodeOption = False,
 ) -> None:
     """Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2).
@@ -46,6 +56,7 @@ def check(
     It says how large the model is, and which limits of the file must be raised for it.
     """
     trust_code(trust_remote_code)
+    groups = [parse_clients(text) for text in clients or ()]
     checked = _Checked()
     checked.read_state_file(state_path)
     if data_config is not None:
@@ -53,6 +64,7 @@ def check(
     count = len(checked.problems)
     if not no_files:
         checked.open_files(network)
+    checked.plan(groups)
     for fact in checked.facts:
         typer.echo(fact)
     for note in checked.notes:
@@ -120,6 +132,32 @@ class _Checked:
                 self._take(await open_what_data_file_names(*self._data, state, wrong_parts))
 
         run_to_end(opened())
+
+    def plan(self, groups: "list[ClientGroup]") -> None:
+        """Note which timers and other limits cannot hold: with these clients, or with modest lines if there are none.
+
+        A model that is not known here, or not right, is said elsewhere.
+        """
+        if self._state is None or self._state[2] or self._state[0].model.LLM.spec.dummy:
+            return
+        from epochal.planning.planner import check_groups, plan_run
+        from epochal.planning.played_run import Links
+        from epochal.planning.sizes import RunSizes
+        from epochal.planning.timers import modest_clients, timer_notes
+
+        state, path, _ = self._state
+        try:
+            sizes = RunSizes.of(state)
+        except (InvalidInput, Unsupported):
+            return
+        if groups:
+            check_groups(groups)
+            found = plan_run(state, groups)
+            told = [found.bottleneck] if found.kind == "nothing" else []
+            self.notes += [f"{path}: {text}" for text in (*told, *found.warnings)]
+        else:
+            notes = timer_notes(state, sizes, modest_clients(state), Links(), is_modest=True)
+            self.notes += [f"{path}: {note.text}" for note in notes]
 
     def _take(self, found: "NamedFiles") -> None:
         self.problems += found.problems

@@ -11,7 +11,7 @@ from math import isfinite
 from epochal.planning.described import ClientGroup, Link
 from epochal.planning.planner import plan_run
 from epochal.planning.plans import Plan, PlanOptions, Suggestion
-from epochal.planning.timers import timer_notes
+from epochal.planning.timers import SHORTER_THAN_EPOCHS, timer_notes
 from state.config.blob_place import GcsBlobs
 from state.config.state_file import MAX_LOCAL_STEPS, StateFile
 from state.documents import MAX_SHARE
@@ -26,6 +26,8 @@ LESS_CODECS = {"float32": ("int8", "int4"), "int8": ("int4",), "int4": (), "spar
 """Codecs that send less, and learn as much by `docs/benchmarks-quality.md`; "sparse" is suggested apart."""
 FACTORS = (2, 4, 8)
 UNEVEN = 1.5
+EPOCH_PER_TIMER = 10.0
+"""Multiple of a timer that is proposed for epochs, where they are no longer than it."""
 LINK_FACTOR = 4
 
 Change = tuple[str, StateFile, Sequence[ClientGroup], PlanOptions]
@@ -142,6 +144,9 @@ def _without_slowest(
 def _timers(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Iterator[Change]:
     """Yield the timers that the plan's warnings propose, all at once."""
     raised = {note.name: float(note.proposed) for note in timer_notes(state, found.sizes, groups, options.links)}
+    epoch_s = EPOCH_PER_TIMER * max((raised.get(name, 0.0) for name in SHORTER_THAN_EPOCHS), default=0.0)
+    if epoch_s >= EPOCH_PER_TIMER * state.config.epoch_time:
+        raised["epoch_time"] = epoch_s
     if raised:
         text = "the timers of the warnings: " + ", ".join(f"{name} = {value:g}" for name, value in raised.items())
         yield text, _with(state, "config", **raised), groups, options

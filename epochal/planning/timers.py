@@ -5,7 +5,7 @@ clients; nothing is played, and nothing is refused.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
 from coordinator.machine.pace import IN_TIME_PART
@@ -17,8 +17,10 @@ from run_manager.steps.witness import WAITING_SHARE
 from state.config.state_file import StateFile
 from state.election import witness_count
 
-DEFAULT_LINE = "100mbit/20mbit 40ms"
+DEFAULT_LINE = "100mbit/100mbit 40ms"
 """A modest line, for which time limits are checked where no clients are described."""
+SHORTER_THAN_EPOCHS = ("warmup_time", "max_round_train_time")
+"""Timers that a state file must have below `config.epoch_time`."""
 SPARE = 1.25
 """Multiple of a computed time that is proposed as a limit."""
 ROUND_TRIPS_OF_SILENCE = 10
@@ -43,13 +45,16 @@ class TimerNote:
 
 def _note(state: StateFile, name: str, why: str, needed_s: float, spare: float = SPARE) -> TimerNote:
     proposed = _proposed(needed_s, spare)
-    value = getattr(state.config, name)
-    return TimerNote(name, proposed, f"config.{name} is {value:g} s{why}; write `{name} = {proposed}`")
+    value, text = getattr(state.config, name), f"write `{name} = {proposed}`"
+    if name in SHORTER_THAN_EPOCHS and proposed >= state.config.epoch_time:
+        text += f" and an epoch_time above it, which is {state.config.epoch_time:g}"
+    return TimerNote(name, proposed, f"config.{name} is {value:g} s{why}; {text}")
 
 
 def modest_clients(state: StateFile) -> tuple[ClientGroup, ...]:
     """Return the clients for which a state file is checked where none are described; their speed says nothing."""
-    return (parse_clients(f"{state.config.init_min_clients} x {DEFAULT_LINE} 1M tokens/s"),)
+    group = parse_clients(f"{state.config.init_min_clients} x {DEFAULT_LINE} 1M tokens/s")
+    return (replace(group, name=""),)
 
 
 def timer_notes(
@@ -73,7 +78,8 @@ def timer_notes(
 
 
 def _line(group: ClientGroup) -> str:
-    return f"a client of {group.name!r}" if group.name else "a client"
+    rates = (group.link.down_bytes_per_s * 8 / 1e6, group.link.up_bytes_per_s * 8 / 1e6)
+    return f"a client of {group.name!r}" if group.name else f"a client with a line of {rates[0]:g}/{rates[1]:g} Mbit/s"
 
 
 def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> Iterator[TimerNote]:
@@ -83,12 +89,13 @@ def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]
     slowest = max(groups, key=lambda group: size_bytes / group.link.down_bytes_per_s)
     alone_s = size_bytes / slowest.link.down_bytes_per_s + 2 * slowest.round_trip_s
     checkpoint = f"a checkpoint of {shown_bytes(size_bytes)}"
-    if alone_s > limit_s:
-        why = f": {_line(slowest)} needs {_seconds(alone_s)} to download {checkpoint}"
-        yield _note(state, "warmup_time", why, alone_s / FAIR_WARMUP_PART, 1.0)
-    elif together_s > limit_s:
-        why = f": all clients together need {_seconds(together_s)} to download {checkpoint} over one link"
-        yield _note(state, "warmup_time", why, together_s / FAIR_WARMUP_PART, 1.0)
+    if max(alone_s, together_s) > limit_s:
+        who, needed_s = _line(slowest) + " needs", alone_s
+        if together_s > alone_s:
+            who, needed_s = "all clients together need", together_s
+        link = " over one link" if together_s > alone_s else ""
+        why = f": {who} {_seconds(needed_s)} to download {checkpoint}{link}"
+        yield _note(state, "warmup_time", why, needed_s / FAIR_WARMUP_PART, 1.0)
     elif max(alone_s, together_s) > FAIR_WARMUP_PART * limit_s:
         needed_s = max(alone_s, together_s)
         why = (

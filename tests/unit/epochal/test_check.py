@@ -261,8 +261,8 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
         "the results of 6 clients 29.66 GB",
         "blobs.max_total_bytes is 4294967296; allowed: at least 39546",
         "for 6 clients write `max_total_bytes = 7909",
-        "config.warmup_time is 30 s, in which clients download a checkpoint of 9.89 GB; a line of 100 Mbit/s needs "
-        "`warmup_time = 791` for the transfer alone",
+        "config.warmup_time is 30 s: a client with a line of 100/100 Mbit/s needs 791 s to download a checkpoint of "
+        "9.89 GB; write `warmup_time = 1600`",
     )
     needed = int(ran.err.partition("allowed: at least ")[2].partition(",")[0])
     checked(tmp_path, state_text(**model, blobs__max_total_bytes=needed)).expect(
@@ -272,6 +272,28 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
     assert "max_total_bytes" not in checked(tmp_path, state_text(**model, blobs__max_total_bytes=enough)).err
     small = model | {"merge__codec": "int4", "blobs__max_total_bytes": needed}
     assert "max_total_bytes" not in checked(tmp_path, state_text(**small)).err
+
+
+SHORT = {"config__client_timeout_s": 2.5, "config__round_witness_time": 0.1}
+
+
+def test_check_warns_of_timers_that_modest_lines_break(tmp_path: Path) -> None:
+    ran = checked(tmp_path, state_text(**SHORT))
+    ran.expect(0, "note: ", "config.client_timeout_s is 2.5 s", "write `client_timeout_s = 5`", "is valid")
+    ran.expect(0, "config.round_witness_time is 0.1 s", "write `round_witness_time = 1`")
+    assert "timeout" not in checked(tmp_path, state_text()).err
+
+
+def test_check_warns_of_timers_that_these_clients_break(tmp_path: Path) -> None:
+    slow = ("--clients", "2 x 1kbit 100ms 1k tokens/s")
+    ran = checked(tmp_path, state_text(), None, *slow)
+    ran.expect(0, "no round ends with an outcome", "a client of '2 x 1kbit 100ms 1k tokens/s' needs", "is valid")
+    fast = ("--clients", "2 x 1gbit 10ms 1M tokens/s")
+    assert checked(tmp_path, state_text(), None, *fast).err == ""
+
+
+def test_check_refuses_clients_that_are_none(tmp_path: Path) -> None:
+    checked(tmp_path, state_text(), None, "--clients", "many").expect(2, "does not begin with a number of clients")
 
 
 def test_state_file_of_the_page_on_torch_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,11 @@ def test_timer_that_is_too_short_is_named_and_the_proposed_one_holds(name: str, 
     assert notes(**{f"config__{name}": found.proposed}) == ()
 
 
+def test_timer_that_would_be_longer_than_an_epoch_says_so() -> None:
+    (found,) = notes(config__warmup_time=50, config__max_round_train_time=99, config__epoch_time=100)
+    assert found.text.endswith(f"write `warmup_time = {found.proposed}` and an epoch_time above it, which is 100")
+
+
 def test_warmup_of_all_over_one_link_is_named() -> None:
     (found,) = notes("100mbit", config__warmup_time=200)
     assert "all clients together need 512 s" in found.text
