@@ -3,13 +3,15 @@
 import sys
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Column
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 from rich.text import Text
 
-from runtime.long_work import BYTES
+from runtime.long_work import BYTES, LongWork
+from runtime.visible_text import visible
 
 BAR_CHARS = 12
 
@@ -76,3 +78,18 @@ def new_bars(console: Console, refresh_per_s: float) -> Progress:
         redirect_stdout=sys.stdout.isatty(),
         redirect_stderr=True,
     )
+
+
+def work_line(work: LongWork, now_s: float) -> RenderableType:
+    """Return a line about long work, with a bar and an estimate if its total is known."""
+
+    def amount(count: float) -> str:
+        return decimal(round(count)) if work.unit == BYTES else f"{round(count):,} {work.unit}"
+
+    line = Table.grid(padding=(0, 1))
+    left_s = work.seconds_left(now_s)
+    of = "" if work.total is None else f"/{amount(work.total)}"
+    left = "" if left_s is None else f", {shown_duration(left_s)} left"
+    bar = ProgressBar(total=work.total, completed=work.done, width=BAR_CHARS, pulse=work.total is None)
+    line.add_row(Text(visible(work.title)), bar, Text(f"{amount(work.done)}{of}{left}"))
+    return line

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import shlex
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
+from epochal.cli.bars import work_line
 from epochal.cli.checks import print_checks
 from epochal.cli.options import RUNS_FOLDER
 from epochal.cli.run import say
@@ -21,6 +23,7 @@ from epochal.status_panel import status_line, status_panel
 from epochal.testnet.demos import demo_of
 from epochal.testnet.local_run import LocalRun, LocalRunOptions, Show
 from epochal.testnet.report import Report
+from runtime.long_work import LongWork, WorkDisplay, shown_on
 from state.errors import EpochalError, InvalidInput
 from state.messages import RunStatus
 from trainers.registry import NULL
@@ -77,11 +80,39 @@ def _ensure_writable(report: Path) -> None:
 
 def _run_live(options: LocalRunOptions, console: Console) -> Report:
     with Live(console=console, refresh_per_second=8) as live:
+        below = _WorkBelow(live)
 
         def show(status: RunStatus, notes: list[str]) -> None:
-            live.update(status_panel(status, notes, explains=True))
+            below.draw(status_panel(status, notes, explains=True))
 
-        return _run(LocalRun(options, show, lambda url: live.console.print(_page_at(url), highlight=False)))
+        with shown_on(below):
+            return _run(LocalRun(options, show, lambda url: live.console.print(_page_at(url), highlight=False)))
+
+
+class _WorkBelow(WorkDisplay):
+    """Draws a panel, and below it a line for each long work under way, such as the audit at the end."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._panel: RenderableType = ""
+        self._works: dict[LongWork, None] = {}
+
+    def draw(self, panel: RenderableType) -> None:
+        """Draw another panel."""
+        self._panel = panel
+        self._draw()
+
+    def show(self, work: LongWork) -> None:
+        self._works[work] = None
+        self._draw()
+
+    def forget(self, work: LongWork) -> None:
+        if self._works.pop(work, work) is None:
+            self._draw()
+
+    def _draw(self) -> None:
+        now_s = time.monotonic()
+        self._live.update(Group(self._panel, *(work_line(work, now_s) for work in list(self._works))))
 
 
 def _run_plain(options: LocalRunOptions, console: Console) -> Report:

@@ -14,17 +14,16 @@ from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from epochal.cli import logs
-from epochal.cli.bars import BAR_CHARS, shown_duration, terminal
+from epochal.cli.bars import shown_duration, terminal, work_line
 from epochal.status_panel import curve
 from epochal.terminal.client_progress import ClientProgress, Traffic
 from epochal.words import PHASES
 from run_manager.events import Event
-from runtime.long_work import BYTES, LongWork, shown_on
+from runtime.long_work import LongWork, shown_on
 from runtime.visible_text import visible
 
 REFRESH_PER_S = 2.0
@@ -130,7 +129,7 @@ def client_panel(progress: ClientProgress, works: tuple[LongWork, ...], now_s: f
     parts: list[RenderableType] = [rows]
     if progress.problem:
         parts.append(Text(visible(progress.problem), style="bold yellow"))
-    parts += [_bar(work, now_s) for work in works]
+    parts += [work_line(work, now_s) for work in works]
     document = progress.document
     run = "" if document is None else f" · run {visible(document.run_id)}"
     who = f" · client {progress.client_id[:12]}" if progress.client_id else ""
@@ -208,18 +207,3 @@ def _waits(progress: ClientProgress) -> Text:
 def _traffic(traffic: Traffic) -> str:
     rate = f" at {decimal(round(traffic.bytes_per_s))}/s" if traffic.bytes_per_s else ""
     return f"{decimal(traffic.size_bytes)}{rate}"
-
-
-def _bar(work: LongWork, now_s: float) -> RenderableType:
-    """Return a line about long work, with a bar and an estimate if its total is known."""
-
-    def amount(count: float) -> str:
-        return decimal(round(count)) if work.unit == BYTES else f"{round(count):,} {work.unit}"
-
-    line = Table.grid(padding=(0, 1))
-    left_s = work.seconds_left(now_s)
-    of = "" if work.total is None else f"/{amount(work.total)}"
-    left = "" if left_s is None else f", {shown_duration(left_s)} left"
-    bar = ProgressBar(total=work.total, completed=work.done, width=BAR_CHARS, pulse=work.total is None)
-    line.add_row(Text(visible(work.title)), bar, Text(f"{amount(work.done)}{of}{left}"))
-    return line

@@ -55,6 +55,9 @@ def endpoint_of(option: str | None) -> str | None:
         return None
     own, base = os.environ.get(TRACES_ENDPOINT_VARIABLE), os.environ.get(ENDPOINT_VARIABLE)
     place = own or (_with_path(base) if base else None)
+    if place and not place.startswith(("http://", "https://")):
+        log.warning("traces_not_sent", extra={"reason": f"{ENDPOINT_VARIABLE} is no http:// or https:// URL"})
+        return None
     if place and not _is_installed():  # the variable may be meant for other programs
         log.warning("traces_not_sent", extra={"reason": f"{ENDPOINT_VARIABLE} is set; to send traces: {EXTRA}"})
         return None

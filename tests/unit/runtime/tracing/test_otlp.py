@@ -88,6 +88,14 @@ def test_endpoint_is_the_option_or_the_variables(monkeypatch: pytest.MonkeyPatch
     assert endpoint_of(None) is None
 
 
+def test_variable_that_is_no_url_is_said_and_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(otlp.ENDPOINT_VARIABLE, "grpc-host:4317")
+    assert endpoint_of(None) is None
+    assert "traces_not_sent" in caplog.text
+
+
 def test_option_without_the_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "_is_installed", lambda: False)
     with pytest.raises(InvalidInput, match=r"pip install 'epochal\[otel\]'"):
