@@ -61,6 +61,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "prepare-memory": lambda: _in_named_folder(prepare.measure_memory),
     "peers": lambda: _in_folder(peers.measure),
     "history": lambda: _in_folder(history.measure),
+    "history-long": lambda: _in_folder(history.measure_long),
     "dashboard": lambda: _in_folder(dashboard.measure),
     "dashboard-members": lambda: _in_folder(dashboard_members.measure),
     "resilience": lambda: _in_folder(resilience.measure),
@@ -96,7 +97,18 @@ NOTES: dict[str, Sequence[str]] = {
     "scale": scale.NOTES,
 }
 EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory")
-APART = (*EXCHANGE, "peers", "prepare-memory", *EXPLAINED, *WHOLE, "resilience", *TORCH, "quality", "codecs")
+APART = (
+    *EXCHANGE,
+    "peers",
+    "prepare-memory",
+    "history-long",
+    *EXPLAINED,
+    *WHOLE,
+    "resilience",
+    *TORCH,
+    "quality",
+    "codecs",
+)
 """Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 

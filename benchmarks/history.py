@@ -208,12 +208,14 @@ async def played(folder: Path, rounds: int) -> None:
     await store.aclose()
 
 
-async def measure(folder: Path, rounds: int = ROUNDS, many: int = MANY_ROUNDS) -> list[Figure]:
-    """Return the figures of histories of this many rounds, and of so many more that a start cannot read all of them."""
-    return [*await _figures(folder / "run", rounds), *await _figures(folder / "long", many)]
+async def measure_long(folder: Path) -> list[Figure]:
+    """Return the figures of a history of so many rounds that a start does not read all of their journal."""
+    return await measure(folder, MANY_ROUNDS)
 
 
-async def _figures(folder: Path, rounds: int) -> list[Figure]:
+async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
+    """Return the figures of a history of this many rounds."""
+    folder /= "run"
     await played(folder, rounds)
     offline = open_store_reader(str(folder)).journal
     whole_s, found = await _timed(read_history(offline))
