@@ -211,7 +211,9 @@ class HistoryViews:
         async def encode() -> bytes:
             last_round = history.detail(history.next - 1)
             return await self._worker.run(
-                lambda: canonical_json(_few(moment_of(run, present.document, last_round, at_s), slowest))
+                lambda: canonical_json(
+                    _few(moment_of(run, present.document, last_round, at_s, has_clients=slowest != 0), slowest)
+                )
             )
 
         page = await self._encoded(f"{present.etag[1:-1]}-at-{at_s:.6f}-{_named(slowest)}", encode)

@@ -14,7 +14,14 @@ from state.phases import ROUND_PHASES
 from state.wire import ClientId
 
 
-def moment_of(run: Run, document: RunDocument, last_round: RoundDetail | None, now_s: float | None = None) -> Moment:
+def moment_of(
+    run: Run,
+    document: RunDocument,
+    last_round: RoundDetail | None,
+    now_s: float | None = None,
+    *,
+    has_clients: bool = True,
+) -> Moment:
     """Return a run as it was when `document` was the published one.
 
     Args:
@@ -22,6 +29,7 @@ def moment_of(run: Run, document: RunDocument, last_round: RoundDetail | None, n
         document: of the same version.
         last_round: the last round that had ended, if it is known.
         now_s: the present, on the coordinator's clock; None if the run is looked back at.
+        has_clients: whether the clients of the round under way are wanted: with thousands, they are most of the work.
     """
     since_s = 0.0 if now_s is None else max(0.0, now_s - run.now_s)
     current = run.round if run.phase in ROUND_PHASES else None
@@ -33,7 +41,7 @@ def moment_of(run: Run, document: RunDocument, last_round: RoundDetail | None, n
         loss=run.losses[-1][1] if run.losses else None,
         tokens_total=run.tokens_applied,
         round_s=None if current is None else elapsed_s(run, current) + since_s,
-        under_way=() if current is None else clients_of(current, names=_names_of(run)),
+        under_way=() if current is None or not has_clients else clients_of(current, names=_names_of(run)),
         last_round=last_round,
         data=data_map_of(run),
     )

@@ -137,6 +137,23 @@ async def test_address_with_a_version_shows_the_run_as_it_was(browser: "Browser"
         assert await page.locator("#timeline input").input_value() == str(version)
 
 
+@pytest.mark.parametrize("part", ["", "round"])
+async def test_version_that_is_not_kept_shows_nothing_but_why(browser: "Browser", watched: Watched, part: str) -> None:
+    async with opened(browser) as (page, complaints):
+        complaints.expected = ["404"]
+        await page.goto(f"{watched.url}#/{part}")
+        await page.locator("main h1").wait_for()
+        await page.goto(f"{watched.url}#/{part}?version=4000")
+        await page.locator("main").get_by_text("version 4000 is not kept; allowed: 0 to").first.wait_for()
+        if part:
+            assert await page.locator("section:visible .waterfall li").count() == 0
+        else:
+            assert await figure(page, "step") == "–"
+        await page.get_by_role("button", name="Live").click()
+        await (page.locator(".waterfall li") if part else page.get_by_text("of 1,000 done")).first.wait_for()
+        assert complaints.unexpected == []
+
+
 async def test_slider_and_its_buttons_work_by_keyboard(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(watched.url)

@@ -47,6 +47,7 @@ export class DataMap {
     this.figure = h("figure", { class: "chart map" },
       h("figcaption", { id: `${id}-title` }, "Data: the batches that the run has begun, from the first to the last"),
       h("ul", { class: "legend" }, legend), this.canvas, this.said, this.table);
+    this.figure.hidden = true;
     element.append(this.figure);
     this.#observer = new ResizeObserver(this.#draw);
     this.#observer.observe(this.figure);
@@ -62,6 +63,7 @@ export class DataMap {
   set(data) {
     if (data === this.#data) return;
     this.#data = data;
+    this.figure.hidden = data === null;
     if (data === null) return;
     const counts = KINDS.slice(1).map(({ name, label }) => [label, countOf(data[name])]);
     const applied = data.begun - counts.reduce((sum, [, count]) => sum + count, 0);

@@ -159,18 +159,28 @@ export class Store {
     }
     this.changed();
     const abort = this.#looking = new AbortController();
-    try {
-      while (this.runId === null) await new Promise((resolve) => setTimeout(resolve, 50));
-      const slowest = this.#slowest;
-      const moment = await this.api.json(this.#momentPath(version, slowest), { signal: abort.signal });
-      if (abort.signal.aborted) return;
-      if (slowest === this.#slowest) this.#keep(version, moment);
-      this.moment = moment;
-    } catch (problem) {
-      if (abort.signal.aborted) return;
-      this.problem = problem;
+    while (!abort.signal.aborted) {
+      const waitMs = this.runId === null ? NOT_YET_MS : await this.#lookOnce(version, abort.signal);
+      if (waitMs === null) return;
+      await new Promise((resolve) => setTimeout(resolve, waitMs));
     }
+  }
+
+  /** Ask for a version; return after how many milliseconds to ask again, null if that is not needed. */
+  async #lookOnce(version, signal) {
+    const slowest = this.#slowest;
+    let found = null, failure = null;
+    try {
+      found = await this.api.json(this.#momentPath(version, slowest), { signal });
+    } catch (problem) {
+      failure = problem;
+    }
+    if (signal.aborted) return null;
+    if (found !== null && slowest === this.#slowest) this.#keep(version, found);
+    this.moment = found;
+    this.problem = failure;
     this.changed();
+    return failure?.retryAfterS ? failure.retryAfterS * 1000 : null;
   }
 
   /** Show up to this many clients of a round from now on, the slowest first; null for the usual number. */

@@ -114,7 +114,8 @@ export default class RoundPanel {
     section.classList.toggle("empty", round === null);
     numbers.hidden = round === null;
     if (round === null) {
-      setText(said, found === null ? "Reading…" : `No round is under way: the phase is ${found.document.run_state}.`);
+      const unread = this.store.problem === null ? "Reading…" : visible(this.store.problem.message);
+      setText(said, found === null ? unread : `No round is under way: the phase is ${found.document.run_state}.`);
       if (this.#drawn.get("now") !== null) fill(place);
       this.#drawn.set("now", null);
       return;

@@ -119,7 +119,17 @@ export default class RunPanel {
   update() {
     const { document: run, moment: found, rounds } = this.store.view;
     if (run !== null) this.#showFigures(run, found, rounds);
+    else if (this.store.problem !== null) this.#showNothing(visible(this.store.problem.message));
     if (this.#drawn !== rounds && this.#drawing === null) this.#drawing = setTimeout(() => this.#draw()); // figures first
+  }
+
+  #showNothing(why) {
+    setText(this.phase, why);
+    setText(this.why, "");
+    for (const value of this.values.values()) setText(value, UNKNOWN);
+    this.map.set(null);
+    this.shownCheckpoints = null;
+    fill(this.checkpointsPlace);
   }
 
   #showFigures(run, found, rounds) {
