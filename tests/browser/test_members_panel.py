@@ -172,6 +172,24 @@ async def test_clients_page_is_the_address_in_its_log(browser: "Browser", run: S
         assert complaints.unexpected == []
 
 
+async def test_table_shows_the_clients_of_a_version_of_the_past(browser: "Browser", run: ShownRun) -> None:
+    history = (await run.asked("history"))["rounds"]
+    version = history["version"][0]
+    moment = await run.asked(f"history/versions/{version}")
+    async with opened(browser) as (page, complaints):
+        await run.open(page, f"members?version={version}")
+        await page.get_by_text(f"at version {version}; 3 members in all then").wait_for()
+        told = (moment["last_round"] or {"clients": moment["under_way"]})["clients"]
+        shown = {row["Id"]: row for row in await rows(page)}
+        assert set(shown) == {client["client_id"] for client in told}
+        for client in told:
+            assert shown[client["client_id"]]["Share"] == str(client["batches"])
+            assert int(shown[client["client_id"]]["Results applied"]) == (client["fate"] == "applied")
+        await page.get_by_role("button", name="Live").click()
+        await said(page, "3 members")
+        assert complaints.unexpected == []
+
+
 async def test_unknown_member_is_said_to_be_unknown(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, complaints):
         complaints.expected.append("404")

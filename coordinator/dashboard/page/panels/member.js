@@ -65,6 +65,7 @@ export default class MemberPanel {
     setText(this.said, row.left
       ? `It left ${duration(row.silent_s)} ago: ${visible(row.left)}.`
       : `It is ${state}${row.rest_s === null ? "" : `, for ${duration(row.rest_s)} more`}; heard ${duration(row.silent_s)} ago.`);
+    if (!this.store.isLive) this.said.append(" This page shows the present, whatever the slider says.");
     const shown = JSON.stringify(answer, (name, value) => (CHANGING.includes(name) ? undefined : value));
     if (shown === this.#told) return;
     this.#told = shown;

@@ -3,11 +3,12 @@
 import { Grid } from "../grid.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, digits, duration, percent, short, visible, whole } from "../format.js";
-import { LEFT, MemberColumns, STATES } from "../members.js";
+import { answerAt, LEFT, MemberColumns, STATES } from "../members.js";
 
 const ASK_EVERY_MS = 4_000;
 const ASK_MANY_EVERY_MS = 15_000; // of many members: the answer has a megabyte
 const MANY = 1_000;
+const PAST_CLIENTS = 300; // of a round in the past, the slowest first: the slider must stay quick
 const QUIET_MS = 400; // nothing is drawn anew while somebody scrolls
 
 /** Columns of the grid, over the rows of `of()`. */
@@ -47,6 +48,8 @@ export default class MembersPanel {
   #grid = null;
   #stop = null;
   #words = [];
+  #present = this.#members; // those of the present, also while a version of the past is shown
+  #shownMoment = null;
   #pending = null;
   #scrolledMs = 0;
   #timer = null;
@@ -75,13 +78,33 @@ export default class MembersPanel {
   }
 
   update() {
-    if (this.#stop !== null || this.store.runId === null) return;
-    this.#ask();
+    if (this.store.runId === null) return;
+    if (this.#stop === null) this.#ask();
+    const { isLive, moment } = this.store.view;
+    if (isLive) {
+      if (this.#shownMoment !== null) this.#showPresent();
+      return;
+    }
+    this.store.setSlowest(PAST_CLIENTS);
+    if (moment === null || moment === this.#shownMoment) return;
+    this.#shownMoment = moment;
+    this.#put(new MemberColumns(answerAt(moment, this.#present)));
+  }
+
+  #showPresent() {
+    this.#shownMoment = null;
+    this.store.setSlowest(null);
+    this.#put(this.#present);
+  }
+
+  #put(members) {
+    this.#members = members;
+    this.#grid.setRows(members.length, (row) => members.id(row));
   }
 
   #ask() {
     const { store } = this;
-    const everyMs = this.#members.length > MANY ? ASK_MANY_EVERY_MS : ASK_EVERY_MS;
+    const everyMs = this.#present.length > MANY ? ASK_MANY_EVERY_MS : ASK_EVERY_MS;
     this.everyMs = everyMs;
     this.#stop = store.poll(() => store.path("members"), everyMs, (answer) => this.#told(answer), (problem) => {
       setText(this.problem, `The members could not be read: ${visible(problem.message)}`);
@@ -101,11 +124,11 @@ export default class MembersPanel {
       this.#timer = setTimeout(() => this.#showPending(), waitMs);
       return;
     }
-    const wasMany = this.#members.length > MANY;
-    this.#members = new MemberColumns(this.#pending);
+    const wasMany = this.#present.length > MANY;
+    this.#present = new MemberColumns(this.#pending);
     this.#pending = null;
-    this.#grid.setRows(this.#members.length, (row) => this.#members.id(row));
-    if (wasMany !== this.#members.length > MANY) {
+    if (this.#shownMoment === null && this.store.isLive) this.#put(this.#present);
+    if (wasMany !== this.#present.length > MANY) {
       this.#stop();
       this.#timer = setTimeout(() => this.#ask(), this.everyMs);
     }
@@ -125,6 +148,15 @@ export default class MembersPanel {
 
   #sayCount() {
     const present = this.#members.presentCount, { length } = this.#grid.shown;
+    const past = this.#shownMoment;
+    if (past !== null) {
+      const { figures } = past.last_round ?? {};
+      const what = figures ? `round ${whole(figures.number)}, the last one that had ended` : "the round under way";
+      const many = figures && figures.clients > present ? `, the slowest ${whole(present)} of ${whole(figures.clients)}` : "";
+      setText(this.said, `${whole(length)} shown: the clients of ${what} at version ${whole(past.document.version)}${many}; `
+        + `${whole(past.members)} members in all then. Bytes, results and times are of that round.`);
+      return;
+    }
     const all = `${whole(present)} ${present === 1 ? "member" : "members"}`;
     const isAll = !this.#words.length && this.state.value === "";
     setText(this.said, isAll ? all : `${whole(length)} shown; ${all} in all`);
@@ -133,6 +165,7 @@ export default class MembersPanel {
   unmount() {
     clearTimeout(this.#timer);
     this.#stop?.();
+    this.store.setSlowest(null);
     this.#grid.disconnect();
   }
 }
