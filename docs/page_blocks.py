@@ -1,7 +1,8 @@
 """The blocks of code of the site's pages, each with what surrounds it: read, and taken apart.
 
 A block is executed (`tests/support/tutorial.py`), or checked by the parser of its language, or a comment before it says
-why it can be neither: `<!-- not run: REASON -->`.
+why it can be neither: `<!-- not run: REASON -->`. Python is also executed by itself, unless a comment says why not:
+`<!-- checked only: REASON -->`.
 """
 
 import re
@@ -47,6 +48,12 @@ class Block:
     def is_step(self) -> bool:
         """Whether it is a step of a page that is executed."""
         return self.remark.startswith("machine ")
+
+    @property
+    def is_executed_alone(self) -> bool:
+        """Whether it is Python that runs without anything else."""
+        is_held_back = self.remark.startswith(("checked only: ", "not run: "))
+        return self.language == "python" and not self.is_step and not is_held_back
 
     @property
     def reason_not_run(self) -> str | None:

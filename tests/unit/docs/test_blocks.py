@@ -6,6 +6,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from epochal.cli.options import STORE_VARIABLE
 from state.config.state_file import parse_state
 from tests.integration.test_tutorials import EXECUTED
 from tests.support.deployment import parsed_command
+from tests.support.heavy import need_module
 
 BLOCKS = blocks()
 STATE = (ROOT / "examples/states/local/state.toml").read_text(encoding="utf-8")
@@ -112,6 +114,15 @@ def test_blocks_of_a_page_are_taken_by_their_parser(page: str, monkeypatch: pyte
     for block in BLOCKS:
         if block.page == page and block.reason_not_run is None:
             PARSERS[block.language](block)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.is_executed_alone], ids=lambda block: block.place)
+def test_python_of_a_page_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in re.findall(r"^(?:import|from) (torch|transformers|pyarrow)\b", block.text, re.MULTILINE):
+        need_module(module)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "state.toml").write_text(STATE, encoding="utf-8")  # the file that examples name
+    exec(compile(block.text, block.place, "exec"), {"__name__": "page"})
 
 
 def test_file_that_a_page_writes_is_of_a_language_with_a_parser() -> None:
