@@ -6,7 +6,7 @@ from statistics import median
 
 from state.documents import RunDocument
 from state.explanation import SpeedExplanation
-from state.history import ClientFigures, HistoryPage, Moment, RoundDetail, RoundFigures, thinned
+from state.history import HistoryPage, Moment, RoundDetail, RoundFigures, thinned
 from state.join_guide import JoinGuide
 from state.members import MembersPage
 from state.messages import RunStatus
@@ -114,10 +114,3 @@ class RunPicture:
         if document is None or round_s is None:
             return None
         return max(0, document.total_steps - document.step + 1) * round_s
-
-
-def end_of(client: ClientFigures) -> float:
-    """Return when a client had done its last part of a round, in seconds from its start, as far as that is known."""
-    before = (client.document_s, client.replica_s, client.data_s, client.train_s, client.encode_s, client.upload_s)
-    own = sum(part or 0.0 for part in (*before, client.check_s))
-    return max(own, client.delivered_s or 0.0, client.attested_s or 0.0) + (client.merge_s or 0.0)

@@ -7,35 +7,35 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from epochal.figures.charts import PARTS as FIGURE_PARTS
+from epochal.figures.charts import BarRow, Waterfall, waterfall
 from epochal.terminal.charts import letter_bar
-from epochal.terminal.picture import RunPicture, end_of
+from epochal.terminal.picture import RunPicture
 from runtime.visible_text import visible
 from state.explanation import ClientMedians, SpeedExplanation
-from state.history import ClientFigures, RoundDetail
+from state.history import RoundDetail
 
-PARTS = (
-    (".", "document_s", "waits for the document", "dim"),
-    ("r", "replica_s", "replica", "cyan"),
-    ("d", "data_s", "data", "yellow"),
-    ("T", "train_s", "training", "green"),
-    ("e", "encode_s", "encoding", "magenta"),
-    ("U", "upload_s", "upload", "red"),
-    ("c", "check_s", "check", "blue"),
-)
-"""Letter, field, name and colour of each part of a client's work, in their order."""
-LATER = (
-    ("a", "attest_s", "attestation", "cyan"),
-    ("D", "download_s", "download", "red"),
-    ("m", "merge_s", "merge", "blue"),
-)
-"""The same of what follows."""
+LETTERS = {
+    "document": (".", "dim"),
+    "replica": ("r", "cyan"),
+    "data": ("d", "yellow"),
+    "train": ("T", "green"),
+    "encode": ("e", "magenta"),
+    "upload": ("U", "red"),
+    "check": ("c", "blue"),
+    "attest": ("a", "cyan"),
+    "download": ("D", "red"),
+    "merge": ("m", "blue"),
+}
+"""Letter and colour of each part of a client's round."""
 WAITS = "-"
 """Stands for time between a client's result and what it does next."""
 NOTHING_YET = "No round has ended yet of which the clients are known."
 NAME_CHARS = 18
 FATE_CHARS = 8
+END_CHARS = 12
 MAX_MEDIANS = 5
-STYLES = {letter: style for letter, _, _, style in (*PARTS, *LATER)}
+STYLES = dict(LETTERS.values())
 
 
 def round_page(picture: RunPicture, width: int) -> RenderableType:
@@ -60,7 +60,10 @@ def round_page(picture: RunPicture, width: int) -> RenderableType:
         parts.append(Text(text, style="dim"))
     else:
         names = _names(picture)
-        parts += [_head(detail), waterfall(detail.clients, names, width), _legend()]
+        drawn = waterfall(detail, names)
+        parts += [_head(detail), waterfall_lines(drawn, width), _legend()]
+        if len(drawn.rows) < len(detail.clients):
+            parts.append(Text(drawn.note, style="dim"))
     if explanation is not None and explanation.clients and not picture.is_past:
         parts += [Text(), _medians(explanation)]
     return Group(*parts)
@@ -86,36 +89,34 @@ def _head(detail: RoundDetail) -> Text:
     )
 
 
-def waterfall(clients: Sequence[ClientFigures], names: dict[str, str], width: int) -> RenderableType:
-    """Return a line for each client, the one that ended last first: its parts as letters, on one scale.
+def waterfall_lines(drawn: Waterfall, width: int) -> RenderableType:
+    """Return a line for each client, the slowest first: what it did when, as letters on one scale.
 
     Args:
-        clients: of a round.
-        names: that they chose.
-        width: of the page.
+        drawn: the clients, as every picture of a round has them: claims of a client stretch no scale.
+        width: of the page in characters.
     """
     table = Table.grid(padding=(0, 1))
-    ordered = sorted(clients, key=lambda client: (-end_of(client), client.client_id))
-    longest_s = max((end_of(client) for client in clients), default=0.0)
-    room = max(10, width - NAME_CHARS - FATE_CHARS - 10)
-    for client in ordered:
-        name = names.get(client.client_id, "")
-        who = f"{client.client_id[:8]} {visible(name)}"[:NAME_CHARS]
-        bar = client_bar(client, room / longest_s if longest_s > 0 else 0.0)
-        end_s = f"{end_of(client):.2f} s"
-        table.add_row(Text(who.ljust(NAME_CHARS)), Text(client.fate.ljust(FATE_CHARS)), bar, Text(end_s))
+    longest_s = max((_end_of(row) for row in drawn.rows), default=0.0)
+    name_chars = max(NAME_CHARS, width // 4)
+    room = max(10, width - name_chars - FATE_CHARS - END_CHARS)
+    for row in reversed(drawn.rows):
+        bar = bar_of(row, room / longest_s if longest_s > 0 else 0.0)
+        who = Text(row.label[:name_chars].ljust(name_chars))
+        table.add_row(who, Text(row.note.ljust(FATE_CHARS)), bar, Text(f"{_end_of(row):.2f} s"))
     return table
 
 
-def client_bar(client: ClientFigures, scale: float) -> Text:
-    """Return a client's parts of a round as letters, so many for each second."""
-    pieces = [(letter, getattr(client, field) or 0.0) for letter, field, _, _ in PARTS]
-    known_s = sum(seconds for _, seconds in pieces)
-    attested_s = client.attested_s
-    if attested_s is not None:
-        attest_s = client.attest_s or 0.0
-        pieces += [(WAITS, attested_s - attest_s - known_s), ("a", attest_s)]
-    pieces += [(letter, getattr(client, field) or 0.0) for letter, field, _, _ in LATER[1:]]
+def _end_of(row: BarRow) -> float:
+    return max((bar.start_s + bar.length_s for bar in row.bars), default=0.0)
+
+
+def bar_of(row: BarRow, scale: float) -> Text:
+    """Return a client's parts of a round as letters, so many for each second, and what lies between as waits."""
+    pieces, end_s = list[tuple[str, float]](), 0.0
+    for bar in sorted(row.bars, key=lambda bar: bar.start_s):
+        pieces += [(WAITS, bar.start_s - end_s), (LETTERS[FIGURE_PARTS[bar.part][0]][0], bar.length_s)]
+        end_s = bar.start_s + bar.length_s
     text = Text()
     for letter in letter_bar(pieces, scale):
         text.append(letter, style=STYLES.get(letter, "dim"))
@@ -124,9 +125,10 @@ def client_bar(client: ClientFigures, scale: float) -> Text:
 
 def _legend() -> Text:
     text = Text()
-    for letter, _, name, style in (*PARTS, *LATER):
+    for name, words in FIGURE_PARTS:
+        letter, style = LETTERS[name]
         text.append(letter, style=style)
-        text.append(f" {name}  ", style="dim")
+        text.append(f" {words}  ", style="dim")
     text.append(f"{WAITS} waits for others", style="dim")
     return text
 
@@ -135,14 +137,14 @@ def _medians(explanation: SpeedExplanation) -> RenderableType:
     """Return the medians over the last rounds of the slowest clients, and of all that are known."""
     table = Table(box=None, padding=(0, 1), header_style="dim", title_justify="left")
     table.title = Text(f"medians over the last {explanation.rounds} rounds, in seconds", style="dim")
-    fields = (*PARTS, *LATER)
+    fields = [f"{name}_s" for name, _ in FIGURE_PARTS]
     table.add_column("client", no_wrap=True)
-    for letter, _, _, _ in fields:
-        table.add_column(letter, no_wrap=True, justify="right")
+    for name, _ in FIGURE_PARTS:
+        table.add_column(LETTERS[name][0], no_wrap=True, justify="right")
     for client in explanation.clients[:MAX_MEDIANS]:
         who = f"{client.client_id[:8]} {visible(client.name)}".rstrip()[:NAME_CHARS]
-        table.add_row(Text(who), *(_seconds(getattr(client, field)) for _, field, _, _ in fields))
-    table.add_row(Text("median of all"), *(_seconds(_median(explanation.clients, field)) for _, field, _, _ in fields))
+        table.add_row(Text(who), *(_seconds(getattr(client, field)) for field in fields))
+    table.add_row(Text("median of all"), *(_seconds(_median(explanation.clients, field)) for field in fields))
     return table
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from epochal.figures.charts import waterfall
 from epochal.terminal.charts import AXIS_CHARS, column_chart, letter_bar, smoothed
 from epochal.terminal.members_page import COLUMNS, MembersTable, members_page
 from epochal.terminal.pages import join_command, run_page, trust_page
 from epochal.terminal.picture import MAX_ROWS, RunPicture
-from epochal.terminal.round_page import PARTS, client_bar, waterfall
+from epochal.terminal.round_page import LETTERS, bar_of, waterfall_lines
 from state.documents import RunDocument
-from state.history import ClientFigures, HistoryPage, RoundColumns, RoundFigures
+from state.history import ClientFigures, HistoryPage, RoundColumns, RoundDetail, RoundFigures
 from state.join_guide import JoinData, JoinGuide
 from state.members import MemberColumns, MemberFigures, MembersPage
 from state.phases import RunState
@@ -63,19 +64,32 @@ def client(number: int, **parts: Any) -> ClientFigures:
     return ClientFigures(**(known | {"detail": "", "result_bytes": 5, "tokens": 9} | parts))
 
 
+def detail(*clients: ClientFigures) -> RoundDetail:
+    return RoundDetail(replace(row(0), train_s=8.0, witness_s=1.0), "all results came", clients)
+
+
 def test_waterfall_shows_the_slowest_client_first_and_whole() -> None:
-    fast, slow = client(1, train_s=1.0, upload_s=1.0), client(2, train_s=1.0, upload_s=7.0)
-    text = drawn(waterfall((fast, slow), {slow.client_id: HOSTILE}, 80), 80)
+    fast = client(1, train_s=1.0, upload_s=1.0, delivered_s=2.0)
+    slow = client(2, train_s=1.0, upload_s=7.0, delivered_s=8.0)
+    text = drawn(waterfall_lines(waterfall(detail(fast, slow), {slow.client_id: HOSTILE}), 200), 200)
     first, second = text.splitlines()
-    assert first.startswith("00000000 <b>[red]")
+    assert "<b>[red]" in first
     assert first.count("U") > 5 * second.count("U") > 0
     assert "\x1b" not in text
 
 
+def test_absurd_claims_stretch_no_bar() -> None:
+    liar, honest = client(1, train_s=1e9, delivered_s=8.0), client(2, train_s=7.0, delivered_s=8.0)
+    text = drawn(waterfall_lines(waterfall(detail(liar, honest), {}), 80), 80)
+    assert [line.count("T") > 20 for line in text.splitlines()] == [True, True]
+
+
 def test_every_part_of_a_clients_round_has_its_letter() -> None:
-    parts = {field: 1.0 for _, field, _, _ in PARTS}
-    bar = client_bar(client(1, **parts, attested_s=9.0, attest_s=1.0, download_s=1.0, merge_s=1.0), 2.0).plain
-    assert sorted(set(bar)) == sorted({letter for letter, _, _, _ in PARTS} | set("-aDm"))
+    parts = {f"{name}_s": 0.5 for name in LETTERS}
+    whole = client(1, **parts, delivered_s=3.5, attested_s=8.0)
+    (found,) = waterfall(detail(whole), {}).rows
+    bar = bar_of(found, 4.0).plain
+    assert sorted(set(bar)) == sorted({letter for letter, _ in LETTERS.values()} | {"-"})
 
 
 def member(number: int, **known: Any) -> MemberFigures:
