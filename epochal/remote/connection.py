@@ -72,7 +72,8 @@ def connect(
 
 
 async def _opened(url: str, token: str | None, tls_ca: str | Path | None, wait_s: float) -> ViewerClient:
-    client = await ViewerClient.connect(url, RetryPolicy(bound_s=wait_s), True if tls_ca is None else str(tls_ca))
+    policy = RetryPolicy(bound_s=wait_s) if wait_s > 0 else RetryPolicy(attempts=1)
+    client = await ViewerClient.connect(url, policy, True if tls_ca is None else str(tls_ca))
     try:
         client.show(token)
     except BaseException:

@@ -96,18 +96,17 @@ def test_processes_end_even_if_the_interpreter_is_killed(tmp_path: Path) -> None
         os.close(waiting)
 
 
-def test_notebook_runs_and_follows_it(tmp_path: Path) -> None:
+def test_notebook_runs_and_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("nbclient")
     need_module("ipykernel")
     import nbformat
     from nbclient import NotebookClient
 
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    os.environ["PYTHONPATH"] = os.getcwd()
-    try:
-        NotebookClient(book, timeout=int(BOUND_S), resources={"metadata": {"path": str(tmp_path)}}).execute()
-    finally:
-        del os.environ["PYTHONPATH"]
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    )
+    NotebookClient(book, timeout=int(BOUND_S), resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = json.dumps([cell.outputs for cell in book.cells])
     assert "[0, 1] Finished" in printed
     assert "local run in local, stopped" in printed

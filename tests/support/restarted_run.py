@@ -43,6 +43,11 @@ class RestartedRun:
         return self._served
 
     @property
+    def member_token(self) -> str:
+        """The session token of one of its members, once a round was played."""
+        return self._clients[0].token
+
+    @property
     def admin_token(self) -> str:
         """The admin token, which the first start printed."""
         return self._admin_token

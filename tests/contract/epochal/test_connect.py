@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 import epochal
+from coordinator.serve import ServeOptions, serving
 from epochal import CoordinatorUnreachable, InvalidInput, Refused, RunConnection, RunWentBack
+from runtime.http_server import Endpoint
 from state.errors import EpochalError
 from state.history import RoundFigures
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
+from tests.support.certificates import self_signed
 from tests.support.restarted_run import RestartedRun, restarted_run
+from tests.support.served import GENESIS
+from tests.support.states import state_file
 
 T = TypeVar("T")
 
@@ -107,6 +112,29 @@ async def test_dashboard_of_the_operator_needs_the_token(tmp_path: Path) -> None
         with pytest.raises(Refused):
             await asked(run, lambda connection: connection.history())
         assert len(await asked(run, lambda connection: connection.history(), run.admin_token)) == 1
+
+
+async def test_dashboard_of_the_members_is_shown_to_a_member(tmp_path: Path) -> None:
+    async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run", access__dashboard="members") as run:
+        await run.play(1)
+        with pytest.raises(Refused):
+            await asked(run, lambda connection: connection.members())
+        for token in (run.member_token, run.admin_token):
+            assert len(await asked(run, lambda connection: connection.history(), token)) == 1
+
+
+async def test_authority_of_a_tls_certificate_is_given(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    endpoint = Endpoint(port=0, tls_cert=certificate, tls_key=key)
+
+    def script(url: str) -> str:
+        with pytest.raises(InvalidInput, match="is not trusted"):
+            epochal.connect(url)
+        with epochal.connect(url, tls_ca=certificate) as connection:
+            return connection.status().run_id
+
+    async with serving(state_file(), ServeOptions(str(tmp_path / "run"), endpoint, genesis=GENESIS)) as running:
+        assert await asyncio.to_thread(script, running.url) == "test-run"
 
 
 async def test_connection_is_of_use_until_it_is_closed(run: RestartedRun) -> None:
