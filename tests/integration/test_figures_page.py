@@ -1,0 +1,69 @@
+"""Every command and snippet of `docs/figures.md`, over a real run."""
+
+import asyncio
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.bounds import BOUND_S
+from tests.support.cli import run_main_in_thread
+from tests.support.heavy import need_module
+from tests.support.restarted_run import restarted_run
+from tests.support.states import state_text
+
+PAGE = Path(__file__).parents[2] / "docs/figures.md"
+URL, STORE = "http://host:8000", "runs/up-1"
+ENDS = {"config__total_steps": 2, "config__cooldown_time": 0.2}
+TRAINS = {"config__waiting_for_members_extra_time": 0.001, "config__init_min_clients": 1, "config__total_steps": 2}
+
+
+def written(language: str) -> list[str]:
+    """The page's blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def files(folder: Path, pattern: str) -> list[bytes]:
+    return [path.read_bytes() for path in folder.glob(pattern)]
+
+
+async def test_commands_do_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("tensorboard", "matplotlib"):
+        need_module(module)
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        shlex.split(line) for block in written("bash") for line in block.splitlines() if line.startswith("epochal")
+    ]
+    assert [words[1] for words in lines] == ["watch", "plot", "report"]
+    async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / STORE, **ENDS) as run:
+        await run.play(2)
+        for words in lines:
+            arguments = [run.url if word == URL else word for word in words[1:]]
+            (await run_main_in_thread(*arguments, environment={})).expect(0)
+    for pattern in ("logs/test-run/events*", "plots/loss.svg", "report.html"):
+        assert files(tmp_path, pattern), pattern
+    (table,) = files(tmp_path, "run.csv")
+    assert table.count(b"\n") == 3
+
+
+async def test_following_in_python_does_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snippet = written("python")[0]
+    assert URL in snippet
+    async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run", **ENDS) as run:
+        await run.play(2)
+        await asyncio.to_thread(exec, snippet.replace(URL, run.url), {})
+    assert capsys.readouterr().out.startswith("2 1.0 ")
+
+
+def test_local_run_does_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("state.toml").write_text(state_text(**TRAINS))
+    snippet, demo = written("python")[1], "clients=2, rounds=20"
+    assert demo in snippet
+    exec(snippet.replace(demo, "'state.toml', clients=1"), {})
+    *rounds, place = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in rounds] == ["0", "1"]
+    assert (tmp_path / place / "coordinator").is_dir()
