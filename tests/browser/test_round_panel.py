@@ -76,6 +76,16 @@ async def test_ended_round_has_the_clients_of_the_api_slowest_first(browser: "Br
         assert complaints.unexpected == []
 
 
+async def test_links_lead_from_round_to_round(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        await page.goto(f"{watched.url}#/round")
+        await page.get_by_role("link", name=f"‹ round {ROUNDS - 2}").click()
+        await section(page, f"Round {ROUNDS - 2}").locator(".waterfall li").first.wait_for()
+        await page.get_by_role("link", name=f"round {ROUNDS - 1} ›").click()
+        await section(page, f"Round {ROUNDS - 1}").locator(".waterfall li").first.wait_for()
+        assert await page.get_by_role("link", name="›").count() == 0
+
+
 async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(f"{watched.url}#/round")

@@ -19,7 +19,8 @@ const UNTIL_RESULT = ["document", "replica", "data", "train", "encode", "upload"
 const SHORTEST_S = 1e-4;
 
 /**
- * Return the pieces of a client's part of a round: [{ part, start, seconds, isOpen }], in seconds since its start.
+ * Return the pieces of a client's part of a round: [{ part, start, seconds, isOpen, isBeside }], in seconds since its
+ * start. An open one goes on, and one beside others happened while they did.
  *
  * @param {Object} client its figures (ClientFigures).
  * @param {number} roundS when the round ended, or how long it is under way.
@@ -56,7 +57,9 @@ export function piecesOf(client, roundS, isUnderWay) {
 
 function addAfterResult(client, roundS, pieces) {
   const add = (part, start, seconds) => {
-    if (seconds !== null && seconds > SHORTEST_S) pieces.push({ part, start: Math.max(0, start), seconds, isOpen: false });
+    if (seconds === null || seconds <= SHORTEST_S) return;
+    const isBeside = start < client.delivered_s; // such as fetching others' results while its own is sent
+    pieces.push({ part, start: Math.max(0, start), seconds, isOpen: false, isBeside });
   };
   const { attested_s: attestedS, attest_s: attestS, download_s: downloadS, merge_s: mergeS } = client;
   let readyS = roundS;

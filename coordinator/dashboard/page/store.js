@@ -205,12 +205,13 @@ export class Store {
    * Ask a route again and again, while the page is seen: `told(answer)` for each answer, `failed(problem)` otherwise.
    *
    * @param {function(): string|null} path what to ask; null for nothing this time.
-   * @return {function()} ends it.
+   * @return {function()} ends it; its `hurry()` asks at once.
    */
   poll(path, everyMs, told, failed = () => {}) {
     const abort = new AbortController();
     let timer = null;
     const ask = async () => {
+      timer = null;
       let waitMs = everyMs;
       const place = this.runId === null || document.visibilityState === "hidden" ? null : path();
       if (place !== null && this.connection.state !== "refused") {
@@ -229,7 +230,13 @@ export class Store {
       if (!abort.signal.aborted) timer = setTimeout(ask, place === null ? Math.min(waitMs, NOT_YET_MS) : waitMs);
     };
     ask();
-    return () => { abort.abort(); clearTimeout(timer); };
+    const end = () => { abort.abort(); clearTimeout(timer); };
+    end.hurry = () => {
+      if (timer === null) return; // an answer is on its way, or will never be wanted
+      clearTimeout(timer);
+      ask();
+    };
+    return end;
   }
 
   /** Keep `present` up to date, with up to `slowest()` clients of each round. Return a function that ends this. */

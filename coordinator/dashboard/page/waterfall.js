@@ -52,13 +52,13 @@ export function endOf(rows, roundS) {
   return rows.reduce((end, { pieces }) => pieces.reduce((most, { start, seconds }) => Math.max(most, start + seconds), end), roundS) || 1;
 }
 
-function bar({ part, start, seconds, isOpen }, endS) {
+function bar({ part, start, seconds, isOpen, isBeside = false }, endS) {
   const x = (start / endS) * 100, width = (seconds / endS) * 100;
   const text = `${PARTS[part].label}: ${duration(seconds)}${isOpen ? " so far" : ""}`;
   const rect = s("rect", {
-    x: `${x}%`, y: "10%", width: `${width}%`, height: "80%", fill: `url(#part-${part})`, class: isOpen ? "piece open" : "piece",
+    x: `${x}%`, y: isBeside ? "55%" : "10%", width: `${width}%`, height: isBeside ? "35%" : "80%", fill: `url(#part-${part})`, class: isOpen ? "piece open" : "piece",
   }, s("title", {}, text));
-  if (width < MIN_LETTER_PERCENT) return [rect];
+  if (width < MIN_LETTER_PERCENT || isBeside) return [rect];
   return [rect, s("text", { x: `${x + width / 2}%`, y: "50%", class: "letter" }, PARTS[part].letter)];
 }
 

@@ -43,6 +43,8 @@ export default class RoundPanel {
       h("h2", { id: `${id}-medians` }, "Medians over the last rounds"), this.medians);
     this.now = this.#section(`${id}-now`, "The round under way");
     this.last = this.#section(`${id}-last`, "The last round");
+    this.neighbours = h("p");
+    this.last.said.after(this.neighbours);
     this.more = h("button", { type: "button", on: { click: () => this.#showMore() } }, `Show up to ${MANY} clients`);
     fill(element, patterns(), h("h1", {}, "Round"), this.why, this.now.section, this.last.section,
       h("p", {}, this.more), legend(), this.others, glossary(WORDS_HERE));
@@ -80,6 +82,7 @@ export default class RoundPanel {
     this.more.hidden = true;
     this.store.setSlowest(MANY);
     this.#drawn.clear();
+    for (const end of this.#ends) end.hurry();
   }
 
   /** Number of the round that the address names; null for the last one. */
@@ -95,7 +98,12 @@ export default class RoundPanel {
   }
 
   update(place) {
+    const before = this.#wanted;
     this.place = place;
+    if (this.#wanted !== before) {
+      this.#problem = null;
+      for (const end of this.#ends) end.hurry();
+    }
     const { isLive, moment: found } = this.store.view;
     const wanted = this.#wanted;
     const isOfPresent = isLive && wanted === null;
@@ -141,10 +149,12 @@ export default class RoundPanel {
       setText(said, wanted === null || this.#problem !== null ? problem : "Reading…");
       if (this.#drawn.get("last") !== null) fill(place);
       this.#drawn.set("last", null);
+      fill(this.neighbours);
       return;
     }
     if (this.#drawn.get("last") === detail) return;
     this.#drawn.set("last", detail);
+    this.#linkNeighbours(detail.figures);
     const { figures, clients } = detail;
     setText(heading, `Round ${whole(figures.number)}${wanted === null ? ", the last one" : ""}`);
     const roundS = figures.train_s + figures.witness_s;
@@ -154,6 +164,13 @@ export default class RoundPanel {
     replaceWaterfall(place, waterfall(clients, { roundS, trainS: figures.train_s, isUnderWay: false }, this.router));
     if (numbers.open) fill(rows, table(clients, `The clients of round ${figures.number}`, this.router));
     if (this.#most === FEW) this.more.hidden = figures.clients <= FEW;
+  }
+
+  /** Link to the rounds before and after, if their clients' figures are held. */
+  #linkNeighbours({ number, rounds }) {
+    const page = this.store.isLive ? this.store.page : null;
+    const link = (to, label) => (page === null || to < page.detailed_from || to >= page.next ? null : h("a", { href: this.router.link("round", to) }, label));
+    fill(this.neighbours, link(number - 1, `‹ round ${number - 1}`), " ", link(number + rounds, `round ${number + rounds} ›`));
   }
 
   #shownCount(shown, all) {
