@@ -79,9 +79,10 @@ export class Grid {
         click: (event) => this.#clicked(event),
       },
     }, head, this.body);
-    const widths = this.columns.map(({ width }) => `minmax(${width}ch, ${width}fr)`).join(" ");
-    this.element.style.setProperty("--grid-columns", widths);
-    this.element.style.setProperty("--grid-width", `${this.columns.reduce((sum, { width }) => sum + width + 2, 0)}ch`);
+    const others = this.columns.slice(1), first = "var(--grid-first)"; // which is narrower on a telephone: it stays in sight
+    const widths = others.map(({ width }) => `minmax(${width}ch, ${width}fr)`).join(" ");
+    this.element.style.setProperty("--grid-columns", `minmax(${first}, ${this.columns[0].width}fr) ${widths}`);
+    this.element.style.setProperty("--grid-width", `calc(${first} + ${others.reduce((sum, { width }) => sum + width, 0)}ch)`);
     this.head = head;
     this.#showSorted();
   }

@@ -62,7 +62,8 @@ export default class MembersPanel {
       h("option", { value: "" }, "all that are present"), [...STATES, LEFT].map((name) => h("option", { value: name }, name)));
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
     this.problem = h("p", { role: "alert" });
-    this.#grid = new Grid("Members", columnsOf(() => this.#members), (row) => router.link("member", this.#members.id(row)),
+    const columns = columnsOf(() => this.#members);
+    this.#grid = new Grid("Members", columns, (row) => router.link("member", this.#members.id(row)),
       "No member is found here.");
     this.#grid.onOrder = () => this.#sayCount();
     this.#grid.matches = (row) => this.#isShown(row);
@@ -73,7 +74,9 @@ export default class MembersPanel {
         h("div", {}, h("label", { for: stateId }, "State"), h("br"), this.state)),
       this.said, this.problem, this.#grid.element,
       h("p", { class: "quiet" }, "In the table: arrow keys, Page Up and Page Down, Home and End move; Enter opens a member's page; "
-        + "the buttons above the columns sort."));
+        + "the buttons above the columns sort."),
+      h("details", { class: "glossary" }, h("summary", {}, "What the columns mean"),
+        h("dl", {}, columns.flatMap(({ title, hint }) => [h("dt", {}, title), h("dd", {}, hint)]))));
     this.#grid.connect();
   }
 
