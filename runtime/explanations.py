@@ -27,6 +27,12 @@ GROUPS = MappingProxyType(
 """Title of each group of kinds."""
 
 
+SHORT_NAMES = MappingProxyType(
+    {"unavailable": "source-unavailable", "corrupt": "corrupt-data", "trainer": "trainer-failed"}
+)
+"""Kinds by the names that they have in a client's report of a failure (`state.messages.FailureKind`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """One kind. Text in backquotes is code.
@@ -68,7 +74,8 @@ def kind_name(name: str) -> str:
 
 def explanation_of(name: str) -> Explanation | None:
     """Return the explanation of a kind, however it is spelt, or None."""
-    return explanations().get(kind_name(name))
+    kind = kind_name(name)
+    return explanations().get(SHORT_NAMES.get(kind, kind))
 
 
 def kinds_like(name: str) -> list[str]:

@@ -2,12 +2,14 @@
 
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from docs import said_kinds
 from runtime.explanations import explanation_of, explanations, kind_of, kinds_like
 from state.errors import EpochalError, InvalidInput, Refused, SpoolFull, StoreLost
+from state.messages import FailureKind
 from state.refusals import Refusal
 
 ROOT = Path(__file__).parents[3]
@@ -25,6 +27,11 @@ def test_error_class_of_any_package_counts_as_said(name: str) -> None:
 @pytest.mark.parametrize("event", ["store_failed", "still_waits", "ended_while_a_thread_was_busy"])
 def test_event_of_any_logger_counts_as_said(event: str) -> None:
     assert event in said_kinds.loud_events()
+
+
+@pytest.mark.parametrize("kind", get_args(FailureKind))
+def test_kind_of_a_reported_failure_is_explained(kind: str) -> None:
+    assert explanation_of(kind) is not None
 
 
 def test_kind_without_an_explanation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
