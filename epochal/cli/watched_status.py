@@ -78,7 +78,8 @@ def _display(*, as_json: bool) -> Iterator[Shown]:
     with Live(console=terminal(console.file), auto_refresh=False) as live:
 
         def show(status: RunStatus | None, problem: str) -> None:
-            notes = [problem] if problem else ["Ctrl-C ends this view; the run goes on."]
+            is_over = status is not None and status.run_state is RunState.FINISHED
+            notes = [problem] if problem else [] if is_over else ["Ctrl-C ends this view; the run goes on."]
             live.update(status_panel(status, notes) if status is not None else problem, refresh=True)
 
         yield show

@@ -40,6 +40,7 @@ KEYS = {
     "trust": "",
     "join": "",
 }
+ONLY_NOW = "This page is of now: pages 1 and 2 show the past."
 TIME_KEYS = "← → PgUp PgDn Home back in time  n now"
 
 
@@ -145,10 +146,10 @@ class WatchApp(App[None]):
         if self._page == "round":
             return round_page(picture, width)
         if self._page == "members":
-            return members_page(self._table, picture.members, width, height - self._input_is_open)
-        if self._page == "trust":
-            return trust_page(picture)
-        return join_page(picture, picture.address)
+            page = members_page(self._table, picture.members, width, height - self._input_is_open - picture.is_past)
+        else:
+            page = trust_page(picture) if self._page == "trust" else join_page(picture, picture.address)
+        return Group(Text(ONLY_NOW, style="yellow"), page) if picture.is_past else page
 
     @property
     def _input_is_open(self) -> bool:

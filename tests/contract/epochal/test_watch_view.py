@@ -113,6 +113,8 @@ async def test_back_in_time_the_run_is_as_it_was(tmp_path: Path) -> None:
             await until_shown(pilot, "PAST: round 1")
             await pilot.press("2")
             await until_shown(pilot, "round 1: step 2")
+            await pilot.press("3")
+            await until_shown(pilot, "This page is of now")
             await pilot.press("n", "1")
             await until_shown(pilot, "· now", "step        5 of 1,000")
 
