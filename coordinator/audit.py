@@ -18,7 +18,7 @@ from coordinator.ledger import Ledger, balance, known_digests
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.records import Kept, ReplayDiffers, Replayed, replay
-from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
+from coordinator.machine.run import Run, Suspect, parse_snapshot, snapshot_bytes
 from coordinator.recompute import Recomputed, recompute
 from coordinator.store.journal import JournalReader, Segment, StoredProof
 from coordinator.store.keys import KEY_LOST, CoordinatorKeyReader
@@ -26,6 +26,7 @@ from coordinator.store.open import StoreReader, open_store_reader
 from runtime.long_work import long_work
 from state.errors import StoreFailed
 from state.intervals import counted_batches, total_batches
+from state.names import shown_client
 from state.phases import RunState
 from state.wire import Sha256
 
@@ -292,6 +293,16 @@ def _report(
     )
 
 
+def _failed_on(run: Run, suspect: Suspect) -> str:
+    """Return the clients that failed on batches, with the names of those that are members."""
+    members = [run.members.get(client_id) for client_id in suspect.against]
+    shown = [
+        shown_client(client_id, "" if member is None else member.name)
+        for client_id, member in zip(suspect.against, members, strict=True)
+    ]
+    return f" (on {', '.join(shown)})" if shown else ""
+
+
 def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, ...]:
     """Return which data the run has not trained on and why, and why it does not go on."""
     remarks = []
@@ -303,7 +314,8 @@ def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, .
     if run.quarantined:
         first, count = run.quarantined[0], total_batches(item.batch_id for item in run.quarantined)
         remarks.append(
-            f"quarantined, and not trained on: {counted_batches(count)}; the first is {first.batch_id}, {first.message}"
+            f"quarantined, and not trained on: {counted_batches(count)}; the first is {first.batch_id}, "
+            f"{first.message}{_failed_on(run, first)}"
         )
     if run.suspects:
         first, count = run.suspects[0], total_batches(item.batch_id for item in run.suspects)

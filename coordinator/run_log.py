@@ -8,6 +8,7 @@ from coordinator.machine.instructions import (
     EvaluationRecorded,
     Instruction,
     MembershipChanged,
+    OperatorActed,
     OutcomeDecided,
     PhaseChanged,
     QuarantineEnded,
@@ -60,6 +61,8 @@ def log_instruction(instruction: Instruction, run: Run) -> None:
         case EvaluationRecorded(evaluation=found):
             evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
             log.info("evaluation_recorded", extra=evaluated)
+        case OperatorActed(name=name, arguments=arguments):
+            log.info("operator_acted", extra={"action": name, "with": dict(arguments)})
         case SegmentEnded(epoch=epoch):
             log.debug("segment_ended", extra={"epoch": epoch})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from runtime.key_file import load_or_create_private_key, load_private_key
+from runtime.key_file import create_private_key, load_or_create_private_key, load_private_key
 from state.errors import InvalidInput
 from state.wire import ClientId, client_id_of
 
@@ -55,9 +55,29 @@ def load_or_create_key(path: Path) -> ClientKey:
     The folder must exist, because a path in a missing folder is more likely mistyped than meant. Raises as `load_key`,
     and `InvalidInput` if the file cannot be written.
     """
+    _check_folder(path)
+    return _as_client_key(load_or_create_private_key, path)
+
+
+def create_key(path: Path) -> ClientKey:
+    """Return a fresh key, written to a new file (PEM, mode 0600). A file that exists is not touched.
+
+    Raises:
+        InvalidInput: there is a file, or no folder, or it cannot be written; the user's fault.
+    """
+    _check_folder(path)
+    try:
+        return ClientKey(create_private_key(path))
+    except FileExistsError as error:
+        message = f"key file {path} exists, and is not overwritten; `epochal key show {path}` prints its public key"
+        raise InvalidInput(message, path=str(path)) from error
+    except OSError as error:
+        raise InvalidInput(f"key file {path} cannot be written: {error.strerror}", path=str(path)) from error
+
+
+def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
         raise InvalidInput(f"key file {path}: there is no folder {path.parent}; make it first", path=str(path))
-    return _as_client_key(load_or_create_private_key, path)
 
 
 def _as_client_key(read: Callable[[Path], Ed25519PrivateKey], path: Path) -> ClientKey:

@@ -4,8 +4,11 @@ import re
 from collections.abc import Sequence
 
 from coordinator_client.http import CoordinatorClient
+from coordinator_client.operator_client import OperatorClient
+from coordinator_client.shown_tokens import check_admin_token
 from runtime.http_client import Trust
 from runtime.retry import RetryPolicy
+from state.access_messages import InvitationView
 from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.errors import InvalidInput
@@ -19,7 +22,7 @@ _BATCHES = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?", re.ASCII)
 _CLIENT_ID = re.compile(rf"[0-9a-f]{{4,{_CLIENT_ID_DIGITS}}}")
 
 
-async def connect_operator(url: str, admin_token: str | None = None, verify: Trust = True) -> CoordinatorClient:
+async def connect_operator(url: str, admin_token: str | None = None, verify: Trust = True) -> OperatorClient:
     """Return a client for one command: it does not wait for a coordinator that is not up.
 
     Args:
@@ -33,15 +36,10 @@ async def connect_operator(url: str, admin_token: str | None = None, verify: Tru
     """
     if admin_token is not None:
         check_admin_token(admin_token)
-    client = await CoordinatorClient.connect(url, RetryPolicy(attempts=1), verify)
+    client = await OperatorClient.connect(url, RetryPolicy(attempts=1), verify)
     client.use_token(admin_token)
+    client.show(admin_token)
     return client
-
-
-def check_admin_token(token: str) -> None:
-    """Raise `InvalidInput` unless a header can carry the token."""
-    if not (token.isascii() and token.isprintable()):
-        raise InvalidInput("not an admin token: a coordinator's consists of letters, digits, - and _")
 
 
 async def config_of(operator: CoordinatorClient) -> tuple[RunDocument, StateFile]:
@@ -86,6 +84,30 @@ async def resume_run(operator: CoordinatorClient) -> tuple[RunStatus, RunStatus]
     before = await operator.status()
     await operator.resume()
     return before, await operator.status()
+
+
+async def finish_run(operator: OperatorClient, after_step: int | None) -> tuple[RunStatus, RunStatus]:
+    """End a run after a step, or take that back with None; return its status before and after the request."""
+    before = await operator.status()
+    await operator.finish(after_step)
+    return before, await operator.status()
+
+
+async def revoke_invitation(operator: OperatorClient, beginning: str) -> InvitationView:
+    """Revoke the invitation of this id, or of the only one that begins so; return it as it was.
+
+    Raises:
+        InvalidInput: it is not the beginning of exactly one invitation's id.
+    """
+    held = (await operator.invitations()).invitations
+    found = [one for one in held if one.id.startswith(beginning)]
+    if not re.fullmatch("[0-9a-f]{4,64}", beginning) or len(found) != 1:
+        raise InvalidInput(
+            f"{len(found) or 'no'} invitations have an id that begins with {beginning[:80]!r}; allowed: 4 to 64 hex "
+            "digits of one, as `epochal invite URL --list` shows them"
+        )
+    await operator.revoke(found[0].id)
+    return found[0]
 
 
 async def eject(operator: CoordinatorClient, client_id: str) -> ClientId:

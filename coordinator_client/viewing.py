@@ -7,21 +7,23 @@ document with another one.
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx
 
 from coordinator_client.http import CoordinatorClient
-from coordinator_client.operator import check_admin_token
 from coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
+from coordinator_client.shown_tokens import check_admin_token
 from runtime.http_client import read_whole, streamed
 from state.errors import InvalidDocument
 from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail
-from state.join_guide import JoinGuide
 from state.members import MemberDetail, MembersPage
 from state.wire import ClientId, parse_document
+
+if TYPE_CHECKING:  # with numpy, which other requests do not need
+    from state.join_guide import JoinGuide
 
 MAX_PAGE_ROUNDS = 4096
 """Number of rounds in a page for which no rows are merged: the maximum number of rows that a coordinator sends."""
@@ -79,8 +81,10 @@ class ViewerClient(CoordinatorClient):
         query = None if slowest is None else {"slowest": slowest}
         return parse_document(RoundDetail, await self._viewed(f"/history/rounds/{number}", query))
 
-    async def join_guide(self) -> JoinGuide:
+    async def join_guide(self) -> "JoinGuide":
         """Return how a machine joins the run. Raise as `history`."""
+        from state.join_guide import JoinGuide
+
         return parse_document(JoinGuide, await self._viewed("/join"))
 
     async def moment(self, version: int, slowest: int | None = None) -> Moment:

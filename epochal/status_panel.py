@@ -76,6 +76,8 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
         parts.append(Text(visible(f"The coordinator cannot keep anything: {status.store_problem}"), style="bold red"))
     if status.pausing and status.run_state is not RunState.PAUSED:
         parts.append(Text("An operator asked for a pause, which begins after the round.", style="yellow"))
+    if status.finish_after is not None and status.run_state is not RunState.FINISHED:
+        parts.append(Text(f"An operator ends the run after round {status.finish_after}.", style="yellow"))
     if status.run_state is RunState.FINISHED:
         parts.append(Text("The coordinator goes on serving the finished run until it is stopped.", style="dim"))
     if len(losses) > 1:

@@ -24,14 +24,24 @@ def load_or_create_private_key(path: Path) -> Ed25519PrivateKey:
     try:
         return load_private_key(path)
     except FileNotFoundError:
-        private = Ed25519PrivateKey.generate()
-        pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         make_folder(path.parent)
         try:
-            create_file(path, pem, mode=PRIVATE_MODE)
+            return create_private_key(path)
         except FileExistsError:
             return load_private_key(path)
-        return private
+
+
+def create_private_key(path: Path) -> Ed25519PrivateKey:
+    """Return a fresh key, written to a new file (PEM, mode 0600), whole or not at all.
+
+    Raises:
+        FileExistsError: there is a file already; it stays as it is.
+        OSError: the file cannot be written.
+    """
+    private = Ed25519PrivateKey.generate()
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    create_file(path, pem, mode=PRIVATE_MODE)
+    return private
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:

@@ -317,6 +317,8 @@ class RunStatus(WireDocument):
         data_decided_by: who or what decided it.
         datasets: the data that most members have, at most `MAX_DATASETS_IN_STATUS`.
         evaluations: the last ones that were recorded, in their order.
+        total_steps: the last step that takes new data, as the state file or the operator's command says.
+        finish_after: the step after which that command ends the run; None without one.
         data_generations, next_data_index: those of data that grow; the first data index that no round assigns yet.
         waiting: says what the run waits for, as "waits for …".
         explanation: says why the run is not faster; "" before that is known. Both may quote other machines' words.
@@ -358,6 +360,7 @@ class RunStatus(WireDocument):
     evaluations: tuple[Evaluation, ...] = ()
     data_generations: tuple[DataGeneration, ...] = ()
     next_data_index: Count = 0
+    finish_after: Count | None = None
     waiting: str = ""
     explanation: str = ""
 

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from coordinator.api.access import access_routes
 from coordinator.api.blobs import blob_routes
 from coordinator.api.checks import check_routes
 from coordinator.api.dashboard import dashboard_routes
@@ -24,10 +25,13 @@ from coordinator.api.operator import evaluation_routes, health_routes, operator_
 from coordinator.api.probe import probe_routes
 from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
+from coordinator.api.trust import trust_routes
 from coordinator.handlers import Handlers
 from coordinator.history_views import HistoryViews
 from coordinator.long_polls import LongPolls
 from coordinator.member_views import MemberViews
+from coordinator.operator_requests import OperatorRequests
+from coordinator.trust_views import TrustViews
 from coordinator.viewers import Viewers
 from runtime.http_errors import answer_errors
 from runtime.http_hosts import ANY_HOST, CheckedHosts
@@ -81,6 +85,7 @@ def create_app(
     document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
     views = HistoryViews(handlers, SharedThreads())
     viewers = app.state.viewers = Viewers(handlers.service, views)
+    requests = OperatorRequests(handlers)
     events = only_get(Route(EventsEndpoint.path, EventsEndpoint(views, viewers), methods=["GET"], name="events"))
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers)
     hot = HotRoutes(app.behind, document=document, routes=[*reading.routes, *membership.routes])
@@ -95,6 +100,8 @@ def create_app(
         evaluation_routes(handlers),
         history_routes(views),
         member_routes(views, MemberViews(handlers, SharedThreads(), metrics.http.refusals)),
+        trust_routes(handlers, views, TrustViews(handlers, metrics.http.refusals), requests),
+        access_routes(handlers, requests),
         join_routes(handlers, views, version),
         probe_routes(),
         health_routes(handlers, metrics.http.notes),

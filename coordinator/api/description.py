@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from coordinator.api.access_description import access_operations
 from coordinator.api.dashboard import dashboard_operations
 from coordinator.api.probe import PROBE
 from coordinator.api.requests import RUN
@@ -30,6 +31,9 @@ from runtime.openapi import (
     description_operations,
 )
 from state import (
+    access_messages,
+    actions,
+    audits,
     blob_messages,
     checkpoint_parts,
     documents,
@@ -39,6 +43,7 @@ from state import (
     join_guide,
     members,
     messages,
+    trust,
 )
 from state.deliveries import MEDIA_TYPE
 from state.documents import RunDocument
@@ -64,6 +69,7 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "run_id": {**TEXT, "description": "The run's id, as GET /v1/runs lists it."},
     "sha256": {**SHA256, "description": "Digest of the document or of the blob's bytes."},
     "client_id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    "public_key": {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": "A raw Ed25519 public key."},
     "lease": {"type": "string", "description": "Names the lease, as its answer says."},
     "step": {**WHOLE, "description": "Number of the round's step."},
     "file": {**TEXT, "description": "Path of one of the page's files, such as main.js."},
@@ -71,7 +77,8 @@ PATH_PARAMETERS: Mapping[str, Schema] = {
     "version": {**WHOLE, "description": "Version of the run document."},
 }
 _NAMES = vars(checkpoint_parts) | vars(documents) | vars(evaluations) | vars(messages) | vars(blob_messages)
-_NAMES |= vars(explanation) | vars(history) | vars(join_guide) | vars(members)
+_NAMES |= vars(explanation) | vars(history) | vars(join_guide) | vars(members) | vars(access_messages)
+_NAMES |= vars(actions) | vars(audits) | vars(trust)
 DOCUMENTS = (
     *(kind for kind in _NAMES.values() if isinstance(kind, type) and is_dataclass(kind)),
     DataAppendSetting,
@@ -301,9 +308,10 @@ def _blob_operations() -> Operations:
 
 def _operator_operations() -> Operations:
     acts = Operation((*_OF_ADMIN, *_ACTS), (ADMIN,), answers={204: _DONE})
+    holds = Operation((*acts.refusals, Refusal.NOT_NOW), (ADMIN,), answers={204: _DONE})
     return {
-        ("POST", f"{RUN}/pause"): acts,
-        ("POST", f"{RUN}/resume"): acts,
+        ("POST", f"{RUN}/pause"): holds,
+        ("POST", f"{RUN}/resume"): holds,
         ("POST", f"{RUN}/clients/{{client_id}}/eject"): Operation(
             (*acts.refusals, Refusal.NOT_FOUND), (ADMIN,), answers={204: _DONE}
         ),
@@ -376,6 +384,7 @@ OPERATIONS: Operations = {
     **_report_operations(),
     **_blob_operations(),
     **_operator_operations(),
+    **access_operations(ADMIN, _OF_ADMIN, _VIEWERS),
     **_check_operations(),
     **_process_operations(),
 }

@@ -15,6 +15,7 @@ from state.history import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDeta
 from state.intervals import data_index_count, total_batches
 from state.round_times import MS_PER_S, LaterTimes, ResultMetrics
 from state.schedule import InnerSchedule
+from state.trust import Vouched
 from state.wire import ClientId
 
 NO_NAMES: Mapping[ClientId, str] = MappingProxyType({})
@@ -112,6 +113,24 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
         carried_batches=ended.carried_batches,
         quarantined_batches=ended.quarantined_batches,
         result_bytes=sum(current.commitments[client_id].size_bytes for client_id in verified),
+    )
+
+
+def vouched_for(decided: OutcomeDecided) -> Vouched | None:
+    """Return the replica that a round was trained from and how many of its witnesses say so; None of an empty round."""
+    ended, outcome = decided.ended, decided.outcome
+    if ended is None or outcome is None:
+        return None
+    plan, attested = ended.round.plan, [one.replica_digest for one in plain(ended.round.attestations).values()]
+    vouched = sum(digest == outcome.replica_digest for digest in attested)
+    return Vouched(
+        replica_step=outcome.step - 1,
+        replica_digest=outcome.replica_digest,
+        vouched=vouched,
+        differed=len(attested) - vouched,
+        witnesses=len(plan.witnesses),
+        quorum=plan.quorum,
+        at_s=_seconds(ended.ended_s),
     )
 
 

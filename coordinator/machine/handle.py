@@ -11,13 +11,34 @@ A stimulus brings the time, which never goes back, and random bytes, from which 
 import hashlib
 from dataclasses import replace
 
-from coordinator.machine import checkpoints, datasets, evaluations, membership, notices, reports, stimuli
+from coordinator.machine import (
+    access,
+    audits,
+    checkpoints,
+    datasets,
+    ending,
+    evaluations,
+    membership,
+    notices,
+    reports,
+    stimuli,
+)
+from coordinator.machine.actions import operator_acted
 from coordinator.machine.ahead import looked_ahead
 from coordinator.machine.blame import release
 from coordinator.machine.checkpointing import Checkpointing
 from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.data_growth import append_data
 from coordinator.machine.instructions import Instruction, PhaseChanged
+from coordinator.machine.operator_stimuli import (
+    AuditReported,
+    Command,
+    FinishRequested,
+    InvitationMade,
+    InvitationRevoked,
+    KeyAdmitted,
+    KeyRemoved,
+)
 from coordinator.machine.pace import settled, train_limit_s
 from coordinator.machine.phases import destination
 from coordinator.machine.run import Handled, Member, Run, with_state_file
@@ -45,6 +66,9 @@ def handle(run: Run, stamped: Stamped) -> Handled:
     if isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
         now = _rebase(now, now.now_s - run.now_s)
     after, instructions = _take(now, stamped.stimulus)
+    if after is not now:
+        acted = operator_acted(stamped.stimulus, run.state_file, now.now_s)
+        instructions = (*instructions, *acted) if acted else instructions
     after, told = _advance(settled(after), stamped.seed)
     after = looked_ahead(now, after)
     if after is now and not isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
@@ -131,6 +155,10 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
             return checkpoints.near_bound(run, stimulus), ()
+        case (
+            FinishRequested() | InvitationMade() | InvitationRevoked() | KeyAdmitted() | KeyRemoved() | AuditReported()
+        ):
+            return _take_command(run, stimulus)
         case stimuli.NoticeRaised():
             return notices.raised(run, stimulus), ()
         case stimuli.NoticeSettled():
@@ -139,6 +167,22 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return _compact(run, stimulus), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file)
+
+
+def _take_command(run: Run, stimulus: Command) -> Handled:
+    match stimulus:
+        case FinishRequested():
+            return ending.finish(run, stimulus)
+        case InvitationMade():
+            return access.invite(run, stimulus)
+        case InvitationRevoked():
+            return access.revoke(run, stimulus)
+        case KeyAdmitted():
+            return access.admit_key(run, stimulus)
+        case KeyRemoved():
+            return access.remove_key(run, stimulus)
+        case AuditReported():
+            return audits.record(run, stimulus.report)
 
 
 def _pause(run: Run, *, pause: bool) -> Handled:
@@ -163,7 +207,8 @@ def _change_config(run: Run, state_file: StateFile) -> Handled:
     making = run.checkpointing
     if making is not None and making.genesis and state_file.access.genesis == "operator":
         making = None
-    run = replace(with_state_file(run, state_file), checkpointing=making)
+    admissions = run.admissions.after_edit(run.state_file.access, state_file.access)
+    run = replace(with_state_file(run, state_file), checkpointing=making, admissions=admissions)
     return membership.gathered(datasets.agreed(run)), ()
 
 

@@ -14,19 +14,22 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
-from coordinator.machine.figures import detail_of, figures_of, with_later_times
+from coordinator.machine.figures import detail_of, figures_of, vouched_for, with_later_times
 from coordinator.machine.instructions import (
     CheckpointRefused,
     Instruction,
     MembershipChanged,
+    OperatorActed,
     OutcomeDecided,
     TimesTold,
 )
 from coordinator.machine.member_book import MemberBook, MemberRecord
+from state.actions import OperatorAction
 from state.errors import InvalidDocument, StoreFailed
 from state.history import RoundColumns, RoundDetail, RoundFigures, merged
 from state.members import RefusalCount
 from state.round_times import LaterTimes
+from state.trust import Vouched
 from state.wire import ClientId, canonical_json, parse_document
 from state.wire_document import WireDocument
 
@@ -36,9 +39,11 @@ MAX_DETAILED_ROUNDS = 64
 """Maximum number of rounds of which each client's figures are kept, the newest."""
 MAX_DETAILED_CLIENTS = 32_768
 """Maximum number of clients in all these rounds, unless the newest alone has more. Each takes about 400 bytes."""
+MAX_ACTIONS = 1_000
+"""Maximum number of actions of operators, the newest; the journal has all that were not compacted."""
 MAX_ENCODED_BYTES = 64 * 1024 * 1024
 """Maximum size of a kept history, before it is compressed."""
-Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused
+Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed
 """What the machine tells that is taken into a history."""
 
 
@@ -48,6 +53,8 @@ class _Encoded(WireDocument):
     details: tuple[RoundDetail, ...]
     members: tuple[MemberRecord, ...] = ()
     refusals: tuple[RefusalCount, ...] = ()
+    actions: tuple[OperatorAction, ...] = ()
+    vouched: Vouched | None = None
 
 
 class _KeptDetail:
@@ -93,11 +100,15 @@ class History:
     Attributes:
         rows: of the rounds, the oldest first.
         book: the members.
+        vouched: the last replica on which a quorum of witnesses agreed; None before the first applied round.
+        actions: the last ones of its operators, the latest last.
     """
 
     def __init__(self) -> None:
         self.rows: list[RoundFigures] = []
         self.book = MemberBook()
+        self.vouched: Vouched | None = None
+        self.actions: deque[OperatorAction] = deque(maxlen=MAX_ACTIONS)
         self._kept: deque[_KeptDetail] = deque()
         self._detailed_clients = 0
 
@@ -131,6 +142,8 @@ class History:
                 self.tell(one)
             elif isinstance(one, MembershipChanged):
                 self.book.change(one)
+            elif isinstance(one, OperatorActed):
+                self._act(one, version)
             elif isinstance(one, CheckpointRefused):
                 self.book.refuse_checkpoint(one)
         return ended
@@ -143,8 +156,17 @@ class History:
         if kept is not None:
             kept.tell(told.client_id, told.times)
 
+    @property
+    def next_action(self) -> int:
+        """Number of the next action of an operator."""
+        return self.actions[-1].number + 1 if self.actions else 0
+
+    def _act(self, acted: OperatorActed, version: int) -> None:
+        self.actions.append(OperatorAction(self.next_action, acted.name, acted.arguments, acted.at_s, version))
+
     def add(self, decided: OutcomeDecided, version: int) -> RoundDetail:
         """Add a round that has ended, and return it."""
+        self.vouched = vouched_for(decided) or self.vouched
         detail = detail_of(decided, figures_of(decided, self.next, version), self.book.names)
         self.book.end_round(detail)
         self.rows.append(detail.figures)
@@ -196,10 +218,11 @@ class History:
     def captured(self) -> Callable[[], str]:
         """Return what encodes the history as it is now, also in a thread and when rounds have ended since."""
         rows, details = list(self.rows), tuple(self.details)
-        members, refusals = self.book.records(), self.book.refusal_counts()
+        members, refusals, actions = self.book.records(), self.book.refusal_counts(), tuple(self.actions)
+        vouched = self.vouched
 
         def encode() -> str:
-            body = canonical_json(_Encoded(RoundColumns.of(rows), details, members, refusals))
+            body = canonical_json(_Encoded(RoundColumns.of(rows), details, members, refusals, actions, vouched))
             return base64.b64encode(zlib.compress(body)).decode()
 
         return encode
@@ -220,6 +243,8 @@ class History:
             read: _Encoded = parse_document(_Encoded, body)
             found.rows = read.rows.rows()
             found.book = MemberBook(read.members, read.refusals)
+            found.actions.extend(read.actions)
+            found.vouched = read.vouched
         except (binascii.Error, zlib.error, InvalidDocument, ValueError) as error:
             raise StoreFailed(f"a kept history cannot be read: {error}") from error
         for detail in read.details:

@@ -3,11 +3,13 @@
 The service executes them after it has kept the run that gave them (`coordinator/service.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from coordinator.machine.member import Member
 from coordinator.machine.round import Round
+from state.actions import ActionArgument
 from state.documents import Outcome
 from state.evaluations import Evaluation
 from state.intervals import BatchId
@@ -147,6 +149,21 @@ class SentToRest:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorActed:
+    """Log that an operator's command changed the run, and take it into the run's history.
+
+    Attributes:
+        name: what was done.
+        arguments: what it was done with, without secrets.
+        at_s: when, on the coordinator's clock.
+    """
+
+    name: str
+    arguments: Mapping[str, ActionArgument]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationRecorded:
     """Log that the run's history has a new evaluation."""
 
@@ -156,6 +173,6 @@ class EvaluationRecorded:
 # fmt: off
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
-    | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | EvaluationRecorded | TimesTold
+    | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | EvaluationRecorded | OperatorActed | TimesTold
 )
 # fmt: on

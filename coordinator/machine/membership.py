@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
+from coordinator.machine.admissions import invitation_denial, with_use
 from coordinator.machine.conduct import NEWCOMER
 from coordinator.machine.datasets import check_dataset, vote
 from coordinator.machine.instructions import MembershipChanged
@@ -35,7 +36,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
         raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the lifetime of a nonce; try again in a moment")
     used = added(used, event.nonce, event.nonce_expires_s)
     invitations = run.invitations_used
-    offered = event.invitation_sha256
+    offered, admissions = event.invitation_sha256, with_use(run.admissions, event)
     if offered is not None and offered in run.state_file.access.invitations and not _is_invited(run, event.client_id):
         invitations = {**invitations, offered: event.client_id}
     before = run.members.get(event.client_id)
@@ -58,6 +59,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
     )
     departed = removed(run.departed, event.client_id) if event.client_id in run.departed else run.departed
     run = replace(run.with_member(member), departed=departed, used_nonces=used, invitations_used=invitations)
+    run = run if admissions is run.admissions else replace(run, admissions=admissions)
     run = gathered(vote(run, None if before is None else before.data_fingerprint, None))
     change = "joined" if before is None else "joined again"
     return run, (MembershipChanged(event.client_id, change, member, run.now_s),)
@@ -104,13 +106,15 @@ def check_join(run: Run, event: ClientJoined) -> None:
 
 def _denial(run: Run, event: ClientJoined) -> str | None:
     access = run.state_file.access
-    if access.mode == "keys" and event.public_key not in access.keys:
+    if access.mode == "keys" and not run.admissions.admits_key(event.public_key, access):
         return f"public key {event.public_key} is not among this run's [access] keys"
     if access.mode == "invitations":
         if _is_invited(run, event.client_id):
             return None
         if event.invitation_sha256 is None:
             return "this run needs an invitation, and none was given; `epochal client` takes it as --invitation CODE"
+        if event.invitation_sha256 in run.admissions.invitations:
+            return invitation_denial(run.admissions, event, run.now_s)
         if event.invitation_sha256 not in access.invitations:
             return "this run needs an invitation, and the one given is not among its [access] invitations"
         if run.invitations_used.get(event.invitation_sha256, event.client_id) != event.client_id:
@@ -120,7 +124,9 @@ def _denial(run: Run, event: ClientJoined) -> str | None:
 
 def _is_invited(run: Run, client_id: ClientId) -> bool:
     """Whether the client has used an invitation that is still listed; it needs no other."""
-    return any(run.invitations_used.get(Sha256(listed)) == client_id for listed in run.state_file.access.invitations)
+    return run.admissions.has_admitted(client_id) or any(
+        run.invitations_used.get(Sha256(listed)) == client_id for listed in run.state_file.access.invitations
+    )
 
 
 def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:

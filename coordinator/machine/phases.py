@@ -21,7 +21,7 @@ TRANSITIONS = (
     ("warmed_up",        WARMUP,        TRAIN,    "all ready, or enough and the others had time"),
     ("results_in",       TRAIN,         WITNESS,  "a quorum saw every result, or time over"),
     ("next_round",       WITNESS,       TRAIN,    "a quorum attested everything, or time over"),
-    ("epoch_ended",      WITNESS,       COOLDOWN, "below min_clients, epoch time over, total_steps reached, "
+    ("epoch_ended",      WITNESS,       COOLDOWN, "below min_clients, epoch time over, last step done, "
                                                   "pause pending, or blobs near their limit"),
     ("epoch_closed",     COOLDOWN,      WAITING,  "checkpoint verified, or time over"),
     ("held",             COOLDOWN,      PAUSED,   "checkpoint verified or time over, pause pending"),
@@ -30,7 +30,7 @@ TRANSITIONS = (
     ("held",             WARMUP,        PAUSED,   "pause"),
     ("finished",         WAITING,       FINISHED, "all steps done"),
     ("resumed",          PAUSED,        WAITING,  "resume"),
-    ("extended",         FINISHED,      WAITING,  "total_steps raised, or batches released"),
+    ("extended",         FINISHED,      WAITING,  "last step moved, or batches released"),
 )
 # fmt: on
 """Every transition: trigger, source, destination, and the condition in words."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from coordinator.machine.admissions import NO_ADMISSIONS, Admissions
 from coordinator.machine.checkpointing import Checkpointing
 from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.conduct import Conduct
@@ -21,6 +22,7 @@ from coordinator.machine.round import Round
 from coordinator.machine.shared import Mapped, added, removed
 from coordinator.machine.stimuli import RULES_VERSION
 from coordinator.machine.tally import Numbers, RunData, Tally, tally_of
+from state.audits import RecordedAudit
 from state.checkpoint_parts import CheckpointManifest
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
@@ -73,7 +75,7 @@ class Run(WireDocument):
         carried: batches of earlier rounds that no outcome applied, in the order of their next attempts.
         suspects: batches that failed and are attempted alone.
         quarantined: batches that left the run.
-        drain_rounds: rounds since `total_steps` was reached, which assign carried work only.
+        drain_rounds: rounds since `last_step` was reached, which assign carried work only.
         departed: the bad conduct of clients that have left, the latest last.
         train_times: seconds that the last applied rounds took, for the time limit of the next.
         slow_rounds: rounds in a row whose time was over with more than half of their batches missing.
@@ -89,6 +91,9 @@ class Run(WireDocument):
         data_votes: number of members with each dataset, by fingerprint.
         datasets: descriptions of some of them, by fingerprint.
         evaluations: those that were reported last, in their order.
+        finish_after: the step after which the operator's command ends the run; None for `total_steps`.
+        admissions: who may join beside those whom the state file names.
+        audits: those that were reported last, in their order.
         notices: the newest notice of each kind (`coordinator/machine/notices.py`).
         compacted: the part of the journal that is kept as a proof; None if all of it is kept.
         tally: numbers of members that were counted before; not in snapshots (`numbers`).
@@ -145,8 +150,17 @@ class Run(WireDocument):
     losses: tuple[tuple[int, float], ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     notices: tuple[Notice, ...] = ()
+    finish_after: int | None = None
+    admissions: Admissions = NO_ADMISSIONS
+    audits: tuple[RecordedAudit, ...] = ()
     compacted: CompactedJournal | None = None
     tally: Annotated[Tally | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that takes new data: after it, carried work is attempted, and the run ends."""
+        most = self.state_file.config.total_steps
+        return most if self.finish_after is None else min(self.finish_after, most)
 
     @property
     def replica_step(self) -> int:

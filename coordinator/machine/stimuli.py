@@ -11,6 +11,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
+from coordinator.machine.operator_stimuli import (
+    AuditReported,
+    FinishRequested,
+    InvitationMade,
+    InvitationRevoked,
+    KeyAdmitted,
+    KeyRemoved,
+)
 from state.checkpoint_parts import CheckpointPart
 from state.config.model import ModelSpec
 from state.config.notify import NoticeKind
@@ -361,7 +369,8 @@ Stimulus: TypeAlias = (
     | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
     | GenesisProvided | DataFingerprintSet | DataAppended | PauseRequested | ResumeRequested | BatchesReleased
     | BlobsNearedBound | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom | ResultDelivered
-    | TimesReported | NoticeRaised | NoticeSettled
+    | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade | InvitationRevoked
+    | KeyAdmitted | KeyRemoved | AuditReported
 )
 # fmt: on
 

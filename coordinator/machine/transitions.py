@@ -21,7 +21,9 @@ from state.phases import RunState
 from state.wire import ClientId
 
 DRAIN_ROUNDS = 3
-"""Maximum number of rounds after `total_steps`, which attempt only the carried work."""
+"""Maximum number of rounds after the last step, which attempt only the carried work."""
+END_MOVED = "an operator moved the end of the run"
+"""Why a finished run goes on whose `total_steps` was not raised: the run's reason while it is still finished."""
 FAIR_WARMUP_PART = 0.5
 """Part of `warmup_time` that the others have to get ready once `min_clients` are."""
 
@@ -60,13 +62,15 @@ def decide(run: Run) -> Move | None:
 
 def steps_done(run: Run) -> bool:
     """Whether every step is done, and the carried work too or its drain rounds are used up."""
-    if run.step <= run.state_file.config.total_steps:
+    if run.step <= run.last_step:
         return False
     return not (run.carried or run.suspects) or run.drain_rounds >= DRAIN_ROUNDS
 
 
 def _done_reason(run: Run) -> str:
-    reason = f"all {run.state_file.config.total_steps} steps are done"
+    is_early = run.finish_after is not None and run.last_step < run.state_file.config.total_steps
+    ended = f"an operator ended the run after step {run.last_step}"
+    reason = ended if is_early else f"all {run.state_file.config.total_steps} steps are done"
     left = total_batches((*run.carried, *(suspect.batch_id for suspect in run.suspects)))
     return f"{reason}, and {counted_batches(left)} could not be applied" if left else reason
 
@@ -77,8 +81,8 @@ def _awaits_genesis(run: Run) -> bool:
 
 
 def _extend(run: Run) -> Move:
-    if run.step <= run.state_file.config.total_steps:
-        return Move("extended", "total_steps was raised", run)
+    if run.step <= run.last_step:
+        return Move("extended", END_MOVED if run.reason == END_MOVED else "total_steps was raised", run)
     return Move("extended", "an operator released quarantined batches", run)
 
 

@@ -32,10 +32,10 @@ def plan_work_for(run: Run, roster: Roster) -> PlannedWork:
     """Return the work of the run's next round, for this roster.
 
     The work list holds up to `global_batch_size` batches: suspects that are due, one client each; then carried work;
-    then, until `total_steps`, a fresh interval from the cursor.
+    then, until `last_step`, a fresh interval from the cursor.
     """
     config = run.state_file.config
-    draining = run.step > config.total_steps
+    draining = run.step > run.last_step
     target = global_batch_size(config, run.tokens_applied)
 
     isolated = tuple(IsolatedWork(s.batch_id, s.tried) for s in _due(run, len(roster.clients), draining=draining))
@@ -76,7 +76,7 @@ def begin_round(run: Run, seed: Seed) -> Run:
         next_assignment_seed=seed,
         carried=planned.carried,
         cursor=planned.cursor,
-        drain_rounds=run.drain_rounds + (run.step > config.total_steps),
+        drain_rounds=run.drain_rounds + (run.step > run.last_step),
     )
 
 

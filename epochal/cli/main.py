@@ -50,6 +50,8 @@ COMMANDS = {
     "watch:watch": "Show a run as a full-screen view, or with --to write its figures to where you keep yours.",
     "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
     "operator:resume": "Let a paused run continue.",
+    "operator:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
+    "invite:invite": "Invite clients to a run that asks for invitations; list and revoke them.",
     "operator:eject": "Remove a client from a run. Its key cannot join again.",
     "notify:notify": (
         "Send a test message to each webhook of a state file, and show what each answers (exit code 1 if one fails)."
@@ -106,6 +108,15 @@ QUARANTINE_COMMANDS = {
         "Attempt quarantined batches again, once their data are mended. A finished run continues for this."
     ),
 }
+KEY_COMMANDS = {
+    "key:new": "Make a client's key in a new file, and print its public key.",
+    "key:show": "Print the public key of a key file, for the run's operator.",
+}
+ACCESS_COMMANDS = {
+    "access:add": "Let the owners of public keys join a run that asks for known keys, without a restart.",
+    "access:remove": "Keep the owners of public keys out; those who are members leave.",
+    "access:list_": "List the keys whose owners may join.",
+}
 TOKEN_COMMANDS = {
     "token:data_server": (
         "Print a token for `epochal data-server --token`; a coordinator's address needs the admin token."
@@ -122,6 +133,8 @@ app = lazy_app(
 )
 app.add_typer(lazy_app(DATA_COMMANDS, help="Inspect, check and pack data."), name="data")
 app.add_typer(lazy_app(QUARANTINE_COMMANDS, help="Show and release the batches that left a run."), name="quarantine")
+app.add_typer(lazy_app(KEY_COMMANDS, help="Make and show a client's key."), name="key")
+app.add_typer(lazy_app(ACCESS_COMMANDS, help="Say whose keys may join a run (admin token)."), name="access")
 app.add_typer(lazy_app(TOKEN_COMMANDS, help="Make tokens for a run's other programs."), name="token")
 
 

@@ -10,7 +10,8 @@ import typer
 
 from coordinator.store.open import open_store_reader
 from coordinator_client.http import CoordinatorClient
-from coordinator_client.operator import check_admin_token
+from coordinator_client.operator_client import OperatorClient
+from coordinator_client.shown_tokens import check_admin_token
 from epochal.checkpoints.runs import ServedRun, StoredRun
 from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE, given_token, required_token
 from epochal.cli.options import trusted
@@ -62,6 +63,12 @@ class RunAddress:
         if isinstance(run, ServedRun):
             yield run.record, ""
             return
+        async with self.operating(run) as (served, reason):
+            yield None if served is None else ServedRun(*served).record, reason
+
+    @contextlib.asynccontextmanager
+    async def operating(self, run: StoredRun) -> AsyncIterator[tuple[tuple[OperatorClient, str] | None, str]]:
+        """Yield the coordinator that serves a stored run and its admin token; or None, and why it cannot be told."""
         url, token = await run.served_at(), given_token(self.admin_token)
         if url is None:
             yield None, f"no coordinator serves {without_password(self.place)} on this machine now"
@@ -71,18 +78,18 @@ class RunAddress:
             return
         check_admin_token(token)
         async with contextlib.AsyncExitStack() as stack:
-            record, reason, served = None, f"the coordinator at {url} serves another run", None
+            reason, served = f"the coordinator at {url} serves another run", None
             try:
-                connecting = CoordinatorClient.connect(url, RetryPolicy(attempts=1), trusted(self.tls_ca))
+                connecting = OperatorClient.connect(url, RetryPolicy(attempts=1), trusted(self.tls_ca))
                 client = await stack.enter_async_context(await connecting)
                 if await run.is_served_by(client):
-                    served = ServedRun(client, token)
+                    served = client, token
             except EpochalError as error:
                 reason = error.message
             if served is not None:
-                await _check_token(served)
-                record, reason = served.record, ""
-            yield record, reason
+                await _check_token(ServedRun(*served))
+                reason = ""
+            yield served, reason
 
 
 async def _check_token(run: ServedRun) -> None:

@@ -3,13 +3,15 @@
 import asyncio
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from coordinator.audit import audit_store
+from epochal.cli.admin_token import AdminToken, given_token
 from epochal.cli.checks import print_checks
-from epochal.cli.options import JsonOption, StoreArgument
+from epochal.cli.options import CoordinatorCaOption, JsonOption, StoreArgument
+from state.errors import InvalidInput
 
 
 def audit(
@@ -18,6 +20,16 @@ def audit(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Also compute the parameters again, from a checkpoint and the results.")
     ] = False,
+    record: Annotated[
+        bool | None,
+        typer.Option(
+            "--record/--no-record",
+            help="Report the result to the coordinator that serves the run on this machine, which shows when the run "
+            "was audited last. Default: where the admin token is given.",
+        ),
+    ] = None,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."""
     report = asyncio.run(audit_store(store, recompute=recompute))
@@ -26,4 +38,25 @@ def audit(
     else:
         fields = asdict(report)
         print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
+    if record or (record is None and given_token(admin_token) is not None):
+        from epochal.cli.run_address import RunAddress
+
+        obstacle = asyncio.run(_recorded(RunAddress(store, admin_token, tls_ca), asdict(report)))
+        if obstacle and record:
+            raise InvalidInput(f"--record: {obstacle}")
+        typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
     raise typer.Exit(0 if report.passed else 1)
+
+
+async def _recorded(address: Any, fields: dict[str, Any]) -> str:
+    """Report an audit to the run's coordinator; return why that is not possible, or ""."""
+    from coordinator.store.open import open_store_reader
+    from epochal.checkpoints.runs import StoredRun
+    from state.audits import AuditRecord
+
+    async with address.operating(StoredRun(open_store_reader(address.place))) as (served, obstacle):
+        if served is not None:
+            operator, token = served
+            operator.use_token(token)
+            await operator.record_audit(AuditRecord.of(fields))
+    return str(obstacle)

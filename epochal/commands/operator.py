@@ -10,9 +10,9 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.operator import check_client_id, connect_operator, pause_run, resume_run
+from coordinator_client.operator import check_client_id, connect_operator, finish_run, pause_run, resume_run
 from coordinator_client.operator import eject as eject_client
+from coordinator_client.operator_client import OperatorClient
 from epochal.cli.admin_token import AdminToken, required_token
 from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.status_panel import status_panel
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def ask(
-    url: str, tls_ca: Path | None, request: Callable[[CoordinatorClient], Awaitable[T]], token: str | None = None
+    url: str, tls_ca: Path | None, request: Callable[[OperatorClient], Awaitable[T]], token: str | None = None
 ) -> T:
     """Return the coordinator's answer to a request of its operator."""
 
@@ -82,6 +82,31 @@ def resume(url: UrlArgument, admin_token: AdminToken = None, tls_ca: Coordinator
     """Let a paused run continue."""
     before, _ = ask(url, tls_ca, resume_run, required_token(admin_token))
     typer.echo("the run continues" if before.pausing else "the run is not paused")
+
+
+def finish(
+    url: UrlArgument,
+    after_step: Annotated[
+        int | None, typer.Option("--after-step", min=0, metavar="N", help="The last step that takes new data.")
+    ] = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take an earlier end back: the run ends after total_steps again.")
+    ] = False,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """End a run after a step, with its last checkpoint; or take that back, or move it."""
+    if cancel == (after_step is not None):
+        raise InvalidInput("give either --after-step N or --cancel")
+    before, after = ask(url, tls_ca, lambda operator: finish_run(operator, after_step), required_token(admin_token))
+    if after.run_state is RunState.FINISHED:
+        typer.echo("the run is finished")
+    elif after_step is not None:
+        typer.echo(f"the run will end after step {after_step}")
+    elif before.finish_after is None:
+        typer.echo(f"no such end was set: the run ends after step {after.total_steps}")
+    else:
+        typer.echo(f"the run will not end early: it ends after step {after.total_steps}")
 
 
 def eject(

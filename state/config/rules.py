@@ -85,13 +85,13 @@ RULES = (
     ),
     Rule(
         ("access.keys", "access.mode"),
-        lambda keys, mode: bool(keys) == (mode == "keys"),
-        'at least one key where access.mode is "keys", and none elsewhere; access.mode is {1}',
+        lambda keys, mode: not keys or mode == "keys",
+        'keys only where access.mode is "keys"; access.mode is {1}',
     ),
     Rule(
         ("access.invitations", "access.mode"),
-        lambda invitations, mode: bool(invitations) == (mode == "invitations"),
-        'at least one invitation where access.mode is "invitations", and none elsewhere; access.mode is {1}',
+        lambda invitations, mode: not invitations or mode == "invitations",
+        'invitations only where access.mode is "invitations"; access.mode is {1}',
     ),
 )
 """Every rule of a state file over several fields."""

@@ -42,7 +42,7 @@ class WholeBeside(SlowJournal):
 
 def content(history: History) -> tuple[object, ...]:
     book = history.book
-    return history.rows, list(history.details), history.next, book.records(), book.refusals
+    return history.rows, list(history.details), history.next, book.records(), book.refusals, list(history.actions)
 
 
 @pytest.mark.parametrize(("seed", "rows"), [(0, 16_384), (1, 16)])

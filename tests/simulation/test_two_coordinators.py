@@ -5,11 +5,13 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from coordinator.machine.operator_stimuli import KeyAdmitted, KeyRemoved
 from coordinator.machine.records import RecordBody, replay
-from coordinator.machine.stimuli import STIMULI, ClientJoined, ClientWithdrew
+from coordinator.machine.stimuli import STIMULI, ClientJoined, ClientWithdrew, PauseRequested, ResumeRequested
 from coordinator.opening import ServiceOptions
 from coordinator.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
 from coordinator.store.journal import JournalRecord
@@ -162,3 +164,20 @@ async def test_coordinator_that_others_always_overtake_refuses_one_group_alone(c
         assert service.health.problem is None
         await service.submit(join_of(2))
         assert service.run.members.keys() == ({id_of(2)} if refused else {id_of(1), id_of(2)})
+
+
+@in_virtual_time
+async def test_access_that_one_coordinator_gives_holds_at_the_other() -> None:
+    chance = random.Random(1)
+    journal = SlowJournal(chance)
+    async with coordinators(journal, chance, state_file(access__mode="keys")) as (first, second):
+        with pytest.raises(Refused, match="is not among this run's"):
+            await second.submit(join_of(1))
+        await first.submit(KeyAdmitted(join_of(1).public_key))
+        await second.submit(PauseRequested())  # and so it reads what the other has written
+        await second.submit(join_of(1))
+        await second.submit(KeyRemoved(join_of(1).public_key))
+        await first.submit(ResumeRequested())
+        with pytest.raises(Refused, match="is not among this run's"):
+            await first.submit(replace(join_of(1), nonce="another"))
+        await check_agrees(first, journal)

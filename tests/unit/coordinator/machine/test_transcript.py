@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from coordinator.machine.instructions import Instruction, MembershipChanged, OutcomeDecided, PhaseChanged
+from coordinator.machine.instructions import Instruction, MembershipChanged, OperatorActed, OutcomeDecided, PhaseChanged
 from coordinator.machine.stimuli import Stimulus
 from tests.support.machine_driver import Driver
 from tests.support.states import state_file
@@ -31,6 +31,8 @@ def _told(instruction: Instruction) -> str:
             return f"outcome of {step}.{attempt} " + ("empty" if outcome is None else f"of {len(outcome.entries)}")
         case MembershipChanged(change=change):
             return change
+        case OperatorActed(name=name):
+            return f"operator: {name}"
         case _:
             return type(instruction).__name__
 
@@ -52,7 +54,7 @@ def test_run_from_its_first_member_to_its_end_is_this_transcript() -> None:
 
 TRANSCRIPT = """\
 CoordinatorStarted: Uninitialized > WaitingForMembers
-GenesisProvided: SweepBlobs
+GenesisProvided: SweepBlobs, operator: genesis
 ClientJoined: joined
 ClientJoined: joined
 Ticked: WaitingForMembers > Warmup

@@ -1,0 +1,15 @@
+"""The audits of a run that were reported to it. They change nothing else of the run."""
+
+from dataclasses import replace
+
+from coordinator.machine.run import Handled, Run
+from state.audits import AuditRecord, RecordedAudit
+
+MAX_AUDITS_KEPT = 16
+"""Maximum number of audits that are kept: those that were reported last."""
+
+
+def record(run: Run, report: AuditRecord) -> Handled:
+    """Return the run with an audit's report; each report is another, also one that finds the same."""
+    found = RecordedAudit(report, run.replica_step, run.now_s)
+    return replace(run, audits=(*run.audits, found)[-MAX_AUDITS_KEPT:]), ()

@@ -1,0 +1,35 @@
+"""The end of a run: after `total_steps`, or earlier, after the step that its operator named."""
+
+from dataclasses import replace
+
+from coordinator.machine.operator_stimuli import FinishRequested
+from coordinator.machine.run import Handled, Run
+from coordinator.machine.transitions import END_MOVED
+from state.errors import Refused
+from state.phases import RunState
+from state.refusals import Refusal
+
+_UNDER_WAY = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.FINISHED)
+"""Phases in which the present step is not the last one's past: its round is under way, or the run would go on to it."""
+
+
+def finish(run: Run, event: FinishRequested) -> Handled:
+    """Return the run that ends after a step; or, with None, after `total_steps` again.
+
+    A finished run goes on if its end is moved behind what it has done.
+
+    Raises:
+        Refused: `not-now` for a step that is over, or beyond `total_steps`.
+    """
+    after, most = event.after_step, run.state_file.config.total_steps
+    least = run.step if run.phase in _UNDER_WAY else run.replica_step
+    if after is not None and not least <= after <= most:
+        allowed = f"allowed: {least} to {most}" if least <= most else f"all {most} steps are done"
+        raise Refused(Refusal.NOT_NOW, f"the run cannot end after step {after}; {allowed}")
+    if after == run.finish_after:
+        return run, ()
+    moved = replace(run, finish_after=after)
+    if run.step > moved.last_step:
+        return moved, ()
+    reason = END_MOVED if run.phase is RunState.FINISHED else run.reason
+    return replace(moved, drain_rounds=0, reason=reason), ()

@@ -1,0 +1,108 @@
+"""`epochal invite`: invitations to a run, without a restart."""
+
+import shlex
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator_client.operator import revoke_invitation
+from coordinator_client.operator_client import OperatorClient
+from epochal.cli.admin_token import AdminToken, required_token
+from epochal.cli.durations import parse_duration, shown_duration
+from epochal.cli.options import CoordinatorCaOption, JsonOption, UrlArgument
+from epochal.commands.operator import ask
+from runtime.shown_urls import without_password
+from state.access_messages import (
+    MAX_INVITATION_S,
+    MAX_INVITATION_USES,
+    InvitationList,
+    InvitationRequest,
+    InvitationView,
+    MadeInvitation,
+)
+from state.errors import InvalidInput
+from state.wire import canonical_json
+
+if TYPE_CHECKING:  # with numpy, which this command does not need otherwise
+    from state.join_guide import JoinGuide
+
+SHOWN_ID_DIGITS = 12
+
+
+def invite(
+    url: UrlArgument,
+    uses: Annotated[
+        int, typer.Option(min=1, max=MAX_INVITATION_USES, help="Number of clients that the invitation admits.")
+    ] = 1,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time after which it admits no other, such as 3d or 12h.")
+    ] = None,
+    lists: Annotated[
+        bool, typer.Option("--list", help="List the invitations instead; codes are kept nowhere.")
+    ] = False,
+    revoke: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Revoke an invitation instead: its id, or the beginning that --list shows."),
+    ] = None,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Invite clients to a run that asks for invitations; list and revoke them."""
+    if lists + (revoke is not None) + (uses != 1 or expires is not None) > 1:
+        raise InvalidInput("give --list, or --revoke ID, or --uses and --expires for a new invitation")
+    token = required_token(admin_token)
+    if lists:
+        found = ask(url, tls_ca, lambda operator: operator.invitations(), token)
+        typer.echo(canonical_json(found).decode() if as_json else _listed(found))
+    elif revoke is not None:
+        prefix = revoke
+        gone = ask(url, tls_ca, lambda operator: revoke_invitation(operator, prefix), token)
+        typer.echo(f"revoked invitation {gone.id[:SHOWN_ID_DIGITS]}, which had admitted {gone.used} of {gone.uses}")
+    else:
+        valid_s = None if expires is None else parse_duration("--expires", expires, MAX_INVITATION_S)
+        made, guide = ask(url, tls_ca, lambda operator: _made(operator, InvitationRequest(uses, valid_s)), token)
+        typer.echo(canonical_json(made).decode() if as_json else _told(made, guide, url))
+
+
+async def _made(operator: OperatorClient, request: InvitationRequest) -> tuple[MadeInvitation, "JoinGuide"]:
+    guide = await operator.join_guide()
+    return await operator.invite(request), guide
+
+
+def _told(made: MadeInvitation, guide: "JoinGuide", url: str) -> str:
+    until = "" if made.expires_s is None else f", until {_time(made.expires_s)}"
+    words = ["epochal", "client", without_password(url), "--key", "me.key", "--new-key", "--name", "NAME"]
+    words += ["--trainer", guide.trainer] if guide.trainer else []
+    words += ["--invitation", made.code]
+    return "\n".join(
+        (
+            f"invitation {made.code}",
+            f"  admits {made.uses} client{'s' if made.uses > 1 else ''}{until}; it is shown this once",
+            f"  to revoke it: epochal invite {without_password(url)} --revoke {made.id[:SHOWN_ID_DIGITS]}",
+            "to join:",
+            f"  {shlex.join(words)}",
+        )
+    )
+
+
+def _listed(found: InvitationList) -> str:
+    lines = [_line(one) for one in found.invitations] or ["no invitation was made by a command"]
+    if found.listed:
+        lines.append(f"the state file lists {found.listed}, each for one client; {found.listed_used} are used")
+    return "\n".join(lines)
+
+
+def _line(one: InvitationView) -> str:
+    until = "for ever"
+    if one.expires_s is not None:
+        left_s = one.expires_s - time.time()
+        until = "expired" if one.expired else f"until {_time(one.expires_s)} ({shown_duration(max(0.0, left_s))} left)"
+    made = f"made {_time(one.made_s)}"
+    return f"{one.id[:SHOWN_ID_DIGITS]}  {one.used} of {one.uses} used, {until}, {made}"
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
