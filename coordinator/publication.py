@@ -28,7 +28,7 @@ from state.messages import (
     RunStatus,
     Standing,
 )
-from state.waiting_words import waiting_words
+from state.waiting_words import speed_words, waiting_words
 from state.wire import Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
@@ -259,6 +259,7 @@ def status_of(
 ) -> RunStatus:
     """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
     run = replace(run, now_s=now_s)
+    situation = situation_of(run, store_problem)
     config = run.state_file.config
     return RunStatus(
         run_id=run.state_file.run_id,
@@ -297,8 +298,8 @@ def status_of(
         data_generations=run.state_file.data_generations,
         finish_after=run.finish_after,
         next_data_index=run.cursor * config.data_indices_per_batch,
-        waiting=waiting_words(situation_of(run, store_problem)),
-        explanation=explanation,
+        waiting=waiting_words(situation),
+        explanation=speed_words(situation, explanation),
     )
 
 

@@ -25,7 +25,7 @@ from runtime.http_parameters import MAX_SHOWN_CHARS
 from state.errors import Refused
 from state.explanation import RunNow
 from state.refusals import Refusal
-from state.waiting_words import waiting_words
+from state.waiting_words import speed_words, waiting_words
 from state.wire import canonical_json
 
 MAX_VIEWERS = 2_000
@@ -193,8 +193,9 @@ class Viewers:
     def _said_now(self) -> bytes:
         """Return what the run waits for, and why it is not faster, as viewers are told it."""
         service = self._service
-        words = waiting_words(situation_of(service.run, service.health.problem))
-        return canonical_json(RunNow(words, service.run.phase_ends_s, service.history.explanations.latest.sentence))
+        now = situation_of(service.run, service.health.problem)
+        why = speed_words(now, service.history.explanations.latest.sentence)
+        return canonical_json(RunNow(waiting_words(now), service.run.phase_ends_s, why))
 
     def _collect(self) -> None:
         """Add a frame with what has changed since the last one, if anything has."""

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from state.phases import RunState
+from state.phases import ROUND_PHASES, RunState
 
+STANDING_PHASES = frozenset({RunState.UNINITIALIZED, RunState.WAITING_FOR_MEMBERS, RunState.PAUSED})
+"""The phases in which a run may stay without end."""
+PAUSABLE_PHASES = frozenset({RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN})
+"""The phases that an operator's pause does not cut short."""
 MAX_NAMED = 4
 """Maximum number of clients that are named."""
 
@@ -55,9 +59,15 @@ class Situation:
 
 def waiting_words(now: Situation) -> str:
     """Return what a run waits for, without its name and without a time: "waits for …"."""
+    said = _words(now)
+    ends_in_pause = now.pausing and now.phase in PAUSABLE_PHASES
+    return f"{said}, and then pauses, as its operator asked" if ends_in_pause else said
+
+
+def _words(now: Situation) -> str:
     if now.problem is not None:
         return f"stands, because the coordinator can keep nothing: {now.problem}"
-    if now.hold is not None:
+    if _is_held(now):
         return f"waits for members that rest: {now.hold}"
     match now.phase:
         case RunState.UNINITIALIZED:
@@ -78,9 +88,27 @@ def waiting_words(now: Situation) -> str:
             return f"is finished: all {now.total_steps} steps are done"
 
 
+def speed_words(now: Situation, explanation: str) -> str:
+    """Return why a run is not faster: that it stands, if it does, and where the time of its last rounds went.
+
+    Args:
+        now: the run as it is.
+        explanation: a sentence about its last rounds; "" if nothing is known of them.
+    """
+    stands = now.phase in STANDING_PHASES or now.problem is not None or _is_held(now)
+    if not stands or now.phase is RunState.FINISHED:
+        return explanation
+    return f"The run stands: it {waiting_words(now)}. {explanation}".rstrip()
+
+
 def with_limit(words: str, remaining_s: float | None) -> str:
     """Return what a run waits for with the time after which it goes on without: "…, at most 41 s more"."""
     return words if remaining_s is None else f"{words}, at most {max(0.0, remaining_s):.0f} s more"
+
+
+def _is_held(now: Situation) -> bool:
+    """Whether the run cannot begin a round before somebody has rested; one that is under way goes on."""
+    return now.hold is not None and now.phase not in ROUND_PHASES
 
 
 def _waiting_for_members(now: Situation) -> str:

@@ -8,7 +8,7 @@ from coordinator.machine import stimuli
 from coordinator.machine.run import Run
 from coordinator.machine.situation import situation_of
 from state.phases import RunState
-from state.waiting_words import Situation, waiting_words, with_limit
+from state.waiting_words import Situation, speed_words, waiting_words, with_limit
 from tests.support.machine_driver import Driver, client
 from tests.support.states import state_file
 
@@ -43,6 +43,7 @@ def test_a_run_says_what_each_phase_waits_for() -> None:
     driver.deliver(client(2))
     assert words(driver.run) == "has all results, and waits for witnesses to attest them: 0 did, 2 must agree"
     driver.send(stimuli.PauseRequested())
+    assert words(driver.run).endswith(", and then pauses, as its operator asked")
     driver.attest(*driver.round.plan.witnesses)
     assert driver.in_phase(RunState.COOLDOWN)
     assert words(driver.run).startswith("waits for the checkpoint of replica 1, from ")
@@ -64,6 +65,7 @@ def test_many_awaited_clients_are_counted() -> None:
     [
         (Situation(RunState.UNINITIALIZED), "waits for its coordinator to start"),
         (Situation(RunState.ROUND_TRAIN, problem="no space"), "stands, because the coordinator can keep nothing: no"),
+        (Situation(RunState.ROUND_TRAIN, hold="1 rests", awaited=("a",), awaited_count=1), "waits for the result of a"),
         (Situation(RunState.WARMUP, hold="1 rests"), "waits for members that rest: 1 rests"),
         (Situation(RunState.WAITING_FOR_MEMBERS, has_model=False, operator_gives_model=True), "waits for its first mo"),
         (Situation(RunState.WAITING_FOR_MEMBERS, members=3, available=1, needed=2), "waits for members: 1 of 2 can w"),
@@ -80,6 +82,18 @@ def test_many_awaited_clients_are_counted() -> None:
 )
 def test_words_for_other_situations(now: Situation, expected: str) -> None:
     assert waiting_words(now).startswith(expected)
+
+
+def test_a_run_that_stands_says_so_before_it_explains_its_rounds() -> None:
+    waits = Situation(RunState.WAITING_FOR_MEMBERS, members=1, needed_first=2)
+    said = speed_words(waits, "61 % of the time is training.")
+    assert said == "The run stands: it waits for members: 1 of 2 have joined. 61 % of the time is training."
+    assert speed_words(waits, "").endswith("have joined.")
+    for phase in (RunState.ROUND_TRAIN, RunState.FINISHED):
+        assert speed_words(Situation(phase), "as before.") == "as before."
+    assert speed_words(Situation(RunState.ROUND_TRAIN, problem="disk full"), "").startswith(
+        "No round is under way: the"
+    )
 
 
 def test_limit_is_said_if_there_is_one() -> None:
