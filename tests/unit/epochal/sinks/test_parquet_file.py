@@ -100,3 +100,15 @@ def test_sum_of_absurd_claims_is_the_greatest_count(tmp_path: Path) -> None:
     sink.close()
     assert read(path)[0].loss_tokens == 2**63 - 1
     assert HistoryArrays("run", LINEAGE, 1, [replace(row(0), loss_tokens=2**70)]).loss_tokens[0] == 2**63 - 1
+
+
+def test_rows_that_a_kill_left_in_both_files_are_taken_once(tmp_path: Path) -> None:
+    path, waiting = tmp_path / "run.parquet", tmp_path / ".run.parquet.new-rows.csv"
+    sink = sink_in(path)
+    sink.open(RUN_ID, LINEAGE)
+    sink.write(LINEAGE, rows(0, 2))
+    left = waiting.read_bytes()
+    sink.close()
+    waiting.write_bytes(left)  # as before they were forgotten
+    feed(sink_in(path))
+    assert read(path) == rows(0, LAST)
