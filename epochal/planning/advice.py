@@ -125,7 +125,7 @@ def _fewer_witnesses(
     count = witness_count(found.client_count, state.config.witness_nodes)
     fewer = max(3, count // 4)
     if found.kind == "download" and fewer < count and fewer <= state.config.min_clients:
-        text = f"[config] witness_nodes = {fewer}, instead of {count} witnesses, before whom no round ends"
+        text = f"[config] witness_nodes = {fewer} instead of {count}: a round ends when a quorum holds every result"
         yield text, _with(state, "config", witness_nodes=fewer), groups, options
 
 

@@ -43,7 +43,7 @@ def bottleneck(
         case "upload":
             took_s = (stages.sent_s or 0.0) - (stages.encoded_s or 0.0)
             if took_s > SHARED * stages.alone_s:
-                return kind, "server", f"{share} is the upload of results over the link to {server}, which all share"
+                return kind, "server", f"{share} is the upload of results over the servers' link, which all share"
             if slowest.round_trip_s * 2 > result_bytes / slowest.link.up_bytes_per_s:
                 return kind, "latency", f"{share} is the round trip of {named} while results are announced and sent"
             rate = slowest.link.up_bytes_per_s * 8 / 1e6
@@ -77,7 +77,7 @@ def _of_downloads(
     took_s = _fetching_s(slowest.stages[last.step])
     latency_s = ROUND_TRIPS * slowest.group.round_trip_s
     if took_s > SHARED * (alone_s + latency_s):
-        text = f"{share} is the download of results from {server}: each client receives each other client's result"
+        text = f"{share} is the download of each other client's result by each client, from {server}"
         return "download", "server", text
     if latency_s > alone_s:
         return "download", "latency", f"{share} is the round trip of {_named(slowest.group)} while results are fetched"

@@ -15,6 +15,7 @@ from epochal.planning.described import MAX_CLIENTS, ClientGroup
 from epochal.planning.limits import round_notes
 from epochal.planning.plans import PARTS, Machines, Plan, PlanOptions
 from epochal.planning.played_coordinator import PlayedRound
+from epochal.planning.played_line import ANSWER_BYTES
 from epochal.planning.played_run import PlayedRun, Scale, play
 from epochal.planning.round_figures import applied_batches, group_plans, path_of
 from epochal.planning.sizes import RunSizes
@@ -108,6 +109,9 @@ def _figures(
     warm_up_s = played.rounds[0].started_s
     whole_s = warm_up_s + work_s + max(0, epochs - 1) * (gap_s or 0.0) + (played.checkpoint_s or 0.0)
     server = "the object store" if state.blobs.store is not None else "the coordinator"
+    link = options.links.coordinator if state.blobs.store is None else options.links.store
+    if played.servers.results_from.bytes_per_s < link.up_bytes_per_s:
+        server = "the coordinator, whose processor answers each of these requests"
     kind, limit, text = bottleneck(parts, measured, clients, sizes.result_bytes, server)
     return Plan(
         sizes=sizes,
@@ -154,6 +158,7 @@ def _machines(
     moved[first + 1] += results - checkpoints
     to_coordinator, from_coordinator, to_store, from_store = (max(0.0, one) / len(played.rounds) for one in moved)
     in_store = servers.to_store is not None
+    answering_s = results / (sizes.result_bytes + ANSWER_BYTES) * played.coordinator.costs.message_s
     played_s = max(1e-9, played.coordinator.timeline.now_s)
     return Machines(
         client_memory_bytes=sizes.client_memory_bytes(),
@@ -167,7 +172,7 @@ def _machines(
         from_coordinator_bytes=from_coordinator,
         to_store_bytes=to_store,
         from_store_bytes=from_store,
-        processor_part=played.coordinator.busy_s / played_s,
+        processor_part=(played.coordinator.busy_s + answering_s) / played_s,
     )
 
 

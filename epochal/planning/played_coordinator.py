@@ -26,7 +26,7 @@ from state.wire import ClientId, Seed, Sha256, sha256_hex
 
 TICK_S = 0.1
 """As in `coordinator/service.py`."""
-TICKS_OF_A_PHASE = 0.005
+TICKS_OF_A_PHASE = 0.02
 """Part of a phase's time so far after which the next tick comes, if that is later: a plan needs no more."""
 LINEAGE, KEY = "0" * 32, "0" * 64
 SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)
@@ -93,7 +93,7 @@ class PlayedCoordinator:
         self.rounds: list[PlayedRound] = []
         self.phases: list[tuple[float, RunState, str]] = []
         self.busy_s = 0.0
-        """Seconds for which its processor worked."""
+        """Seconds for which its processor worked, beside those for handing out results."""
         self._publish = publish
         self._run = new_run(state, lineage=LINEAGE, coordinator_key=KEY, now_s=0.0)
         self._published: tuple[object, ...] = ()
@@ -125,10 +125,6 @@ class PlayedCoordinator:
         done = Signal()
         self.timeline.at(self._free_at_s, done.give)
         return done
-
-    def works(self, count: float) -> None:
-        """Count the processor's time for so many requests, whose time to be handled is that of a link's transfer."""
-        self.busy_s += count * self.costs.message_s
 
     def tell(self, stimulus: stimuli.Stimulus) -> Signal:
         """Return what is given once the stimulus is handled and kept: None, or why it was refused."""

@@ -144,7 +144,6 @@ class PlayedLine:
         around, each_bytes = self._around, self._around.sizes.result_bytes + ANSWER_BYTES
         connections = min(count, most_connections)
         self.count(count * REQUEST_BYTES, 0)
-        around.coordinator.works(count * copies)
         turns = -(-count // connections)
         yield turns * self.group.round_trip_s + around.costs.message_s
         yield self.slow_start_s(turns * each_bytes, self.down)

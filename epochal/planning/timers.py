@@ -24,7 +24,7 @@ SHORTER_THAN_EPOCHS = ("warmup_time", "max_round_train_time")
 SPARE = 1.25
 """Multiple of a computed time that is proposed as a limit."""
 ROUND_TRIPS_OF_SILENCE = 10
-LEAST_SILENCE_S = 5.0
+LEAST_SILENCE_S = 2.0
 """A client that is silent for longer leaves the run: a lost packet or a busy machine must not look like that."""
 
 
@@ -111,7 +111,7 @@ def _of_rounds(
     """Yield what RoundTrain lacks: it lasts until a quorum of witnesses holds every result."""
     config, result = state.config, f"a result of {shown_bytes(sizes.result_bytes)}"
     claims = sum(group.count * group.batches_per_round for group in groups)
-    tokens = config.global_batch_size_end * sizes.tokens_per_batch / claims
+    tokens = max(1.0, config.global_batch_size_end / claims) * sizes.tokens_per_batch  # or none at all
     fetching_s = _of_witnesses_s(state, sizes, groups, links)
 
     def delivering_s(group: ClientGroup) -> float:
@@ -124,8 +124,7 @@ def _of_rounds(
     training = "" if is_modest else f"train {tokens * slowest.batches_per_round:,.0f} tokens and "
     why = f": {_line(slowest)} needs {_seconds(delivered_s)} to {training}upload {result}"
     if needs_s > limit_s:
-        count = sum(group.count for group in groups)
-        why += f", and witnesses need {_seconds(fetching_s)} to receive those of {count} clients"
+        why += f", and witnesses need {_seconds(fetching_s)} to receive those of {_results(state, groups)} clients"
         yield _note(state, "max_round_train_time", why, max(needs_s, delivered_s / IN_TIME_PART))
     elif delivered_s > IN_TIME_PART * limit_s:
         why += ", and what comes in the second half counts as late, so that its share does not grow"
@@ -144,9 +143,14 @@ def _of_witnesses_s(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGr
     """Return the seconds in which the witnesses of a round receive all results, if they are the slower clients."""
     count = sum(group.count for group in groups)
     server = links.store if state.blobs.store is not None else links.coordinator
-    results_bytes = (count - 1) * sizes.result_bytes
+    results_bytes = (_results(state, groups) - 1) * sizes.result_bytes
     over_one_s = witness_count(count, state.config.witness_nodes) * results_bytes / server.up_bytes_per_s
     return max(over_one_s, results_bytes / min(group.link.down_bytes_per_s for group in groups))
+
+
+def _results(state: StateFile, groups: Sequence[ClientGroup]) -> int:
+    """Return the number of a round's results: each client with a batch makes one."""
+    return min(state.config.global_batch_size_end, sum(group.count for group in groups))
 
 
 def _of_checkpoints(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]) -> Iterator[TimerNote]:

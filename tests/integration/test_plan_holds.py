@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rounds import round_starts
 from epochal.planning.costs import Costs
 from epochal.planning.described import ClientGroup, Link
 from epochal.planning.planner import plan_run
 from epochal.planning.plans import Plan, PlanOptions
 from epochal.planning.played_run import Links
 from state.config.state_file import parse_state
+from state.phases import RunState
 from tests.support.limited_link import LimitedLink, ServerBuckets, limited_link
 from tests.support.processes import RealRun, in_training, prepared_run
 from tests.support.timed_trainer import SPEED_FILE
 
 CLIENTS = 3
-ROUNDS = 3
-"""Rounds of each kind; the first one still has results of the kind before it."""
+ROUNDS = 2
+MOST_ROUNDS = 12
+"""Rounds of each kind that are measured, and at most, while the machine is busy with other programs."""
 TOLERANCE = 0.2
 FAST = 20_000_000.0
 STATE: dict[str, Any] = {
@@ -113,6 +114,18 @@ class LimitedRun:
             sum(link.down.passed_bytes for link in self.links) / CLIENTS,
         )
 
+    async def in_training(self, step: int) -> int:
+        """Wait until this step, or a later one, is trained; return which it is."""
+        return (await self.run.until(in_training(step))).step
+
+    def rounds_since(self, step: int) -> list[float]:
+        """Return the times of the rounds from this step on that have ended, each in seconds."""
+        starts: dict[int, float] = {}
+        for document in self.run.watch.seen:
+            if document.run_state is RunState.ROUND_TRAIN:
+                starts.setdefault(document.step, document.phase_started_s)
+        return [starts[one + 1] - starts[one] for one in starts if one >= step and one + 1 in starts]
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -123,47 +136,37 @@ class Measured:
     received_bytes: float
 
 
-async def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Measured]]:
-    """Return the state file, and what rounds of each kind took."""
-    speed = folder / "tokens_per_s"
-    monkeypatch.setenv(SPEED_FILE, str(speed))
-    steps: dict[str, int] = {}
-    passed: dict[str, list[tuple[float, float]]] = {}
-    async with contextlib.AsyncExitStack() as stack:
-        run = await stack.enter_async_context(prepared_run(folder, **STATE))
-        limited = LimitedRun(run, speed)
-        first = next(iter(KINDS.values()))
-        speed.write_text("1e6")
-        await limited.start(stack)
-        await run.until(in_training(2))
-        limited.become(first)
-        step = 2
-        for name, kind in KINDS.items():
-            limited.become(kind)
-            steps[name] = step + 1
-            await run.until(in_training(step + 1))
-            before = limited.passed()
-            step += ROUNDS
-            await run.until(in_training(step))
-            passed[name] = [before, limited.passed()]
-        starts, _ = await round_starts(run.store)
-        state = run.state_path.read_text()
-    found = {}
-    for name, first_step in steps.items():
-        times = [starts[one + 1] - starts[one] for one in range(first_step, first_step + ROUNDS - 1)]
-        (sent, received), (sent_after, received_after) = passed[name]
-        each = ROUNDS - 1
-        found[name] = Measured(min(times), (sent_after - sent) / each, (received_after - received) / each)
-    return state, found
+async def measured(limited: LimitedRun, kind: Kind, expected_s: float) -> Measured:
+    """Return what rounds of a kind take.
+
+    Other programs can only make a round longer. While all were longer than expected, more of them are measured, so
+    that a busy machine does not look like a wrong plan.
+    """
+    limited.become(kind)
+    first = await limited.in_training(limited.run.watch.seen[-1].step + 1)
+    first = await limited.in_training(first + 1)  # the one before began with results of the kind before it
+    before, step, most = limited.passed(), first, (1 + TOLERANCE) * expected_s
+    while step < first + ROUNDS or (min(limited.rounds_since(first)) > most and step < first + MOST_ROUNDS):
+        step = await limited.in_training(step + 1)
+    sent, received = (after - earlier for after, earlier in zip(limited.passed(), before, strict=True))
+    return Measured(min(limited.rounds_since(first)), sent / (step - first), received / (step - first))
 
 
 async def test_plan_holds_in_real_runs_behind_limited_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, found = await measured(tmp_path, monkeypatch)
-    for name, real in found.items():
-        expected = planned(state, KINDS[name])
-        group = expected.groups[0]
-        print(name, real, expected.round_s, group.sent_bytes, group.received_bytes)
-        assert real.round_s == pytest.approx(expected.round_s, rel=TOLERANCE), name
-        assert real.sent_bytes == pytest.approx(group.sent_bytes, rel=TOLERANCE), name
-        assert real.received_bytes == pytest.approx(group.received_bytes, rel=TOLERANCE), name
-        assert (expected.kind, expected.limit) == KINDS[name].limit, name
+    speed = tmp_path / "tokens_per_s"
+    speed.write_text("1e6")
+    monkeypatch.setenv(SPEED_FILE, str(speed))
+    async with contextlib.AsyncExitStack() as stack:
+        run = await stack.enter_async_context(prepared_run(tmp_path, **STATE))
+        state = run.state_path.read_text()
+        limited = LimitedRun(run, speed)
+        await limited.start(stack)
+        await limited.in_training(2)
+        for name, kind in KINDS.items():
+            expected = planned(state, kind)
+            group = expected.groups[0]
+            real = await measured(limited, kind, expected.round_s)
+            assert real.round_s == pytest.approx(expected.round_s, rel=TOLERANCE), name
+            assert real.sent_bytes == pytest.approx(group.sent_bytes, rel=TOLERANCE), name
+            assert real.received_bytes == pytest.approx(group.received_bytes, rel=TOLERANCE), name
+            assert (expected.kind, expected.limit) == kind.limit, name

@@ -274,12 +274,12 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
     assert "max_total_bytes" not in checked(tmp_path, state_text(**small)).err
 
 
-SHORT = {"config__client_timeout_s": 2.5, "config__round_witness_time": 0.1}
+SHORT = {"config__client_timeout_s": 1.5, "config__round_witness_time": 0.1}
 
 
 def test_check_warns_of_timers_that_modest_lines_break(tmp_path: Path) -> None:
     ran = checked(tmp_path, state_text(**SHORT))
-    ran.expect(0, "note: ", "config.client_timeout_s is 2.5 s", "write `client_timeout_s = 5`", "is valid")
+    ran.expect(0, "note: ", "config.client_timeout_s is 1.5 s", "write `client_timeout_s = 2`", "is valid")
     ran.expect(0, "config.round_witness_time is 0.1 s", "write `round_witness_time = 1`")
     assert "timeout" not in checked(tmp_path, state_text()).err
 

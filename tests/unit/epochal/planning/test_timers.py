@@ -43,7 +43,7 @@ def test_roomy_timers_are_not_named() -> None:
         ("max_round_train_time", 15),
         ("max_round_train_time", 30),
         ("round_witness_time", 5),
-        ("client_timeout_s", 2),
+        ("client_timeout_s", 1),
     ],
 )
 def test_timer_that_is_too_short_is_named_and_the_proposed_one_holds(name: str, too_short: int) -> None:
