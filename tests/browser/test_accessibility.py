@@ -19,7 +19,9 @@ PARTS = {
     "round": "svg",
     "members": ".grid [role=gridcell]",
     "member": "dl.facts",
+    "trust": "dl.facts",
     "join": "dl.facts",
+    "operate": "input[type=password]",
     "nowhere": "h1",
 }
 """An element of each part that is there once the coordinator has answered."""
@@ -59,17 +61,23 @@ async def test_part_breaks_no_rule_in_light_or_dark(browser: "Browser", run: Sho
         assert complaints.unexpected == []
 
 
-async def test_narrow_table_breaks_no_rule(browser: "Browser", run: ShownRun) -> None:
+async def test_question_and_narrow_table_break_no_rule(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser, "phone") as (page, _):
         await run.open(page, "members")
         await page.locator(PARTS["members"]).first.wait_for()
+        assert await in_both_schemes(page) == []
+        await run.open(page, "operate")
+        await page.get_by_label("Token").fill("a-token")
+        await page.keyboard.press("Enter")
+        assert await in_both_schemes(page) == []
+        await page.get_by_role("button", name="Pause…").press("Enter")
         assert await in_both_schemes(page) == []
 
 
 async def test_every_control_is_reached_by_tab(browser: "Browser", run: ShownRun) -> None:
     """All that can be used is reached by Tab, in the order of the page, and shows that it has the focus."""
     async with opened(browser) as (page, _):
-        for place in ("members", "join"):
+        for place in ("members", "join", "operate"):
             await run.open(page, place)
             await page.locator(PARTS[place]).first.wait_for()
             await page.evaluate("document.activeElement.blur(), getSelection().removeAllRanges()")

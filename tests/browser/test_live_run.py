@@ -24,7 +24,9 @@ PARTS = {
     "": "canvas",
     "round": "h2:has-text('the last one')",
     "members": ".grid [role=gridcell]",
+    "trust": "dl.facts",
     "join": "dl.facts",
+    "operate": "input[type=password]",
 }
 """Each part of the page, and an element that is there once the coordinator has answered."""
 FELL_SILENT = "fell silent"

@@ -9,7 +9,9 @@ export const PANELS = [
   { name: "round", title: "Round", load: () => import("./panels/round.js") },
   { name: "members", title: "Members", load: () => import("./panels/members.js") },
   { name: "member", load: () => import("./panels/member.js") },
+  { name: "trust", title: "Trust", load: () => import("./panels/trust.js") },
   { name: "join", title: "Join", load: () => import("./panels/join.js") },
+  { name: "operate", title: "Operate", load: () => import("./panels/operate.js") },
 ];
 
 export function panelOf(name) {

@@ -1,0 +1,221 @@
+// What an operator does to the run, with the admin token: each action asks first, and says how it went.
+
+import { copyable } from "../copy.js";
+import { ask } from "../dialog.js";
+import { fill, h, newId, setText } from "../elements.js";
+import { moment, shortId, visible, whole } from "../format.js";
+import { operator } from "../operator.js";
+import { tokenForm } from "../token.js";
+import { joinCommand } from "./join.js";
+
+const ASK_EVERY_MS = 5_000;
+const MAX_SHOWN_ACTIONS = 200;
+const HOUR_S = 3_600;
+const ID = /^[0-9a-f]{32}$/;
+
+export default class OperatePanel {
+  #stop = null;
+
+  mount(element, store, place) {
+    this.store = store;
+    this.outcome = h("p", { role: "status" });
+    this.entry = h("div");
+    this.actions = h("div", { hidden: true });
+    this.log = h("div", {}, h("p", { class: "quiet" }, "Asking the coordinator…"));
+    this.now = h("p");
+    fill(element, h("h1", {}, "Operate"), this.now, this.entry, this.outcome, this.actions,
+      h("h2", {}, "Actions so far"), this.log);
+    this.#addActions(place);
+    this.#showEntry();
+  }
+
+  update(place) {
+    const { document } = this.store;
+    if (document !== null) {
+      setText(this.now, `The run is in ${document.run_state}, at step ${whole(document.step)} of ${whole(document.total_steps)}.`);
+      this.lastStep.min = String(document.step);
+    }
+    if (place.rest[0] === "eject" && ID.test(place.rest[1] ?? "") && this.ejectPlace !== place.rest[1]) {
+      this.ejectPlace = this.client.value = place.rest[1];
+    }
+    if (this.#stop !== null || this.store.runId === null) return;
+    this.#follow();
+  }
+
+  unmount() {
+    this.#stop?.();
+  }
+
+  #follow() {
+    const { store } = this;
+    this.#stop?.();
+    this.#stop = store.poll(() => store.path("actions"), ASK_EVERY_MS, (answer) => this.#showLog(answer), (problem) => {
+      fill(this.log, h("p", { role: "alert" }, `The actions could not be read: ${visible(problem.message)}`));
+    });
+  }
+
+  #showEntry() {
+    this.actions.hidden = !operator.hasToken;
+    if (operator.hasToken) {
+      fill(this.entry, h("p", {}, "An admin token is in this page's memory. ",
+        h("button", { type: "button", on: { click: () => this.#forget() } }, "Forget it")));
+      return;
+    }
+    const why = "The actions need the admin token, which the coordinator printed at its first start.";
+    const same = h("p", {}, h("button", { type: "button", on: { click: () => { operator.usePages(); this.#entered(); } } },
+      "Use the token that opened this page"));
+    fill(this.entry, tokenForm(why, (token) => { operator.use(token); this.#entered(); }), this.store.api.hasToken ? same : null);
+  }
+
+  #entered() {
+    this.#showEntry();
+    setText(this.outcome, "The token is kept in memory. Each action says whether the coordinator accepts it.");
+    this.actions.querySelector("button")?.focus();
+  }
+
+  #forget() {
+    operator.use(null);
+    fill(this.invited);
+    this.#showEntry();
+    setText(this.outcome, "The token is forgotten.");
+    this.entry.querySelector("input")?.focus();
+  }
+
+  #addActions() {
+    const field = (label, attributes) => {
+      const id = newId("operate");
+      const input = h("input", { id, autocomplete: "off", spellcheck: "false", ...attributes });
+      return [input, h("div", { class: "field" }, h("label", { for: id }, label), input)];
+    };
+    const action = (title, text, fields, yes, does, other = null) => h("section", { class: "action" },
+      h("h3", {}, title), h("p", {}, text), fields,
+      h("p", { class: "buttons" }, h("button", { type: "button", on: { click: does } }, yes), other));
+    const [lastStep, lastStepField] = field("Last step", { type: "number", min: 1, step: 1, inputmode: "numeric" });
+    const [client, clientField] = field("Member's id (32 hexadecimal digits)", { type: "text", maxlength: 32 });
+    const [uses, usesField] = field("How many clients may use it", { type: "number", min: 1, step: 1, value: 1, inputmode: "numeric" });
+    const [hours, hoursField] = field("For how many hours; empty: without an end",
+      { type: "number", min: 1, step: 1, value: 24, inputmode: "numeric" });
+    Object.assign(this, { lastStep, client, uses, hours, invited: h("div") });
+    fill(this.actions,
+      action("Pause", "The round under way ends, a checkpoint is made, and the run waits until it is resumed.", null,
+        "Pause…", () => this.#pause()),
+      action("Resume", "The run goes on, as soon as enough members are there.", null, "Resume…", () => this.#resume()),
+      action("End after a step", "The run ends once this step was applied, with a checkpoint.", lastStepField,
+        "End after this step…", () => this.#end(),
+        h("button", { type: "button", on: { click: () => this.#endNot() } }, "Take the end back…")),
+      action("Invite", "A code with which clients may join, where the run asks for one.", [usesField, hoursField], "Invite…",
+        () => this.#invite()),
+      this.invited,
+      action("Eject a member", "It is removed, and its key may not join again.", clientField, "Eject…", () => this.#eject()),
+    );
+  }
+
+  async #do(question, lines, yes, doing, request, done) {
+    if (!(await ask(question, lines, yes))) {
+      setText(this.outcome, "Nothing was done.");
+      this.outcome.className = "";
+      return null;
+    }
+    setText(this.outcome, `${doing}…`);
+    this.outcome.className = "";
+    try {
+      const answer = await request();
+      setText(this.outcome, done);
+      this.outcome.className = "good";
+      this.#follow();
+      return answer ?? {};
+    } catch (problem) {
+      setText(this.outcome, `${doing} failed: ${refusedWords(problem)}`);
+      this.outcome.className = "bad";
+      return null;
+    }
+  }
+
+  #pause() {
+    return this.#do("Pause the run?", ["The round under way ends first. Members stay, and wait."], "Pause", "Pausing",
+      () => operator.act(this.store, "pause"), "The run pauses after this round.");
+  }
+
+  #resume() {
+    return this.#do("Resume the run?", ["It goes on as soon as enough members are there."], "Resume", "Resuming",
+      () => operator.act(this.store, "resume"), "The run goes on.");
+  }
+
+  #end() {
+    const step = Number(this.lastStep.value);
+    const least = this.store.document?.step ?? 1;
+    if (!Number.isSafeInteger(step) || step < least) return this.#say(`The last step must be a whole number, ${whole(least)} or more.`);
+    return this.#do(`End the run after step ${whole(step)}?`, ["It then makes a checkpoint and is finished. Nothing is trained after that."],
+      "End the run", "Ending", () => operator.act(this.store, "finish", { method: "PUT", body: { after_step: step } }),
+      `The run ends after step ${whole(step)}.`);
+  }
+
+  #endNot() {
+    return this.#do("Take the end back?", ["The run then ends as its state file says."], "Take it back", "Taking the end back",
+      () => operator.act(this.store, "finish", { method: "PUT", body: { after_step: null } }), "The run ends as its state file says.");
+  }
+
+  #eject() {
+    const id = this.client.value.trim().toLowerCase();
+    if (!ID.test(id)) return this.#say("A member's id has 32 hexadecimal digits, as its own page shows.");
+    return this.#do(`Eject member ${shortId(id)}…?`, [`Id ${id}.`, "Its work in this round is lost, and its key may not join again."],
+      "Eject", "Ejecting", () => operator.act(this.store, `clients/${id}/eject`), `Member ${shortId(id)}… was ejected.`);
+  }
+
+  async #invite() {
+    const uses = Number(this.uses.value), hours = this.hours.value.trim() === "" ? null : Number(this.hours.value);
+    if (!(Number.isSafeInteger(uses) && uses >= 1)) return this.#say("How many clients: a whole number, 1 or more.");
+    if (hours !== null && !(hours > 0)) return this.#say("For how many hours: a number above 0, or nothing.");
+    const howLong = hours === null ? "without an end" : `for ${whole(hours)} ${hours === 1 ? "hour" : "hours"}`;
+    const told = await this.#do(`Invite ${whole(uses)} ${uses === 1 ? "client" : "clients"}?`,
+      [`The code is good ${howLong}. Whoever has it may join.`], "Invite", "Inviting",
+      () => operator.act(this.store, "invitations", { body: { uses, expires_in_s: hours === null ? null : hours * HOUR_S } }),
+      "The invitation is made.");
+    if (told !== null) await this.#showInvitation(told.code);
+  }
+
+  async #showInvitation(code) {
+    const guide = await this.store.api.json(this.store.path("join")).catch(() => null);
+    const address = this.store.api.base.href.replace(/\/$/, "");
+    const shown = [h("p", {}, "The code is shown this once. Send it to who may join:"), copyable("Invitation code", code).element];
+    if (guide !== null) {
+      const command = joinCommand({ ...guide, access: "invitations" }, address, { invitation: code });
+      shown.push(h("p", {}, "The command with it:"), copyable("Command that joins with the invitation", command).element);
+    }
+    fill(this.invited, shown);
+  }
+
+  #say(text) {
+    setText(this.outcome, text);
+    this.outcome.className = "bad";
+  }
+
+  #showLog({ actions }) {
+    if (!actions.length) return fill(this.log, h("p", {}, "No operator has done anything yet."));
+    const rows = actions.slice(-MAX_SHOWN_ACTIONS).reverse().map((action) => h("tr", {},
+      h("td", {}, moment(action.at_s)), h("td", {}, visible(action.name)), h("td", { class: "others" }, argumentsOf(action))));
+    fill(this.log, h("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Actions so far" }, h("table", {},
+      h("caption", {}, "From the journal, the newest first"),
+      h("thead", {}, h("tr", {}, ["When", "Action", "With"].map((text) => h("th", { scope: "col" }, text)))),
+      h("tbody", {}, rows))));
+  }
+}
+
+/** What an action was done with, in words. */
+function argumentsOf({ arguments: given }) {
+  const words = Object.entries(given).filter(([, value]) => value !== null).map(([name, value]) => {
+    const shown = name.endsWith("_s") ? moment(value) : typeof value === "number" ? whole(value) : visible(value);
+    return `${visible(name.replace(/_s$/, "").replaceAll("_", " "))} ${shown}`;
+  });
+  return words.join(", ");
+}
+
+/** A refusal in words. */
+function refusedWords(problem) {
+  const words = {
+    forbidden: "this is not the admin token. Forget it, and enter the right one.",
+    unauthorized: "the coordinator wants the admin token.",
+    unreachable: "the coordinator does not answer; whether it was done, the list below says once it answers.",
+  };
+  return words[problem.kind] ?? visible(problem.message);
+}
