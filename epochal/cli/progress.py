@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from epochal.cli import logs
+from epochal.cli.screens import can_be_drawn_on
 from runtime.long_work import LongWork, WorkDisplay, shown_on
 from runtime.visible_text import visible
 
@@ -33,7 +34,7 @@ MAX_TITLE_CHARS = 60
 @contextlib.contextmanager
 def progress_shown() -> Iterator[None]:
     """Show this process's long work while the context is entered."""
-    display = BarDisplay() if sys.stderr.isatty() else LogDisplay()
+    display = BarDisplay() if can_be_drawn_on(sys.stderr) else LogDisplay()
     with shown_on(display):
         try:
             yield

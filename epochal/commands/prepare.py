@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from epochal.cli.run import say
+from epochal.cli.screens import can_be_drawn_on
 from epochal.preparation import preparing
 from epochal.preparation.appending import discard_append
 from epochal.preparation.options import PrepareOptions
@@ -161,7 +162,7 @@ def prepare(
     if restart:
         (discard_append if append else discard_unfinished)(out)
     try:
-        with _bar() if sys.stderr.isatty() else _lines() as show:
+        with _bar() if can_be_drawn_on(sys.stderr) else _lines() as show:
             made = preparing.prepare(sources, tokenizer, out, options, show)
     except KeyboardInterrupt:
         raise EpochalError("interrupted; the same command goes on where this one stopped") from None

@@ -11,6 +11,7 @@ from epochal.cli.admin_token import AdminToken, given_token
 from epochal.cli.options import CoordinatorCaOption, UrlArgument, trusted
 from epochal.cli.run import run_to_end
 from epochal.cli.run_address import DEFAULT_RECONNECT_S
+from epochal.cli.screens import can_be_drawn_on
 from runtime.retry import RetryPolicy
 from runtime.shown_urls import without_password
 from state.errors import InvalidInput
@@ -60,7 +61,7 @@ def watch(
 
 
 def _check_terminal() -> None:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not can_be_drawn_on(sys.stdin, sys.stdout):
         raise InvalidInput(
             "the view of a run needs a terminal, and standard input or output is none; allowed here: "
             "--to KIND:PLACE, such as --to csv:run.csv, or epochal status URL --watch"

@@ -9,6 +9,7 @@ from functools import partial
 from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat
 from epochal.cli.run import say
+from epochal.cli.screens import can_be_drawn_on
 from run_manager.events import Event, Observer
 from runtime.tracing.requests import requests_traced_by
 from state.wire import ClientId
@@ -31,7 +32,7 @@ class ObserverOptions:
 
 def may_have_view(log_format: LogFormat, *, wanted: bool) -> bool:
     """Return whether a client's view is shown: where its log is text for people, on a terminal."""
-    return wanted and log_format is LogFormat.TEXT and sys.stderr.isatty()
+    return wanted and log_format is LogFormat.TEXT and can_be_drawn_on(sys.stderr)
 
 
 @contextlib.asynccontextmanager
