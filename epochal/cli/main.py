@@ -20,6 +20,7 @@ EXIT_STORE_LOST = 74
 SUMMARY = "Train one model together on machines that nobody owns together."
 
 COMMANDS = {
+    "init:init": "Write state.toml and data.toml of a new run, with timers and sizes that its planner finds sensible.",
     "prepare:prepare": "Turn text into shards of tokens, and write the files of a run that trains on them.",
     "up:up": (
         "Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."

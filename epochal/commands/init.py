@@ -1,0 +1,199 @@
+"""`epochal init`: write the files of a new run."""
+
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, TypeVar, get_args
+
+import typer
+
+from epochal.cli.run import say
+from epochal.planning.described import UNLIMITED, parse_clients, parse_link
+from epochal.planning.planner import check_groups
+from epochal.planning.plans import PlanOptions
+from epochal.planning.played_run import Links
+from epochal.planning.shown import plan_text
+from epochal.preparation.run_files import run_id_of
+from epochal.starting.choices import BYTES_VOCABULARY, LLAMAS, NGRAM, chosen_data, chosen_model, tokens_in_all
+from epochal.starting.files import NewRun, Written, files_of
+from runtime.durable_files import create_file
+from state.errors import InvalidInput
+from state.wire import sha256_hex
+
+MODELS = ", ".join((NGRAM, *LLAMAS))
+DATA_ADDRESS = "127.0.0.1:39405"
+DEFAULT_CLIENTS = "2 x 100mbit/20mbit 40ms 20k tokens/s"
+FILES = ("state.toml", "data.toml")
+INVITATION_BYTES = 16
+
+Asked = TypeVar("Asked", str, int)
+Access: TypeAlias = Literal["open", "keys", "invitations"]
+ACCESS: tuple[Access, ...] = get_args(Access)
+
+DirArgument = Annotated[
+    Path, typer.Argument(metavar="[DIR]", help="Folder for the two files; it is made if it does not exist.")
+]
+
+
+RunIdOption = Annotated[str | None, typer.Option(help="Name of the run. Default: the folder's name.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOCATION",
+        help="Folder of token files on this machine, which a data server serves; dummy (made-up tokens); or an address "
+        "that every client reads itself: https://…, s3://bucket/folder, gs://…",
+    ),
+]
+DataAddressOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients reach the data server.")]
+TokenSizeOption = Annotated[
+    int | None, typer.Option(help="Bytes of a token in the files: 2 or 4. Default: by --vocabulary.")
+]
+VocabularyOption = Annotated[
+    int | None, typer.Option(min=2, help="Number of different tokens of the data: 256 for bytes.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option(metavar="MODEL", help=f"{MODELS}, or the path of a Hugging Face config.json.")
+]
+SeqLenOption = Annotated[int | None, typer.Option(min=2, help="Tokens of a sample.")]
+ClientsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CLIENTS",
+        help='Clients that are alike, as `epochal plan` takes them: "16 x 100mbit/20mbit 40ms 90k tokens/s". Repeat '
+        "for others.",
+    ),
+]
+CoordinatorOption = Annotated[
+    str | None, typer.Option(metavar="LINK", help='The coordinator\'s link, such as "1gbit/1gbit"; else no limit.')
+]
+TokensOption = Annotated[
+    str | None, typer.Option(metavar="NUMBER", help="Tokens to train in all: 10B, or '3 passes' over the data.")
+]
+CodecOption = Annotated[
+    Literal["float32", "int8", "int4"], typer.Option(help="How clients encode what they send (docs/merging.md).")
+]
+AccessOption = Annotated[Access | None, typer.Option(help="Who may join the run.")]
+AllowKeyOption = Annotated[
+    list[str] | None, typer.Option(metavar="KEY", help="With --access keys: a client's public key, in hex.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the default of what is not given.")]
+
+
+def init(
+    folder: DirArgument = Path(),
+    run_id: RunIdOption = None,
+    data: DataOption = None,
+    data_address: DataAddressOption = DATA_ADDRESS,
+    token_size: TokenSizeOption = None,
+    vocabulary: VocabularyOption = None,
+    model: ModelOption = None,
+    seq_len: SeqLenOption = None,
+    clients: ClientsOption = None,
+    coordinator: CoordinatorOption = None,
+    tokens: TokensOption = None,
+    codec: CodecOption = "int4",
+    access: AccessOption = None,
+    allow_key: AllowKeyOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Write state.toml and data.toml of a new run, with timers and sizes that its planner finds sensible.
+
+    Asks on a terminal for what no option says.
+    """
+    check_new(folder)
+    ask = _Asking(is_asking=sys.stdin.isatty() and not yes)
+    run_id = ask.text("Name of the run", run_id, run_id_of(folder))
+    data = ask.text("Data: a folder of token files, dummy, or an address", data, "dummy")
+    vocabulary = ask.number("Number of different tokens (256 for bytes)", vocabulary, BYTES_VOCABULARY)
+    if token_size not in (None, 2, 4):
+        raise InvalidInput(f"--token-size {token_size}; allowed: 2 or 4")
+    token_size = token_size or (2 if vocabulary <= 1 << 16 else 4)
+    found = chosen_data(data, token_size, data_address)
+    is_bytes = vocabulary <= BYTES_VOCABULARY
+    model = ask.text(f"Model: {MODELS}, or a config.json", model, NGRAM if is_bytes else "llama-30m")
+    seq_len = ask.number("Tokens of a sample", seq_len, 512 if model == NGRAM else 1024)
+    chosen = chosen_model(model, vocabulary, seq_len)
+    said = clients or [ask.text('Clients, as in "16 x 100mbit/20mbit 40ms 90k tokens/s"', None, DEFAULT_CLIENTS)]
+    groups = [parse_clients(text) for text in said]
+    check_groups(groups)
+    tokens = ask.text("Tokens to train in all (10B, or 3 passes)", tokens, "1 pass" if found.tokens else "")
+    total_tokens = tokens_in_all(tokens, found) if tokens else None
+    opened = ask.choice("Who may join", access, ACCESS)
+    entries, invitation = _entries(opened, allow_key or [])
+    run = NewRun(run_id, chosen, found, seq_len, codec, opened, entries)
+    options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator)))
+    written = files_of(run, groups, options, total_tokens, token_size)
+    _write(folder, written)
+    say(plan_text(written.proposal.plan))
+    _say_next(folder, written, invitation)
+
+
+class _Asking:
+    """Asks for what no option says; takes defaults where nobody is asked."""
+
+    def __init__(self, *, is_asking: bool) -> None:
+        self._is_asking = is_asking
+
+    def text(self, question: str, given: str | None, default: str) -> str:
+        """Return what was given, or the answer to a question."""
+        return self._answered(question, given, default, str)
+
+    def number(self, question: str, given: int | None, default: int) -> int:
+        """Return what was given, or the number that answers a question."""
+        return self._answered(question, given, default, int)
+
+    def choice(self, question: str, given: str | None, allowed: tuple[str, ...]) -> str:
+        """Return what was given, or one of these words, of which the first is the default."""
+        while True:
+            answer = self.text(f"{question} ({', '.join(allowed)})", given, allowed[0])
+            if answer in allowed:
+                return answer
+            typer.echo(f"{answer!r} is none of {', '.join(allowed)}", err=True)
+
+    def _answered(self, question: str, given: Asked | None, default: Asked, kind: Callable[[str], Asked]) -> Asked:
+        if given is not None or not self._is_asking:
+            return default if given is None else given
+        answer: Asked = typer.prompt(question, default=default, type=kind, show_default=bool(default))
+        return answer
+
+
+def check_new(folder: Path) -> None:
+    """Raise `InvalidInput` if a file of a run is there already: nothing is overwritten."""
+    there = [name for name in FILES if (folder / name).exists()]
+    if there:
+        raise InvalidInput(f"{folder / there[0]} exists; allowed: a folder without {' and '.join(FILES)}")
+
+
+def _entries(access: str, keys: list[str]) -> tuple[tuple[str, ...], str | None]:
+    """Return the entries of `[access]` with which a run begins, and the first invitation if it has one."""
+    if access == "keys" and not keys:
+        raise InvalidInput("--access keys needs --allow-key KEY: the public key that `epochal key show FILE` prints")
+    if access != "keys" and keys:
+        raise InvalidInput(f"--allow-key goes with --access keys, not with {access}")
+    if access == "invitations":
+        code = secrets.token_urlsafe(INVITATION_BYTES)
+        return (sha256_hex(code.encode()),), code
+    return tuple(key.lower() for key in keys), None
+
+
+def _write(folder: Path, written: Written) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_new(folder)
+        for name, text in zip(FILES, (written.state, written.data), strict=True):
+            if text is not None:
+                create_file(folder / name, text.encode())
+    except OSError as error:
+        raise InvalidInput(f"{folder}: {error.strerror or error}") from error
+
+
+def _say_next(folder: Path, written: Written, invitation: str | None) -> None:
+    state, data = folder / "state.toml", folder / "data.toml"
+    say(f"\nwrote {state}{'' if written.data is None else f' and {data}'}. Next:")
+    say(f"  epochal check {state}{'' if written.data is None else f' --data-config {data}'}")
+    say(f"  epochal coordinator {state}{'' if written.data is None else f' --data-config {data}'}")
+    code = "" if invitation is None else f" --invitation {invitation}"
+    say(f"  epochal client http://HOST:8000{code}    # on each machine, with the coordinator's address")
+    if invitation is not None:
+        say("the invitation is for one client; `epochal invite` makes others")

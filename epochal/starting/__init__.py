@@ -1,0 +1,1 @@
+"""`epochal init`: the files of a new run, from a few answers."""

@@ -1,0 +1,26 @@
+"""A run from the files that `epochal init` wrote: coordinator, data server and client start from them and train."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.ports import free_port
+from tests.support.processes import in_training, prepared_run
+
+
+async def test_written_files_start_a_run_that_trains(tmp_path: Path) -> None:
+    folder, port = tmp_path / "tokens", free_port()
+    folder.mkdir()
+    (np.arange(200_000) % 251).astype("<u2").tofile(folder / "train.bin")
+    async with prepared_run(tmp_path / "run") as run:
+        run.state_path.unlink()
+        ran = await run.command_here(
+            *("init", str(run.state_path.parent), "--yes", "--run-id", "test-run", "--data", str(folder)),
+            *("--data-address", f"127.0.0.1:{port}", "--seq-len", "64", "--clients", "1 x 1gbit/1gbit 1ms 1M tokens/s"),
+        )
+        ran.expect(0)
+        await run.start_coordinator()
+        served = ("data-server", str(run.state_path.with_name("data.toml")), "--coordinator", run.url)
+        await run.start_server("data-server", *served, "--port", str(port))
+        await run.start_client()
+        await run.until(in_training(3))

@@ -1,0 +1,120 @@
+"""`epochal init`: files that start, from options or answers; nothing is overwritten, and mistakes are named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from epochal.starting.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
+from state.config.data_file import check_together, parse_data_config
+from state.config.state_file import StateFile, parse_state
+from state.errors import InvalidInput
+from tests.support.cli import run_main
+
+CLIENTS = "2 x 1gbit/1gbit 1ms 1M tokens/s"
+TOKENS = 100_000
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    (folder / "train.bin").write_bytes(bytes(2 * TOKENS))
+    return folder
+
+
+def state_in(folder: Path) -> StateFile:
+    return parse_state((folder / "state.toml").read_text(), "state.toml")
+
+
+def test_defaults_make_a_file_that_check_takes_without_warnings(tmp_path: Path) -> None:
+    run_main("init", str(tmp_path / "My Run!"), "--yes").expect(0, "epochal coordinator")
+    assert state_in(tmp_path / "My Run!").run_id == "my-run"
+    checked = run_main("check", str(tmp_path / "My Run!" / "state.toml"))
+    checked.expect(0, "is valid")
+    assert "note:" not in checked.err
+
+
+def test_folder_of_tokens_gets_a_data_file_that_fits(tmp_path: Path, tokens: Path) -> None:
+    run_main(
+        *("init", str(tmp_path / "run"), "--data", str(tokens), "--data-address", "data.example:39405"),
+        *("--seq-len", "128", "--clients", CLIENTS, "--tokens", "3 passes", "--yes"),
+    ).expect(0)
+    state = state_in(tmp_path / "run")
+    data = parse_data_config((tmp_path / "run" / "data.toml").read_text(), "data.toml")
+    check_together(state, "state.toml", data, "data.toml")
+    assert (Path(data.dir), data.token_size.size_bytes, data.seq_len) == (tokens.resolve(), 2, 128)
+    assert data.shuffle_seed is not None
+    batches = state.config.total_steps * state.config.global_batch_size_end
+    assert 3 * TOKENS <= batches * 128 < 3 * TOKENS + state.config.global_batch_size_end * 128
+    assert state.config.init_min_clients == 2
+
+
+def test_slow_lines_get_longer_timers_than_fast_ones(tmp_path: Path) -> None:
+    for name, clients in (("fast", CLIENTS), ("slow", "2 x 8mbit/1mbit 300ms 20k tokens/s")):
+        ran = ("init", str(tmp_path / name), "--model", "llama-6m", "--vocabulary", "32000", "--clients", clients)
+        run_main(*ran, "--yes").expect(0)
+    fast, slow = state_in(tmp_path / "fast").config, state_in(tmp_path / "slow").config
+    assert slow.warmup_time > fast.warmup_time
+    assert slow.max_round_train_time > fast.max_round_train_time
+    assert slow.round_witness_time > fast.round_witness_time
+
+
+def test_run_by_invitation_has_one_that_the_command_shows(tmp_path: Path) -> None:
+    ran = run_main("init", str(tmp_path), "--access", "invitations", "--yes")
+    ran.expect(0, "--invitation ")
+    assert len(state_in(tmp_path).access.invitations) == 1
+    code = ran.out.partition("--invitation ")[2].split()[0]
+    assert code not in (tmp_path / "state.toml").read_text()
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "data.toml").write_text("mine")
+    run_main("init", str(tmp_path), "--yes").expect(2, "data.toml exists")
+    assert [path.name for path in tmp_path.iterdir()] == ["data.toml"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--data", "/nowhere"), "no such folder"),
+        (("--data", "name://x"), "give a folder or dummy"),
+        (("--vocabulary", "300", "--model", "ngram"), "--model ngram knows 256 tokens"),
+        (("--model", "gpt-9"), "allowed: ngram, llama-6m"),
+        (("--clients", "many"), "'many'"),
+        (("--tokens", "lots"), "--tokens 'lots'"),
+        (("--tokens", "2 passes"), "size of these data is not known"),
+        (("--token-size", "3"), "allowed: 2 or 4"),
+        (("--access", "keys"), "--allow-key KEY"),
+        (("--allow-key", "ab" * 32), "goes with --access keys"),
+        (("--access", "keys", "--allow-key", "xyz"), "access.keys"),
+    ],
+)
+def test_mistake_is_named_and_nothing_is_written(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    run_main("init", str(tmp_path / "run"), *options, "--yes").expect(2, message)
+    assert not (tmp_path / "run" / "state.toml").exists()
+
+
+def test_config_of_another_model_is_taken_if_it_knows_the_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "qwen3", "vocab_size": 1000}))
+    assert chosen_model(str(path), 1000, 64).architecture == "HfAuto"
+    with pytest.raises(InvalidInput, match="knows 1000 tokens"):
+        chosen_model(str(path), 1001, 64)
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_named_llama_has_about_as_many_parameters_as_it_says(name: str) -> None:
+    hf = chosen_model(name, 32_000, 1024).hf
+    assert hf is not None
+    width, inner, layers = hf["hidden_size"], hf["intermediate_size"], hf["num_hidden_layers"]
+    heads = width // hf["num_attention_heads"]
+    count = layers * (2 * width * width + 2 * width * heads * hf["num_key_value_heads"] + 3 * width * inner)
+    said = float(name.removeprefix("llama-")[:-1]) * {"m": 1e6, "b": 1e9}[name[-1]]
+    assert 0.9 < count / said < 1.1
+
+
+def test_tokens_are_numbers_or_passes(tokens: Path) -> None:
+    data = chosen_data(str(tokens), 2, "127.0.0.1:1")
+    assert tokens_in_all("1.5 passes", data) == 150_000
+    assert tokens_in_all("10B", data) == 10_000_000_000
