@@ -66,7 +66,7 @@ def waiting_words(now: Situation) -> str:
 
 def _words(now: Situation) -> str:
     if now.problem is not None:
-        return f"stands, because the coordinator can keep nothing: {now.problem}"
+        return f"waits until the coordinator can keep something again: {now.problem}"
     if _is_held(now):
         return f"waits for members that rest: {now.hold}"
     match now.phase:

@@ -64,7 +64,10 @@ def test_many_awaited_clients_are_counted() -> None:
     ("now", "expected"),
     [
         (Situation(RunState.UNINITIALIZED), "waits for its coordinator to start"),
-        (Situation(RunState.ROUND_TRAIN, problem="no space"), "stands, because the coordinator can keep nothing: no"),
+        (
+            Situation(RunState.ROUND_TRAIN, problem="no space"),
+            "waits until the coordinator can keep something again: no",
+        ),
         (Situation(RunState.ROUND_TRAIN, hold="1 rests", awaited=("a",), awaited_count=1), "waits for the result of a"),
         (Situation(RunState.WARMUP, hold="1 rests"), "waits for members that rest: 1 rests"),
         (Situation(RunState.WAITING_FOR_MEMBERS, has_model=False, operator_gives_model=True), "waits for its first mo"),
@@ -91,9 +94,8 @@ def test_a_run_that_stands_says_so_before_it_explains_its_rounds() -> None:
     assert speed_words(waits, "").endswith("have joined.")
     for phase in (RunState.ROUND_TRAIN, RunState.FINISHED):
         assert speed_words(Situation(phase), "as before.") == "as before."
-    assert speed_words(Situation(RunState.ROUND_TRAIN, problem="disk full"), "").startswith(
-        "No round is under way: the"
-    )
+    full = speed_words(Situation(RunState.ROUND_TRAIN, problem="disk full"), "")
+    assert full == "The run stands: it waits until the coordinator can keep something again: disk full."
 
 
 def test_limit_is_said_if_there_is_one() -> None:
