@@ -14,6 +14,7 @@ from epochal.terminal.charts import column_chart, smoothed
 from epochal.terminal.picture import RunPicture
 from epochal.words import PHASES
 from runtime.visible_text import visible
+from state.audits import AuditHistory
 from state.evaluations import newest_evaluations
 from state.intervals import counted_batches
 from state.join_guide import JoinGuide
@@ -148,6 +149,8 @@ def _trust_facts(picture: RunPicture) -> Iterator[tuple[str, str]]:
         witnesses = [client for client in detail.clients if client.witness]
         vouched = sum(client.attested_s is not None for client in witnesses)
         yield "vouched", f"{vouched} of {len(witnesses)} elected witnesses attested round {detail.figures.number}"
+    if picture.audits is not None:
+        yield "last audit", _audit(picture.audits)
     rebuild = "replicas disagreed or were not attested: clients rebuild theirs" if document.rebuild else "no"
     yield "rebuild", rebuild
     yield "data", f"{visible(status.data_fingerprint or 'not decided')}, decided by the {status.data_decided_by}"
@@ -157,6 +160,18 @@ def _trust_facts(picture: RunPicture) -> Iterator[tuple[str, str]]:
     yield "lineage", f"{visible(document.lineage)}; another one would say that the run went back to a backup"
     if status.store_problem is not None:
         yield "store", f"nothing can be kept: {visible(status.store_problem)}"
+
+
+def _audit(audits: AuditHistory) -> str:
+    """Return what the last audit that was recorded found, and when."""
+    if not audits.audits:
+        return "none was recorded: the operator's `epochal audit` does that"
+    last = audits.audits[-1]
+    report = last.report
+    when = datetime.fromtimestamp(last.recorded_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    found = "passed" if report.passed else f"{len(report.problems)} problems: {visible(report.problems[0])}"
+    computed = "" if report.recomputed_steps is None else f", {report.recomputed_steps} replicas computed again"
+    return f"{when}, at step {last.step}: {found}; {report.applied:,} batches applied once{computed}"
 
 
 def join_page(picture: RunPicture, url: str) -> RenderableType:

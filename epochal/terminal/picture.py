@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from state.audits import AuditHistory
 from state.documents import RunDocument
 from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail, RoundFigures, thinned
@@ -33,6 +34,7 @@ class RunPicture:
         explanation: why the run is not faster.
         members: all of them.
         guide: how to join.
+        audits: those that were recorded last.
         place: index of the row at which the user looks back; None for the present.
         moment: the run as it was there, once it has arrived.
         problem: what is wrong with the coordinator; "" if it answers.
@@ -50,6 +52,7 @@ class RunPicture:
     explanation: SpeedExplanation | None = None
     members: MembersPage | None = None
     guide: JoinGuide | None = None
+    audits: AuditHistory | None = None
     place: int | None = None
     moment: Moment | None = None
     problem: str = ""

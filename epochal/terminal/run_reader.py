@@ -69,6 +69,7 @@ class RunReader:
             group.create_task(self._follow_rounds())
             group.create_task(self._repeat(self._read_status, STATUS_S))
             group.create_task(self._repeat(self._read_members, MEMBERS_S))
+            group.create_task(self._repeat(self._read_audits, MEMBERS_S))
             group.create_task(self._repeat(self._read_explanation, EXPLANATION_S))
             group.create_task(self._repeat(self._read_guide, GUIDE_S))
             group.create_task(self._repeat(self._read_round, DETAIL_S))
@@ -116,6 +117,10 @@ class RunReader:
     async def _read_status(self) -> None:
         self.picture.status = await self._answered(self._client.status)
         self.picture.document = await self._answered(lambda: self._client.run_document(None, 0.0))
+
+    async def _read_audits(self) -> None:
+        if self.shown == "trust":
+            self.picture.audits = await self._answered(self._client.audits)
 
     async def _read_members(self) -> None:
         if self.shown == "members":
