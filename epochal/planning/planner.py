@@ -39,7 +39,11 @@ JOURNAL_BYTES = 500
 
 
 def check_groups(groups: Sequence[ClientGroup]) -> None:
-    """Raise `InvalidInput` unless there are clients, and no more than a run may have."""
+    """Raise `InvalidInput` unless there are clients, no more than a run may have, with rates that are numbers above 0."""
+    for group in groups:
+        rates = (group.link.down_bytes_per_s, group.link.up_bytes_per_s, group.tokens_per_s)
+        if group.count < 1 or group.round_trip_s < 0 or not all(math.isfinite(rate) and rate > 0 for rate in rates):
+            raise InvalidInput(f"{group}: a count of at least 1, finite rates above 0 and a round trip are allowed")
     count = sum(group.count for group in groups)
     if not 1 <= count <= MAX_CLIENTS:
         raise InvalidInput(f"a plan for {count} clients; allowed: 1 to {MAX_CLIENTS}")

@@ -8,7 +8,7 @@ import pytest
 
 from epochal.planning.advice import advised
 from epochal.planning.costs import Costs, calibrated
-from epochal.planning.described import Link, parse_clients, parse_link
+from epochal.planning.described import ClientGroup, Link, parse_clients, parse_link
 from epochal.planning.planner import plan_run, sizes_of_rounds
 from epochal.planning.plans import Plan, PlanOptions
 from epochal.planning.played_run import Links
@@ -159,6 +159,12 @@ def test_no_clients_or_too_many_are_refused(count: int) -> None:
     groups = [parse_clients(LIKE)] * count
     with pytest.raises(InvalidInput, match=f"{count} clients; allowed: 1 to 20000"):
         plan_run(run_of(2), groups, PlanOptions(parameter_count=1000))
+
+
+@pytest.mark.parametrize("link", [Link(0.0, 1.0), Link(1.0, math.inf), Link(1.0, math.nan)])
+def test_clients_without_a_rate_are_refused(link: Link) -> None:
+    with pytest.raises(InvalidInput, match="finite rates above 0"):
+        plan_run(run_of(2), [ClientGroup(2, link, 0.0, 1.0)], PlanOptions(parameter_count=1000))
 
 
 def test_suggestions_say_what_planning_with_them_gives() -> None:
