@@ -39,7 +39,7 @@ JOURNAL_BYTES = 500
 
 
 def check_groups(groups: Sequence[ClientGroup]) -> None:
-    """Raise `InvalidInput` unless there are clients, no more than a run may have, with rates that are numbers above 0."""
+    """Raise `InvalidInput` unless there are clients, no more than a run may have, with rates above 0."""
     for group in groups:
         rates = (group.link.down_bytes_per_s, group.link.up_bytes_per_s, group.tokens_per_s)
         if group.count < 1 or group.round_trip_s < 0 or not all(math.isfinite(rate) and rate > 0 for rate in rates):
