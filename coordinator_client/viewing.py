@@ -16,11 +16,11 @@ from coordinator_client.http import CoordinatorClient
 from coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
 from coordinator_client.shown_tokens import check_admin_token
 from runtime.http_client import read_whole, streamed
-from state.audits import AuditHistory
 from state.errors import InvalidDocument
 from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail
 from state.members import MemberDetail, MembersPage
+from state.trust import TrustView
 from state.wire import ClientId, parse_document
 
 if TYPE_CHECKING:  # with numpy, which other requests do not need
@@ -105,9 +105,9 @@ class ViewerClient(CoordinatorClient):
         """Return a member, present or former. Raise `Refused`: `not-found`, and as `history`."""
         return parse_document(MemberDetail, await self._viewed(f"/members/{quote(client_id, safe='')}"))
 
-    async def audits(self) -> AuditHistory:
-        """Return the audits that were recorded last. Raise as `history`."""
-        return parse_document(AuditHistory, await self._viewed("/audits"))
+    async def trust(self) -> TrustView:
+        """Return the run's checks, and what was refused. Raise as `history`."""
+        return parse_document(TrustView, await self._viewed("/trust"))
 
     async def events(self, last_id: str | None = None) -> AsyncGenerator[RunEvent, None]:
         """Yield the run's news until the coordinator ends the stream, which it does at least once an hour.

@@ -1,7 +1,7 @@
 """The pages of a run's view: the run, trust, and how to join. `round_page.py` has the round's."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Console, Group, RenderableType
@@ -14,10 +14,11 @@ from epochal.terminal.charts import column_chart, smoothed
 from epochal.terminal.picture import RunPicture
 from epochal.words import PHASES
 from runtime.visible_text import visible
-from state.audits import AuditHistory
+from state.audits import RecordedAudit
 from state.evaluations import newest_evaluations
 from state.intervals import counted_batches
 from state.join_guide import JoinGuide
+from state.members import RefusalCount
 
 SMOOTHING = 0.9
 MAX_SHOWN_EVALUATIONS = 3
@@ -144,13 +145,16 @@ def _trust_facts(picture: RunPicture) -> Iterator[tuple[str, str]]:
     checkpoint = document.checkpoint
     if checkpoint is not None:
         yield "replica", f"digest {checkpoint.replica_digest} of step {checkpoint.step}"
-    detail = picture.shown_detail()
-    if detail is not None:
-        witnesses = [client for client in detail.clients if client.witness]
-        vouched = sum(client.attested_s is not None for client in witnesses)
-        yield "vouched", f"{vouched} of {len(witnesses)} elected witnesses attested round {detail.figures.number}"
-    if picture.audits is not None:
-        yield "last audit", _audit(picture.audits)
+    trust = picture.trust
+    if trust is not None and trust.vouched is not None:
+        agreed = trust.vouched
+        differed = f", {agreed.differed} attested another digest" if agreed.differed else ""
+        who = f"{agreed.vouched} of {agreed.witnesses} elected witnesses attested digest {agreed.replica_digest}"
+        yield "vouched", f"{who} of replica {agreed.replica_step} (a quorum is {agreed.quorum}){differed}"
+    if trust is not None:
+        yield "last audit", _audit(trust.audit)
+        yield "refused", _kinds(trust.refusals) or "nothing: no result, checkpoint or round since the run began"
+        yield "requests", f"refused: {_kinds(trust.refused_requests) or 'none'}, since the coordinator started"
     rebuild = "replicas disagreed or were not attested: clients rebuild theirs" if document.rebuild else "no"
     yield "rebuild", rebuild
     yield "data", f"{visible(status.data_fingerprint or 'not decided')}, decided by the {status.data_decided_by}"
@@ -162,11 +166,16 @@ def _trust_facts(picture: RunPicture) -> Iterator[tuple[str, str]]:
         yield "store", f"nothing can be kept: {visible(status.store_problem)}"
 
 
-def _audit(audits: AuditHistory) -> str:
+def _kinds(refusals: Sequence[RefusalCount]) -> str:
+    """Return numbers of refusals by kind, the most frequent first."""
+    ordered = sorted(refusals, key=lambda one: (-one.count, one.kind))
+    return ", ".join(f"{one.count:,} {visible(one.kind)}" for one in ordered)
+
+
+def _audit(last: RecordedAudit | None) -> str:
     """Return what the last audit that was recorded found, and when."""
-    if not audits.audits:
+    if last is None:
         return "none was recorded: the operator's `epochal audit` does that"
-    last = audits.audits[-1]
     report = last.report
     when = datetime.fromtimestamp(last.recorded_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     found = "passed" if report.passed else f"{len(report.problems)} problems: {visible(report.problems[0])}"

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from state.audits import AuditHistory
 from state.documents import RunDocument
 from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail, RoundFigures, thinned
 from state.join_guide import JoinGuide
 from state.members import MembersPage
 from state.messages import RunStatus
+from state.trust import TrustView
 
 MAX_ROWS = 2048
 """Number of rows of the history that are kept; with more, neighbours are merged."""
@@ -34,7 +34,7 @@ class RunPicture:
         explanation: why the run is not faster.
         members: all of them.
         guide: how to join.
-        audits: those that were recorded last.
+        trust: the last audit, who vouched for the replica, and what was refused.
         place: index of the row at which the user looks back; None for the present.
         moment: the run as it was there, once it has arrived.
         problem: what is wrong with the coordinator; "" if it answers.
@@ -52,7 +52,7 @@ class RunPicture:
     explanation: SpeedExplanation | None = None
     members: MembersPage | None = None
     guide: JoinGuide | None = None
-    audits: AuditHistory | None = None
+    trust: TrustView | None = None
     place: int | None = None
     moment: Moment | None = None
     problem: str = ""

@@ -69,7 +69,7 @@ class RunReader:
             group.create_task(self._follow_rounds())
             group.create_task(self._repeat(self._read_status, STATUS_S))
             group.create_task(self._repeat(self._read_members, MEMBERS_S))
-            group.create_task(self._repeat(self._read_audits, MEMBERS_S))
+            group.create_task(self._repeat(self._read_trust, MEMBERS_S))
             group.create_task(self._repeat(self._read_explanation, EXPLANATION_S))
             group.create_task(self._repeat(self._read_guide, GUIDE_S))
             group.create_task(self._repeat(self._read_round, DETAIL_S))
@@ -118,9 +118,9 @@ class RunReader:
         self.picture.status = await self._answered(self._client.status)
         self.picture.document = await self._answered(lambda: self._client.run_document(None, 0.0))
 
-    async def _read_audits(self) -> None:
+    async def _read_trust(self) -> None:
         if self.shown == "trust":
-            self.picture.audits = await self._answered(self._client.audits)
+            self.picture.trust = await self._answered(self._client.trust)
 
     async def _read_members(self) -> None:
         if self.shown == "members":

@@ -68,7 +68,7 @@ async def test_pages_show_what_the_api_says(tmp_path: Path) -> None:
             await until_shown(pilot, *(client_id[:12] for client_id in members.members.client_id))
             await pilot.press("4")
             assert status.data_fingerprint is not None
-            await until_shown(pilot, status.data_fingerprint[:40], "witnesses attested", "none was recorded")
+            await until_shown(pilot, status.data_fingerprint[:40], "elected witnesses attested", "none was recorded")
             await pilot.press("5")
             await until_shown(pilot, f"epochal client {run.url} --trainer", "admission")
 
