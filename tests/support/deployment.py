@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from coordinator.api.operator import health_routes
 from coordinator.handlers import Handlers
-from coordinator.store.postgres.database import GRACE_S, STATEMENT_S
+from coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
 from epochal.cli.main import app
 from epochal.cli.secret_files import FILE_SUFFIX, SECRET_VARIABLES
 from runtime.http_server import MAX_UNREAD_BYTES, SHUTDOWN_TIMEOUT_S

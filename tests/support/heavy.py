@@ -10,19 +10,20 @@ import pytest
 def need_module(name: str) -> None:
     """Skips (or fails, in CI) unless the module can be imported."""
     if importlib.util.find_spec(name.partition(".")[0]) is None:
-        _without(f"the package {name} is not installed")
+        without(f"the package {name} is not installed")
 
 
 def need_program(name: str) -> str:
     """The path of a program; skips (or fails, in CI) where there is none."""
     found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
     if found is None:
-        _without(f"the program {name} is not installed")
+        without(f"the program {name} is not installed")
     assert found is not None
     return found
 
 
-def _without(reason: str) -> None:
+def without(reason: str, *, allow_module_level: bool = False) -> None:
+    """Skip a test, or its whole module, for this reason; fail it in CI."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{reason}, and CI must have it")
-    pytest.skip(reason)
+    pytest.skip(reason, allow_module_level=allow_module_level)

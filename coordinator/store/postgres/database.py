@@ -17,14 +17,11 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 
+from coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
 from state.errors import StoreBlocked, StoreFailed
 
-STATEMENT_S = 5.0
-"""Maximum time of a statement that a round waits for."""
 BULK_S = 30.0
 """Maximum time of a statement that reads or deletes a part of a history."""
-GRACE_S = 2.0
-"""Time beyond a statement's limit in which the server's answer may arrive."""
 CONNECT_WITHIN_S = 10.0
 """Maximum time to connect, whichever of its addresses the database has."""
 DISK_FULL = "53100"

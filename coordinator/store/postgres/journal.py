@@ -25,8 +25,9 @@ from typing import Any
 
 from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
 from coordinator.store.postgres.blob_statements import BLOBS_PLACE, DROP_BLOBS, with_blobs
-from coordinator.store.postgres.database import BULK_S, STATEMENT_S, Connection, Database
+from coordinator.store.postgres.database import BULK_S, Connection, Database
 from coordinator.store.postgres.history import RECORDS_AT_A_TIME, PostgresHistory, head_of
+from coordinator.store.postgres.limits import STATEMENT_S
 from coordinator.store.postgres.names import channel_of
 from coordinator.store.postgres.notes import HISTORY, PostgresNotes
 from coordinator.store.postgres.server_identity import (

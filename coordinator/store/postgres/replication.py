@@ -14,7 +14,8 @@ from contextlib import aclosing
 
 from psycopg.sql import SQL, Identifier
 
-from coordinator.store.postgres.database import GRACE_S, STATEMENT_S, Connection, Database, limited
+from coordinator.store.postgres.database import Connection, Database, limited
+from coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
 from coordinator.store.postgres.names import channel_of
 from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Program
 from state.errors import StoreBlocked, StoreFailed

@@ -8,7 +8,7 @@ import pytest
 import coordinator.store.postgres.database
 import coordinator.store.postgres.journal
 from coordinator.store.journal import JournalRecord, Snapshot
-from coordinator.store.postgres.database import STATEMENT_S
+from coordinator.store.postgres.limits import STATEMENT_S
 from coordinator.store.postgres.store import PostgresStore
 from state.errors import StoreBlocked, StoreConflict
 from tests.support.database_store import database_store

@@ -14,7 +14,7 @@ from coordinator.replicas import FRESH_WITHIN_S
 from coordinator.store.journal import JournalRecord, Snapshot
 from coordinator.store.open import open_store_reader, runs_in
 from coordinator.store.postgres.address import parse_address
-from coordinator.store.postgres.database import GRACE_S, STATEMENT_S
+from coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
 from coordinator.store.postgres.migrations import MIGRATIONS
 from coordinator.store.postgres.store import PostgresStore
 from coordinator.store.replication import Heartbeats, Program
