@@ -48,7 +48,8 @@ DOCUMENTS: dict[FrameKind, Any] = {
 
 def examples() -> list[tuple[dict[str, Any], bytes]]:
     """Return what each example of the page means, and its bytes: of each line what stands before two spaces."""
-    found = re.findall(r"<!-- example: (\{[^\n]*?\}) -->\n(?:<!-- not run:[^\n]*-->\n)?```text\n(.*?)```", PAGE, re.DOTALL)
+    block = r"<!-- example: (\{[^\n]*?\}) -->\n(?:<!-- not run:[^\n]*-->\n)?```text\n(.*?)```"
+    found = re.findall(block, PAGE, re.DOTALL)
     return [
         (json.loads(meaning), bytes.fromhex("".join(line.partition("  ")[0] for line in block.splitlines())))
         for meaning, block in found
