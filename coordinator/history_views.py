@@ -80,6 +80,8 @@ class HistoryViews:
         self._kept_bytes = 0
         self._encoding: dict[str, asyncio.Event] = {}
         self._asking_count = 0
+        self.encoded_count = 0
+        """Number of pages that were encoded."""
         self._turn = asyncio.Lock()
         self._last_present: dict[int | None, _Present] = {}
         """The present as it was sent last, by the number of clients that were asked for."""
@@ -245,6 +247,7 @@ class HistoryViews:
             self._asking_count -= 1
 
     def _keep(self, name: str, page: EncodedPage) -> None:
+        self.encoded_count += 1
         self._pages[name] = page
         self._kept_bytes += _size(page)
         while len(self._pages) > 1 and (

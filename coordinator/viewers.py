@@ -102,11 +102,18 @@ class Viewers:
         self._counts: Counter[str] = Counter()
         self.dropped_count = 0
         self.sent_bytes = 0
+        self.frame_count = 0
+        """Number of frames that were made, each for all viewers."""
 
     @property
     def count(self) -> int:
         """Number of viewers."""
         return self._counts.total()
+
+    @property
+    def page_count(self) -> int:
+        """Number of pages of the history that were encoded, each for all who ask for it."""
+        return self._views.encoded_count
 
     @property
     def ask_again_s(self) -> int:
@@ -225,6 +232,7 @@ class Viewers:
             self._add(b"".join(parts))
 
     def _add(self, frame: bytes) -> None:
+        self.frame_count += 1
         self._frames.append(frame)
         self._bytes += len(frame)
         while len(self._frames) > 1 and (len(self._frames) > MAX_FRAMES or self._bytes > MAX_FRAME_BYTES):

@@ -255,6 +255,29 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ),
             ),
             Panel(
+                "Viewers",
+                "Browsers and followers that are told the run's news; dropped: those that read too slowly.",
+                (
+                    (f"sum(epochal_coordinator_viewers{RUN})", "viewers"),
+                    (f"sum(increase(epochal_coordinator_viewers_dropped_total{RUN}[{RATE}]))", "dropped"),
+                ),
+            ),
+            Panel(
+                "Sent to viewers",
+                "Bytes of events, all viewers together.",
+                ((f"sum(rate(epochal_coordinator_viewer_sent_bytes_total{RUN}[{RATE}]))", "events"),),
+                "Bps",
+            ),
+            Panel(
+                "Made for viewers",
+                "Each made once, however many look: frames of events, and pages of the history.",
+                (
+                    (f"sum(rate(epochal_coordinator_viewer_frames_total{RUN}[{RATE}]))", "frames"),
+                    (f"sum(rate(epochal_coordinator_history_pages_encoded_total{RUN}[{RATE}]))", "pages"),
+                ),
+                "ops",
+            ),
+            Panel(
                 "Processor",
                 "Cores used by each process.",
                 ((f"rate(process_cpu_seconds_total{RUN}[{RATE}])", "{{instance}}"),),

@@ -13,6 +13,7 @@ from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from coordinator.machine.run import Run
 from coordinator.service import CoordinatorService
 from coordinator.service_events import GroupKept, ServiceEvent
+from coordinator.viewers import Viewers
 from runtime.metrics import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
 from state.evaluations import newest_evaluations
 from state.messages import RunStatus
@@ -31,6 +32,7 @@ class _Seen:
     service: CoordinatorService
     polls: LongPolls
     arrivals: Arrivals
+    viewers: Viewers
 
     @property
     def paused_count(self) -> int:
@@ -113,6 +115,7 @@ _GAUGES: _Rows = (
         "Those without a token.",
         lambda seen: seen.polls.count_of(ReaderKind.STRANGER),
     ),
+    ("coordinator_viewers", "Viewers that are told the run's news as events.", lambda seen: seen.viewers.count),
 )
 _COUNTERS: _Rows = (
     ("run_data_indices_applied", "Data indices applied since step 1.", lambda seen: seen.status.data_indices_applied),
@@ -121,6 +124,22 @@ _COUNTERS: _Rows = (
         "coordinator_check_leases_ended",
         "Leases of checkers that ended without a verdict.",
         lambda seen: seen.arrivals.checks.ended_leases,
+    ),
+    (
+        "coordinator_viewer_frames",
+        "Frames of events that were made, each once for all viewers.",
+        lambda seen: seen.viewers.frame_count,
+    ),
+    ("coordinator_viewer_sent_bytes", "Bytes of events sent to viewers.", lambda seen: seen.viewers.sent_bytes),
+    (
+        "coordinator_viewers_dropped",
+        "Viewers that read events too slowly, were told so and dropped.",
+        lambda seen: seen.viewers.dropped_count,
+    ),
+    (
+        "coordinator_history_pages_encoded",
+        "Pages of the run's history that were encoded, each once for all who asked.",
+        lambda seen: seen.viewers.page_count,
     ),
 )
 
@@ -166,7 +185,7 @@ class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.http = HttpMetrics(registry)
-        self._watched: tuple[CoordinatorService, LongPolls, Arrivals] | None = None
+        self._watched: tuple[CoordinatorService, LongPolls, Arrivals, Viewers] | None = None
         self._run: Run | None = None
         self._status: RunStatus | None = None
         registry.register(self)
@@ -209,11 +228,11 @@ class CoordinatorMetrics:
         self._phase_since_s = 0.0
         self._trained_s: float | None = None
 
-    def watch(self, service: CoordinatorService, polls: LongPolls, arrivals: Arrivals) -> None:
+    def watch(self, service: CoordinatorService, polls: LongPolls, arrivals: Arrivals, viewers: Viewers) -> None:
         """Measure this service from now on."""
         self._now_s = service.now_s
         self._phase_since_s = service.now_s()
-        self._watched = service, polls, arrivals
+        self._watched = service, polls, arrivals, viewers
         service.watch(self._observe)
 
     def count_notice(self, kind: str, result: str) -> None:
@@ -227,8 +246,8 @@ class CoordinatorMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the run with its value; nothing before `watch`."""
         if self._watched is not None:
-            service, polls, arrivals = self._watched
-            yield from self._metrics(_Seen(self.status_of(service), service, polls, arrivals))
+            service, polls, arrivals, viewers = self._watched
+            yield from self._metrics(_Seen(self.status_of(service), service, polls, arrivals, viewers))
 
     @staticmethod
     def _metrics(seen: _Seen | None) -> Iterator[Metric]:

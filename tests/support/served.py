@@ -10,8 +10,10 @@ from typing import Any
 
 import httpx
 import numpy as np
+from prometheus_client import CollectorRegistry
 
 from coordinator.api.app import create_app
+from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.arrivals import Arrivals
 from coordinator.auth.admin import AdminToken
 from coordinator.auth.nonces import JoinNonces
@@ -20,11 +22,14 @@ from coordinator.auth.tokens import SessionTokens
 from coordinator.downloads import Downloads
 from coordinator.genesis import Genesis, LayoutOf, unknown_layout
 from coordinator.handlers import Handlers
+from coordinator.history_views import HistoryViews
+from coordinator.long_polls import LongPolls
 from coordinator.opening import ServiceOptions
 from coordinator.serve import ServeOptions, serving
 from coordinator.service import CoordinatorService
 from coordinator.store.memory import MemoryStore
 from coordinator.uploads import Uploads
+from coordinator.viewers import Viewers
 from coordinator_client.http import CoordinatorClient
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
@@ -118,6 +123,14 @@ async def served_over_sockets(folder: Path, genesis: Genesis = GENESIS, /, **ove
         httpx.AsyncClient(base_url=running.url, timeout=BOUND_S) as http,
     ):
         yield Served(running.handlers.service, running.handlers, http, f"/v1/runs/{state.run_id}")
+
+
+def measured(coordinator: Served) -> CoordinatorMetrics:
+    """Return new metrics of a coordinator."""
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    viewers = Viewers(coordinator.service, HistoryViews(coordinator.handlers, InlineWorker()))
+    metrics.watch(coordinator.service, LongPolls(), coordinator.handlers.arrivals, viewers)
+    return metrics
 
 
 class WireClient(HandClient):

@@ -115,6 +115,7 @@ export class EventStream {
           this.changed({ state: "live", attempt: 0, waitMs: 0, problem: null });
         }
         for (const event of parser.take(value)) {
+          if (event.kind === "dropped") throw new Error(event.data.detail);
           this.told(event);
           if (event.id !== null) this.#last = event.id;
         }

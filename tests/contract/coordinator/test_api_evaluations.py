@@ -4,15 +4,12 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
-from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.long_polls import LongPolls
 from coordinator_client.http import CoordinatorClient
 from state.evaluations import EvaluationReport
 from state.replica import replica_digest
 from state.wire import Sha256
-from tests.support.served import ADMIN, REPLICA, Served, problem, served
+from tests.support.served import ADMIN, REPLICA, Served, measured, problem, served
 from tests.support.states import state_file
 
 DIGEST = Sha256(replica_digest(REPLICA))
@@ -115,8 +112,7 @@ async def test_client_records_and_reads_evaluations(coordinator: Served) -> None
 
 
 async def test_metrics_have_the_newest_loss_of_each_name(coordinator: Served) -> None:
-    metrics = CoordinatorMetrics(CollectorRegistry())
-    metrics.watch(coordinator.service, LongPolls(), coordinator.handlers.arrivals)
+    metrics = measured(coordinator)
     for name, loss in (("validation", 3.0), ("test", 4.0), ("validation", 2.0)):
         await send(coordinator, name=name, loss=loss)
     read = metrics.registry.get_sample_value

@@ -179,6 +179,7 @@ async def test_viewer_that_does_not_read_is_dropped_and_told(
     received = await asyncio.to_thread(_all_of, slow)
     assert b"event: dropped" in received
     assert b"you read too slowly" in received
+    assert await shown(coordinator, "viewers_dropped_total") == 1
 
 
 def _long(kind: str, data: bytes, place: object = None) -> bytes:
@@ -195,6 +196,33 @@ def _all_of(connection: socket.socket) -> bytes:
                 break
     connection.close()
     return bytes(found)
+
+
+async def shown(coordinator: Served, name: str) -> float:
+    """Return a metric of the coordinator's, as Prometheus reads it."""
+    text = (await coordinator.http.get("/metrics")).text
+    (line,) = [line for line in text.splitlines() if line.startswith(f"epochal_coordinator_{name} ")]
+    return float(line.split()[1])
+
+
+async def test_metrics_say_who_looks_and_what_it_takes(run: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = run
+    assert await shown(coordinator, "viewers") == 0
+    async with viewing(coordinator) as first, viewing(coordinator) as second:
+        for viewer in (first, second):
+            await viewer.until("now")
+        assert await shown(coordinator, "viewers") == 2
+        before = await shown(coordinator, "viewer_frames_total")
+        sent = await shown(coordinator, "viewer_sent_bytes_total")
+        await play_round(coordinator, clients)
+        told = [await viewer.until("rounds") for viewer in (first, second)]
+        assert await shown(coordinator, "viewer_frames_total") > before
+        size = len(canonical_json(told[0].data))
+        assert await shown(coordinator, "viewer_sent_bytes_total") >= sent + 2 * size
+    for _ in range(3):
+        assert (await coordinator.http.get(f"{coordinator.run_url}/history")).status_code == 200
+    assert await shown(coordinator, "history_pages_encoded_total") == 1, "one for all who ask"
+    assert await shown(coordinator, "viewers_dropped_total") == 0
 
 
 async def test_many_viewers_are_told_to_ask_less_often(

@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from coordinator import leased_checks
-from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.long_polls import LongPolls
 from coordinator.machine.records import RecordBody
 from coordinator.machine.stimuli import STIMULI, ResultRejected, ResultVerified
 from coordinator_client.http import CoordinatorClient
@@ -23,7 +20,7 @@ from tests.support.data_http import HttpReply
 from tests.support.object_blobs import PREFIX
 from tests.support.s3_door import S3Door, s3_error
 from tests.support.s3_server import BUCKET
-from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, training
+from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, measured, problem, training
 from tests.support.spooled import spooled
 
 LEASE_S = 0.4
@@ -210,8 +207,7 @@ async def test_metrics_say_what_arrived_and_who_checked_it(
     import obstore
 
     monkeypatch.setattr(leased_checks, "LEASE_S", LEASE_S)
-    metrics = CoordinatorMetrics(CollectorRegistry())
-    metrics.watch(run.service, LongPolls(), run.handlers.arrivals)
+    metrics = measured(run)
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"epochal_coordinator_{name}", labels)

@@ -3,11 +3,9 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.long_polls import LongPolls
-from tests.support.served import Served, WireClient, served, training
+from tests.support.served import Served, WireClient, measured, served, training
 from tests.support.states import state_file
 
 
@@ -19,9 +17,7 @@ async def coordinator() -> AsyncIterator[Served]:
 
 @pytest.fixture
 def metrics(coordinator: Served) -> CoordinatorMetrics:
-    metrics = CoordinatorMetrics(CollectorRegistry())
-    metrics.watch(coordinator.service, LongPolls(), coordinator.handlers.arrivals)
-    return metrics
+    return measured(coordinator)
 
 
 async def test_scrape_makes_the_status_anew_only_after_the_run_changed(
