@@ -63,8 +63,6 @@ def _run_action(stimulus: stimuli.Stimulus) -> _Action | None:
             return "finish", {"after_step": step}
         case stimuli.BatchesReleased(intervals=intervals):
             return "release", {"batches": "all" if intervals is None else _shown(intervals)}
-        case stimuli.EvaluationReported(report=report):
-            return "evaluation", {"name": report.name, "step": report.step, "loss": report.loss}
         case AuditReported(report=audit):
             verdict = "passed" if audit.passed else f"{len(audit.problems)} problems"
             return "audit", {"verdict": verdict, "rounds": audit.rounds}

@@ -14,8 +14,10 @@ from state.trust import TrustView
 
 MAX_ROWS = 2048
 """Number of rows of the history that are kept; with more, neighbours are merged."""
-LAST_ROUNDS = 16
+LAST_ROUNDS = 32
 """Number of rounds over which speeds and estimates are taken."""
+PAUSE_RATIO = 20
+"""A round that began so many times later than usual after the one before it: the run was paused or down."""
 
 
 @dataclass(slots=True)
@@ -101,19 +103,23 @@ class RunPicture:
             return None
         return sum(row.tokens for row in last) / (last[-1].ended_s - last[0].started_s)
 
-    def round_s(self) -> float | None:
-        """Return the median time from a round's start to the next, over the last that are shown; None before two."""
+    def step_s(self) -> float | None:
+        """Return the mean time from one applied round's start to the next one's, over the last that are shown.
+
+        What lies between epochs counts, pauses and outages do not. None if nothing was applied, or before two rounds.
+        """
         last = self.shown_rows()[-LAST_ROUNDS - 1 :]
-        times = [
-            (after.started_s - before.started_s) / before.rounds
-            for before, after in pairwise(last)
-            if after.started_s > before.started_s
-        ]
-        return median(times) if times else None
+        spans = [(after.started_s - row.started_s, row.rounds, row.applied_rounds) for row, after in pairwise(last)]
+        if not spans:
+            return None
+        longest_s = PAUSE_RATIO * median(span_s / rounds for span_s, rounds, _ in spans)
+        usual = [(span_s, applied) for span_s, rounds, applied in spans if span_s / rounds <= longest_s]
+        applied = sum(applied for _, applied in usual)
+        return sum(span_s for span_s, _ in usual) / applied if applied else None
 
     def eta_s(self) -> float | None:
         """Return the seconds until the run has done its steps at the present pace; None if that is not known."""
-        document, round_s = self.shown_document(), self.round_s()
-        if document is None or round_s is None:
+        document, step_s = self.shown_document(), self.step_s()
+        if document is None or step_s is None:
             return None
-        return max(0, document.total_steps - document.step + 1) * round_s
+        return max(0, document.total_steps - document.step + 1) * step_s

@@ -84,7 +84,7 @@ def _head(detail: RoundDetail) -> Text:
     length_s = figures.train_s + figures.witness_s
     applied = f"{figures.applied_batches} of {figures.batches} batches applied"
     return Text(
-        f"round {figures.number}: step {figures.step}, attempt {figures.attempt}, {length_s:.2f} s, "
+        f"round {figures.number}: step {figures.step}, attempt {figures.attempt + 1}, {length_s:.2f} s, "
         f"{figures.results} of {figures.clients} results, {applied}. {visible(detail.reason)}"
     )
 

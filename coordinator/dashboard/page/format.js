@@ -60,6 +60,12 @@ export function moment(seconds) {
   return `${day} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
 }
 
+/** As `moment`, without the date if that is today: "14:05:09". */
+export function clock(seconds) {
+  const text = moment(seconds);
+  return text.startsWith(moment(Date.now() / 1000).slice(0, 10)) ? text.slice(11) : text;
+}
+
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
 /** Text that somebody else has written, with escapes for characters that are not seen, or that turn others around. */

@@ -7,7 +7,7 @@ export const WORDS = {
   epoch: "The time between two checkpoints made while nobody trains; it has many rounds.",
   round: "Every client trains on its part of the data, its result is collected, and all results are merged into the model.",
   step: "The number of a round that was applied to the model. A round that fails is tried again under the same step.",
-  "time to the end": "Remaining steps times the median time of the last rounds, with those that were not applied.",
+  "time to the end": "Remaining steps times the mean time from one of the last rounds to the next, with those that were not applied and what lies between epochs, without pauses.",
   tokens: "Pieces of text that the model was trained on and whose results were applied.",
   "tokens/s": "Tokens that were applied in the last rounds, divided by the time from the first one's start to the last one's end.",
   "training loss": "How wrong the model's predictions were on the data it trained on, as the clients say: nats per token, lower is better.",

@@ -3,7 +3,7 @@
 import { copyable } from "../copy.js";
 import { ask } from "../dialog.js";
 import { fill, h, newId, setText } from "../elements.js";
-import { moment, shortId, visible, whole } from "../format.js";
+import { digits, moment, shortId, visible, whole } from "../format.js";
 import { operator } from "../operator.js";
 import { tokenForm } from "../token.js";
 import { joinCommand } from "./join.js";
@@ -204,11 +204,13 @@ export default class OperatePanel {
 /** What an action was done with, in words. */
 function argumentsOf({ arguments: given }) {
   const words = Object.entries(given).filter(([, value]) => value !== null).map(([name, value]) => {
-    const shown = name.endsWith("_s") ? moment(value) : typeof value === "number" ? whole(value) : visible(value);
+    const shown = name.endsWith("_s") ? moment(value) : typeof value === "number" ? numberOf(value) : visible(value);
     return `${visible(name.replace(/_s$/, "").replaceAll("_", " "))} ${shown}`;
   });
   return words.join(", ");
 }
+
+const numberOf = (value) => (Number.isInteger(value) ? whole(value) : digits(value));
 
 /** A refusal in words. */
 function refusedWords(problem) {

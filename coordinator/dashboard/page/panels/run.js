@@ -3,11 +3,12 @@
 import { Chart, smoothed } from "../chart.js";
 import { DataMap } from "../data-map.js";
 import { fill, h, newId, setText } from "../elements.js";
-import { bytes, digits, duration, moment, short, UNKNOWN, visible, whole } from "../format.js";
+import { bytes, clock, digits, duration, moment, short, UNKNOWN, visible, whole } from "../format.js";
 import { glossary, term } from "../glossary.js";
 import { POINTS, Rounds } from "../rounds.js";
 
 const RECENT_ROWS = 32;
+const PAUSE_RATIO = 20; // a round that began so many times later than usual: the run was paused or down before it
 const EVALUATIONS_MS = 60_000;
 const CHECKPOINTS_MS = 60_000;
 const MAX_CHECKPOINTS = 10;
@@ -41,20 +42,18 @@ export function recentSpeed(rounds) {
   return seconds > 0 ? tokens / seconds : null;
 }
 
-/** Return the seconds until the last step, if rounds go on as the last ones did; null if none was applied lately. */
+/**
+ * Return the seconds until the last step, if rounds go on as the last ones did: from one round's start to the next one's,
+ * with what lies between epochs, and without pauses and outages. Null if nothing was applied lately, or before two rounds.
+ */
 export function timeToEnd(rounds, steps) {
-  const first = Math.max(0, rounds.length - RECENT_ROWS);
-  const times = [];
-  let rounded = 0, applied = 0;
-  for (let place = first; place < rounds.length; place += 1) {
-    const count = rounds.get("rounds")[place];
-    times.push((rounds.get("train_s")[place] + rounds.get("witness_s")[place]) / count);
-    rounded += count;
-    applied += rounds.get("applied_rounds")[place];
-  }
-  if (!applied) return null;
-  times.sort((one, other) => one - other);
-  return steps * times[times.length >> 1] * (rounded / applied);
+  const [started, counts, applied] = ["started_s", "rounds", "applied_rounds"].map((name) => rounds.get(name).slice(-RECENT_ROWS - 1));
+  const spans = counts.slice(0, -1).map((count, place) => ({ pace: (started[place + 1] - started[place]) / count, count, applied: applied[place] }));
+  if (!spans.length) return null;
+  const paces = spans.map(({ pace }) => pace).sort((one, other) => one - other);
+  const usual = spans.filter(({ pace }) => pace <= PAUSE_RATIO * paces[paces.length >> 1]);
+  const done = usual.reduce((sum, span) => sum + span.applied, 0);
+  return done ? (steps * usual.reduce((sum, { pace, count }) => sum + pace * count, 0)) / done : null;
 }
 
 export default class RunPanel {
@@ -134,20 +133,20 @@ export default class RunPanel {
 
   #showFigures(run, found, rounds) {
     const last = rounds.last, values = this.values;
-    const until = run.phase_ends_s === null ? "" : `, until ${moment(run.phase_ends_s)} at the latest`;
+    const until = run.phase_ends_s === null ? "" : `, until ${clock(run.phase_ends_s)} at the latest`;
     const { isLive, now } = this.store;
     const waits = isLive && now !== null ? `the run ${visible(now.waiting)}` : PHASES[run.run_state] ?? run.run_state;
-    setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}. This phase began because of: ${visible(run.reason)}`);
+    setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}. The phase began with: ${visible(run.reason)}`);
     setText(this.why, isLive && now?.explanation ? visible(now.explanation) : "");
     this.map.set(found?.data ?? null);
     const set = (word, text) => setText(values.get(word), text);
-    set("phase", `${run.run_state}, since ${moment(run.phase_started_s)}${until}`);
+    set("phase", `${run.run_state}, since ${clock(run.phase_started_s)}${until}`);
     set("epoch", whole(run.epoch));
     const done = Math.min(run.step - 1, run.total_steps);
     set("step", `${whole(done)} of ${whole(run.total_steps)} done`);
     const left = run.total_steps - done;
-    const isOver = run.run_state === "Finished";
-    set("time to the end", isOver ? "ended" : duration(timeToEnd(rounds, left)));
+    const stands = { Finished: "ended", Paused: "paused" }[run.run_state];
+    set("time to the end", stands ?? duration(timeToEnd(rounds, left)));
     set("tokens", whole(found?.tokens_total ?? last?.tokens_total ?? null));
     set("tokens/s", short(recentSpeed(rounds)));
     const losses = rounds.get("loss").filter((loss) => loss !== null);

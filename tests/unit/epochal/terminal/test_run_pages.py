@@ -170,8 +170,23 @@ def row(number: int) -> RoundFigures:
     known: dict[str, Any] = {field.name: 0 for field in fields(RoundFigures)}
     times = {"started_s": 10.0 * number, "ended_s": 10.0 * number + 8, "train_s": 7.0, "witness_s": 1.0}
     return RoundFigures(
-        **(known | times | {"number": number, "rounds": 1, "loss": 2.0, "tokens": 100, "step": number + 1})
+        **(
+            known
+            | times
+            | {"number": number, "rounds": 1, "applied_rounds": 1, "loss": 2.0, "tokens": 100, "step": number + 1}
+        )
     )
+
+
+def test_estimate_counts_lost_rounds_and_epochs_and_no_pause() -> None:
+    picture = picture_of(replace(run_document(RunState.ROUND_TRAIN), step=41, total_steps=100))
+    rows = [row(number) for number in range(9)]
+    late = {3: 5.0, 7: 4000.0}  # an epoch's end before one round, a pause before another
+    shifts = [sum(by_s for first, by_s in late.items() if found.number >= first) for found in rows]
+    shifted = [replace(found, started_s=found.started_s + shift) for found, shift in zip(rows, shifts, strict=True)]
+    shifted[5] = replace(shifted[5], applied_rounds=0)
+    picture.add(HistoryPage("run", "a", 9, 0, 0, RoundColumns.of(shifted)))
+    assert picture.step_s() == pytest.approx((7 * 10.0 + 5.0) / 6)
 
 
 def test_kept_rows_are_bounded_and_the_estimate_is_by_whole_rounds() -> None:
@@ -181,6 +196,6 @@ def test_kept_rows_are_bounded_and_the_estimate_is_by_whole_rounds() -> None:
         picture.add(HistoryPage("run", "a", first + 64, 0, 0, page))
     assert len(picture.rows) <= MAX_ROWS
     assert sum(found.rounds for found in picture.rows) == 4 * MAX_ROWS
-    assert picture.round_s() == pytest.approx(10.0)
+    assert picture.step_s() == pytest.approx(10.0)
     assert picture.eta_s() == pytest.approx(600.0)
     assert picture.tokens_per_s() == pytest.approx(10.0, rel=0.05)
