@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run these tests in the loop of the browser, and on one worker where workers keep groups together."""
+    """Run these tests in the loop of the browser."""
     for item in items:
         if "tests/browser/" in item.nodeid:
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)

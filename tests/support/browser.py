@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module, need_program
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
+SHOWN_BOUND_S = 40.0
+"""Maximum seconds until a page shows what a test waits for; a selector that finds nothing fails after this time."""
 SIZES = {"phone": (360, 740), "laptop": (1280, 800), "4k": (3840, 2160)}
 """Width and height, in CSS pixels, of the screens at which the page must work."""
 
@@ -70,7 +71,7 @@ async def opened(browser: "Browser", size: str = "laptop", **options: Any) -> As
     width, height = SIZES[size]
     context = await browser.new_context(viewport={"width": width, "height": height}, **options)
     try:
-        context.set_default_timeout(BOUND_S * 1000)
+        context.set_default_timeout(SHOWN_BOUND_S * 1000)
         page = await context.new_page()
         yield page, Complaints(page)
     finally:
