@@ -1,12 +1,10 @@
 """Grafana's dashboard and the alerts over a real Prometheus that reads a real run."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 from tests.integration.test_metrics import ANY_PORT, METRICS_LINE, serve_data
-from tests.support.bounds import BOUND_S
 from tests.support.deployment import DEPLOY
 from tests.support.processes import in_training, prepared_run
 from tests.support.prometheus import Prometheus, prometheus
@@ -60,12 +58,18 @@ async def test_each_panel_shows_a_run_and_alerts_are_evaluated(tmp_path: Path) -
             VALUES["$data_servers"]: [data_url],
             VALUES["$clients"]: client_urls,
         }
-        async with prometheus(tmp_path, jobs) as read, asyncio.timeout(BOUND_S):
-            while empty := await empty_panels(read):
-                assert len(empty) <= len(queries())
+        async with prometheus(tmp_path, jobs) as read:
+
+            async def every_panel_shows_something() -> bool:
+                return await empty_panels(read) == []
+
+            await read.until(every_panel_shows_something)
             rules = await read.rules()
             assert {name: rule for name, rule in rules.items() if rule["health"] != "ok"} == {}
             assert rules[DATA_SERVER_DOWN]["state"] == "inactive"
             data_server.kill()
-            while (await read.rules())[DATA_SERVER_DOWN]["state"] == "inactive":
-                pass
+
+            async def alert_is_raised() -> bool:
+                return (await read.rules())[DATA_SERVER_DOWN]["state"] != "inactive"
+
+            await read.until(alert_is_raised)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.heavy import need_program
 from tests.support.ports import free_port
 
 SCRAPE_S = 1
-START_POLL_S = 0.05
+"""Seconds from one reading of the targets to the next; nothing that Prometheus tells changes more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,12 @@ class Prometheus:
     """Its HTTP API."""
 
     http: httpx.AsyncClient
+
+    async def until(self, is_so: Callable[[], Awaitable[bool]]) -> None:
+        """Return once something is so; ask after each reading of the targets."""
+        async with asyncio.timeout(BOUND_S):
+            while not await is_so():  # noqa: ASYNC110  # it tells nobody of its own accord
+                await asyncio.sleep(SCRAPE_S)
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the series that an expression gives now."""
