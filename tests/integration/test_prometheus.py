@@ -70,6 +70,7 @@ async def test_each_panel_shows_a_run_and_alerts_are_evaluated(tmp_path: Path) -
             data_server.kill()
 
             async def alert_is_raised() -> bool:
-                return (await read.rules())[DATA_SERVER_DOWN]["state"] != "inactive"
+                state: str = (await read.rules())[DATA_SERVER_DOWN]["state"]
+                return state != "inactive"
 
             await read.until(alert_is_raised)

@@ -21,9 +21,15 @@ FETCHED = re.compile(
 """What a browser fetches when it opens a page."""
 
 
+BUILT = "EPOCHAL_SITE"
+"""Environment variable with the folder of a site that `make docs` has just built, so that it is not built twice."""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     need_module("material")
+    if BUILT in os.environ:
+        return Path(os.environ[BUILT])
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", folder],
