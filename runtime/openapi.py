@@ -45,7 +45,7 @@ _PROBLEM: Schema = {
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "What is wrong and what is allowed, for people."},
         "retry": {"type": "boolean", "description": "Whether the same request, or one made anew, may succeed."},
-        "help": {"type": "string", "description": "Path of the page that explains this kind: cause and remedy."},
+        "help": {"type": "string", "description": "Page with cause and remedy, relative to this request's path."},
     },
 }
 

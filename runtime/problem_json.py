@@ -23,17 +23,30 @@ KIND_OF_HTTP_STATUS = {404: Refusal.NOT_FOUND, 405: Refusal.METHOD_NOT_ALLOWED}
 
 
 class ProblemResponse(Response):
-    """A refusal as an HTTP response."""
+    """A refusal as an HTTP response.
+
+    When it answers a request, its `help` is relative to the request's path, so that it is right also behind a proxy
+    that serves the coordinator below a path of its own.
+    """
 
     media_type = PROBLEM_JSON
 
     def __init__(self, refusal: Refusal, body: dict[str, Any], headers: dict[str, str]) -> None:
         super().__init__(json.dumps(body), refusal.status, headers)
         self._refusal = refusal
+        self._problem = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[REFUSAL_IN_SCOPE] = self._refusal
+        self.body = self.render(json.dumps(self._problem | {"help": help_reference(self._refusal, scope)}))
+        self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
+
+
+def help_reference(refusal: Refusal, scope: Scope) -> str:
+    """Return where a refusal is explained, relative to the path of a request (RFC 3986, 4.2)."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    return "../" * (path.count(b"/") - 1) + HELP_PATH.removeprefix("/") + refusal
 
 
 def problem_of(error: Exception) -> Refused:

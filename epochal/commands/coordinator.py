@@ -77,7 +77,7 @@ BlobsOption: TypeAlias = Annotated[
     typer.Option(
         metavar="DIR",
         help="With a store in a database: folder that all coordinators of the run share, for results and "
-        "checkpoints. Not needed with `[blobs] store`.",
+        "checkpoints. Not needed with `\\[blobs] store`.",
     ),
 ]
 

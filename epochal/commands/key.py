@@ -21,6 +21,6 @@ def new(path: KeyPath) -> None:
 def show(path: KeyPath) -> None:
     """Print the public key of a key file, for the run's operator.
 
-    It is 64 hex digits; `[access] keys` and `epochal access add` take it.
+    It is 64 hex digits; `\\[access] keys` and `epochal access add` take it.
     """
     typer.echo(load_key(path).public_key)

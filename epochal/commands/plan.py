@@ -37,7 +37,8 @@ def plan(
     store: Annotated[
         str | None,
         typer.Option(
-            metavar="LINK", help="The object store's link, if the state file names one ([blobs] store); else no limit."
+            metavar="LINK",
+            help="The object store's link, if the state file names one (\\[blobs] store); else no limit.",
         ),
     ] = None,
     parameters: Annotated[

@@ -1,6 +1,8 @@
 """The `epochal` command itself: its commands, what it imports, its errors and exit codes."""
 
+import re
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -53,6 +55,18 @@ def test_help_explains_every_command(target: str) -> None:
 def test_help_names_the_extra_that_an_option_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     run_main("trainer-service", "--help").expect(0, "epochal[tinker]")
+
+
+@pytest.mark.parametrize("target", ALL_COMMANDS, ids=command_name)
+def test_help_keeps_what_stands_in_brackets(target: str) -> None:
+    command = command_function(target)
+    options = [
+        getattr(option, "help", None)
+        for hint in get_type_hints(command, include_extras=True).values()
+        for option in getattr(hint, "__metadata__", ())
+    ]
+    for text in filter(None, (command.__doc__, *options)):
+        assert re.findall(r"(?<!\\)\[[a-z]+\]", text) == [], "rich takes it for a style"
 
 
 def test_misspelt_command_is_answered_with_the_nearest() -> None:

@@ -1,8 +1,13 @@
 """The pages that explain a refusal: one for each kind, without anything loaded or executed."""
 
+from typing import Any
+
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from runtime.explanations import explanations
 from runtime.help_pages import help_routes, html_of
@@ -30,6 +35,25 @@ async def test_page_of_every_refusal_is_where_its_problem_says(http: httpx.Async
         page = await http.get(answer.json()["help"])
         assert page.status_code == 200
         assert html_of(explanations()[kind].remedy) in page.text
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1/runs/a%2Fb/nothing", "/v1/runs/r/"])
+async def test_help_of_a_problem_is_right_below_a_proxys_path(path: str) -> None:
+    async def refuse(_: Request, error: Exception) -> Response:
+        return problem_response(error)
+
+    app = Starlette(routes=list(help_routes()), exception_handlers={HTTPException: refuse})
+
+    async def below_a_path(scope: Any, receive: Any, send: Any) -> None:
+        path, raw = scope["path"].removeprefix("/my-run"), scope["raw_path"].removeprefix(b"/my-run")
+        await app({**scope, "path": path, "raw_path": raw}, receive, send)
+
+    transport = httpx.ASGITransport(below_a_path)
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+        answer = await client.get(f"/my-run{path}")
+        page = await client.get(answer.url.join(answer.json()["help"]))
+    assert str(page.url) == "http://proxy/my-run/help/not-found"
+    assert page.status_code == 200
 
 
 async def test_page_loads_and_executes_nothing(http: httpx.AsyncClient) -> None:
