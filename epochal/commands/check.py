@@ -71,7 +71,7 @@ def check(
         typer.echo(f"note: {note}", err=True)
     if checked.problems:
         hints = [f"({HINT})"] if len(checked.problems) > count else []
-        typer.echo("\n".join(checked.problems + hints), err=True)
+        typer.echo("\n".join([*checked.problems, *hints, "see: epochal explain invalid-config"]), err=True)
         raise typer.Exit(2)
     typer.echo(f"{state_path} is valid" + (f", and {data_config} fits it" if data_config else ""))
 

@@ -49,6 +49,7 @@ def test_check_reports_every_mistake_of_both_files_and_exits_2(tmp_path: Path) -
     state = state_text(config__min_clients=-1, config__epoch_tyme=3, model__LLM__data_type="Finetuning")
     ran = checked(tmp_path, state, 'dir = "data"\ntoken_size = "ThreeBytes"\n')
     ran.expect(2, "state.toml", "config.min_clients", "epoch_tyme", "epoch_time", "data.toml", "token_size", "seq_len")
+    assert ran.err.endswith("see: epochal explain invalid-config\n")
 
 
 def test_check_of_two_files_that_do_not_fit_each_other_exits_2(tmp_path: Path) -> None:
