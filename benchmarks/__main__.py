@@ -32,6 +32,7 @@ from benchmarks import (
     torch_clients,
     torch_memory,
     torch_rounds,
+    viewers,
 )
 from benchmarks.figures import Figure, show
 from benchmarks.report import explain, write
@@ -64,6 +65,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "history-long": lambda: _in_folder(history.measure_long),
     "dashboard": lambda: _in_folder(dashboard.measure),
     "dashboard-members": lambda: _in_folder(dashboard_members.measure),
+    "viewers": lambda: _in_folder(viewers.measure),
     "resilience": lambda: _in_folder(resilience.measure),
     "scale-short": scale.measure_short,
     "torch": torch_rounds.measure,
