@@ -168,7 +168,9 @@ async def test_viewer_that_does_not_read_is_dropped_and_told(
     monkeypatch.setattr("coordinator.viewers.MAX_FRAMES", 2)
     coordinator, clients = run
     url = httpx.URL(coordinator.http.base_url)
-    slow = socket.create_connection((url.host, url.port or 80))
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    slow.connect((url.host, url.port or 80))
     slow.sendall(f"GET {coordinator.run_url}/events HTTP/1.1\r\nHost: {url.host}\r\n\r\n".encode())
     slow.settimeout(BOUND_S)
     monkeypatch.setattr("coordinator.viewers._event", _long)
@@ -176,10 +178,12 @@ async def test_viewer_that_does_not_read_is_dropped_and_told(
         for _ in range(12):
             await play_round(coordinator, clients)
             await quick.until("rounds")
+        sent_bytes = await shown(coordinator, "viewer_sent_bytes_total")
     received = await asyncio.to_thread(_all_of, slow)
     assert b"event: dropped" in received
     assert b"you read too slowly" in received
     assert await shown(coordinator, "viewers_dropped_total") == 1
+    assert len(received) < sent_bytes / 3, "little was held for it"
 
 
 def _long(kind: str, data: bytes, place: object = None) -> bytes:
