@@ -142,6 +142,7 @@ class RunNow(WireDocument):
 
 
 NOTHING_YET = "No round has ended yet, so nothing is known of where its time goes."
+NO_TIME = "The last rounds took no time that a clock here could measure."
 
 
 def explained(details: Sequence[RoundDetail], names: Mapping[str, str]) -> SpeedExplanation:
@@ -262,6 +263,8 @@ def _unknown(details: Sequence[RoundDetail]) -> str:
 
 
 def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients: Sequence[ClientMedians]) -> str:
+    if not parts:
+        return NO_TIME
     kinds: dict[PartKind, float] = defaultdict(float)
     for part in parts:
         kinds[part.kind] += part.share

@@ -1,5 +1,6 @@
 """Who may join and when the run ends, over HTTP: what an operator may say, who may look, and what is shown."""
 
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -62,6 +63,23 @@ async def test_code_of_an_invitation_is_kept_nowhere(invited: Served) -> None:
     assert bodies
     assert made["id"].encode() in b"".join(bodies)
     assert made["code"].encode() not in b"".join(bodies)
+
+
+async def test_code_and_token_are_in_no_log_and_no_answer(invited: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    made = (await ask(invited, "POST", "/invitations", {})).json()
+    assert await joins(WireClient(invited, 1), made["code"]) == "joined"
+    assert await joins(WireClient(invited, 2), made["code"]) == "access-denied"
+    assert problem(await ask(invited, "POST", "/pause", token="X" + ADMIN)) == "forbidden"
+    assert (await ask(invited, "POST", "/pause")).is_success
+    places = ["/status", "/actions", "/members", "/trust", "/join", "/history", "/invitations", "/access"]
+    answers = [await ask(invited, "GET", place) for place in places]
+    assert [answer.status_code for answer in answers] == [200] * len(places)
+    seen = caplog.text + "".join(str(vars(record)) for record in caplog.records)
+    seen += "".join(f"{answer.url}{answer.headers}{answer.text}" for answer in answers)
+    assert "operator_acted" in seen
+    assert made["code"] not in seen
+    assert ADMIN not in seen
 
 
 @pytest.mark.parametrize("body", [{"uses": 0}, {"uses": 10_001}, {"expires_in_s": 0}, {"expires_in_s": 1e12}, {"x": 1}])

@@ -113,6 +113,14 @@ async def test_version_that_is_not_kept_is_refused_with_those_that_are(kept: Kep
             await history.moment(version, last)
 
 
+async def test_looks_back_beyond_the_maximum_are_refused(kept: KeptRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    history, last = await running(kept)
+    monkeypatch.setattr("coordinator.run_history.MAX_LOOKS", 0)
+    with pytest.raises(Refused, match="looks back are under way") as error:
+        await history.moment(last, last)
+    assert error.value.kind == "overloaded"
+
+
 async def test_version_that_was_compacted_since_is_refused(kept: KeptRun) -> None:
     journal = journal_of(kept)
     history = RunHistory(journal, InlineWorker())
@@ -212,10 +220,14 @@ async def test_history_that_is_damaged_or_of_another_journal_is_not_used(
     journal = await kept_beside(kept, monkeypatch, 2)
     good = KeptHistory.decoded(journal.stored_history or b"")
     assert good is not None
+    good = replace(good, history=History().encoded())  # which differs, so that one sees whether it is used
+    journal.stored_history = good.encoded()
+    assert content(await read_history(journal)) != expected
     wrong = [
         b"",
         b"nonsense",
-        (journal.stored_history or b"")[:-1],
+        good.encoded()[:-1],
+        b"0" * 64 + good.encoded()[64:],
         replace(good, mark=replace(good.mark, document_sha256="0" * 64)).encoded(),
         replace(good, mark=replace(good.mark, sequence=good.mark.sequence + 1)).encoded(),
         replace(good, openings=()).encoded(),

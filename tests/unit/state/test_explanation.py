@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.critical_path import critical_path, path_of
-from state.explanation import MAX_EXPLAINED_ROUNDS, NOTHING_YET, explained
+from state.explanation import MAX_EXPLAINED_ROUNDS, NO_TIME, NOTHING_YET, explained
 from state.history import ClientFigures, RoundDetail
 from tests.support.machine_driver import client
 from tests.support.round_details import detail_of, figures_of_client
@@ -119,6 +119,11 @@ def test_the_newest_round_waits_until_its_clients_have_told_of_it() -> None:
     assert explained([detail_of(0, told), detail_of(1, untold)], {}).next == 1
     assert explained([detail_of(0, untold)], {}).next == 1, "it is the only one"
     assert explained(rounds(told, count=40), {}).rounds == MAX_EXPLAINED_ROUNDS
+
+
+def test_rounds_without_time_are_said_to_have_taken_none() -> None:
+    still = figures_of_client(1, committed_s=0.0, delivered_s=0.0, attested_s=0.0)
+    assert sentence(detail_of(0, still, train_s=0.0, witness_s=0.0)) == NO_TIME
 
 
 SECONDS = st.none() | st.floats(0, 1e4)

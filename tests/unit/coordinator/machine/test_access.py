@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from coordinator.machine.admissions import Admissions
+from coordinator.machine.history import History
 from coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
 from coordinator.machine.stimuli import ClientEjected, ClientWithdrew, ConfigChanged
 from state.errors import Refused
@@ -97,6 +98,17 @@ def test_unused_expired_invitations_make_room_for_new_ones(monkeypatch: pytest.M
     assert set(driver.run.admissions.invitations) == {digest_of("other"), digest_of("third")}
 
 
+def test_used_expired_invitation_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.machine.access.MAX_INVITATIONS", 1)
+    driver = invited(expires_s=1001.0)
+    driver.join(1, invitation_sha256=CODE)
+    driver.now_s = 1001.0
+    with refused("overloaded"):
+        driver.send(InvitationMade(digest_of("other"), 1, None))
+    driver.send(ClientWithdrew(client(1)))
+    assert joins(driver, 1), "whom it admitted may come back"
+
+
 def test_key_is_admitted_and_removed_without_the_file() -> None:
     driver = keyed(1)
     assert not joins(driver, 2)
@@ -114,6 +126,9 @@ def test_key_of_the_file_is_removed_and_admitted_again() -> None:
     driver.join(1)
     told = driver.send(KeyRemoved(key(1)))
     assert "lost its access" in str(told)
+    history = History()
+    history.take(driver.instructions, 1)
+    assert [known.left for known in history.book.gone(10)] == ["lost its access"]
     assert not joins(driver, 1)
     driver.send(KeyAdmitted(key(1)))
     assert joins(driver, 1)

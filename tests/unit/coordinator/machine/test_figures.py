@@ -16,6 +16,7 @@ from coordinator.machine.run import parse_snapshot, snapshot_bytes
 from state.data_metrics import DataMetrics
 from state.errors import StoreFailed
 from state.history import ClientFigures, RoundColumns, RoundDetail, RoundFigures, merged, thinned
+from state.intervals import BatchId
 from state.messages import FailureReport, ResultCommitment, ResultMetrics
 from state.wire import ClientId
 from tests.support.machine_driver import Driver, client, digest_of
@@ -81,6 +82,28 @@ def test_times_of_a_round_are_told_by_what_arrived() -> None:
     assert (clients[first].train_s, clients[first].fetching_s, clients[first].decoding_s) == (0.375, 0.5, 0.25)
     assert {found.fate for found in detail.clients} == {"applied"}
     assert (row.results, row.result_bytes, row.loss, row.loss_tokens) == (2, 1400, 3.0, 96)
+
+
+def test_loss_of_a_round_is_weighted_by_tokens() -> None:
+    driver = in_round(1, 2)
+    verify(driver, client(1), commit(driver, client(1)))
+    verify(driver, client(2), commit(driver, client(2), replace(METRICS, loss=1.0, tokens=16)))
+    driver.attest(*driver.round.plan.witnesses)
+    (detail,) = history_of(driver).details
+    assert (detail.figures.loss, detail.figures.loss_tokens) == (2.5, 64)
+
+
+def test_batches_under_suspicion_count_as_carried() -> None:
+    driver = in_round(1, config__global_batch_size_start=4, config__global_batch_size_end=4)
+    current = driver.round
+    (first, *_) = current.plan.assignments[client(1)]
+    named = BatchId(first.start, first.start)
+    report = FailureReport(current.step, current.attempt, "corrupt", "bad shard", named)
+    driver.send(stimuli.StepFailed(client(1), report))
+    driver.pass_time(1000)
+    driver.pass_time(1000)
+    row = history_of(driver).details[0].figures
+    assert row.carried_batches == row.lost_batches == 4
 
 
 def test_outage_of_the_coordinator_takes_no_time_of_a_round() -> None:

@@ -8,7 +8,7 @@ import pytest
 from coordinator.machine import stimuli
 from coordinator.machine.history import History
 from coordinator.machine.instructions import CheckpointRefused, MembershipChanged
-from coordinator.machine.member_book import OTHER, MemberBook
+from coordinator.machine.member_book import OTHER, MemberBook, MemberRecord
 from state.data_metrics import DataMetrics
 from state.messages import CheckpointReport, FailureReport, ResultCommitment
 from state.round_times import ResultMetrics
@@ -39,6 +39,19 @@ def commit(driver: Driver, number: int) -> ResultCommitment:
     report = ResultCommitment(current.step, current.attempt, result, 700, METRICS)
     driver.send(stimuli.ResultCommitted(client(number), report))
     return report
+
+
+def test_member_without_work_has_lost_nothing() -> None:
+    driver = in_round(1, 2, config__global_batch_size_start=1, config__global_batch_size_end=1)
+    current = driver.round
+    (worker,) = driver.workers()
+    (idle,) = {client(1), client(2)} - {worker}
+    driver.deliver(worker)
+    driver.attest(*current.plan.witnesses)
+    assert driver.run.step == current.step + 1
+    book = book_of(driver)
+    records = [book.get(worker), book.get(idle)]
+    assert [(one.applied, one.lost) for one in records if one is not None] == [(1, 0), (0, 0)]
 
 
 def test_applied_and_lost_results_of_a_member_are_counted() -> None:
@@ -129,7 +142,7 @@ def test_round_has_the_name_that_a_client_had_then() -> None:
 
 def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.machine.member_book.MAX_KNOWN_MEMBERS", 3)
-    book = MemberBook()
+    book = MemberBook([MemberRecord(client(number), name=f"LAB {number}") for number in (1, 2, 3)])
     for number in (1, 2, 3, 4):
         book.change(MembershipChanged(client(number), "joined", None, number))
     for number in (3, 1, 2):
@@ -137,6 +150,7 @@ def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> N
     assert book.get(client(3)) is None
     assert [known.client_id for known in book.gone(10)] == [client(1), client(2)]
     assert book.get(client(4)) is not None, "a present member is never forgotten"
+    assert book.names == {client(1): "LAB 1", client(2): "LAB 2"}
 
 
 def test_kinds_of_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

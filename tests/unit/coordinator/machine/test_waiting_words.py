@@ -51,6 +51,19 @@ def test_a_run_says_what_each_phase_waits_for() -> None:
     assert words(driver.run) == "is paused, and waits for its operator to resume it"
 
 
+def test_witness_that_lacks_a_result_has_not_attested_all() -> None:
+    driver = driver_of()
+    driver.join(1, 2)
+    driver.next_round()
+    driver.deliver(client(1))
+    driver.attest(client(1))
+    driver.deliver(client(2))
+    assert driver.round.attestations
+    assert words(driver.run) == "has all results, and waits for witnesses to attest them: 0 did, 2 must agree"
+    driver.attest(client(1))
+    assert words(driver.run) == "has all results, and waits for witnesses to attest them: 1 did, 2 must agree"
+
+
 def test_many_awaited_clients_are_counted() -> None:
     driver = driver_of(config__global_batch_size_start=60, config__global_batch_size_end=60)
     driver.join(*range(1, 11))
