@@ -13,6 +13,8 @@ CLIENTS = {
     "a few at home": ["5 x 50mbit/10mbit 40ms 20k tokens/s"],
     "many, and some fast ones": ["40 x 100mbit/20mbit 40ms 30k tokens/s", "4 x 1gbit 10ms 300k tokens/s 10 batches"],
     "one": ["1 x 1gbit 1ms 1k tokens/s"],
+    "two with fast lines": ["2 x 1gbit/1gbit 1ms 1M tokens/s"],
+    "two with slow lines": ["2 x 8mbit/1mbit 300ms 20k tokens/s"],
 }
 
 
@@ -42,6 +44,13 @@ def test_rounds_of_a_small_model_are_mostly_training() -> None:
 def test_rounds_of_a_large_model_have_many_local_steps() -> None:
     large, small = (proposal("one", parameters).merge["local_steps"] for parameters in (10**10, 10**5))
     assert large > small
+
+
+def test_slow_lines_get_longer_timers_than_fast_ones() -> None:
+    fast, slow = (proposal(f"two with {lines} lines", 50_000_000).state.config for lines in ("fast", "slow"))
+    assert slow.warmup_time > fast.warmup_time
+    assert slow.max_round_train_time > fast.max_round_train_time
+    assert slow.round_witness_time > fast.round_witness_time
 
 
 def test_steps_are_those_that_the_tokens_take() -> None:

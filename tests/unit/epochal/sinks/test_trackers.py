@@ -71,21 +71,22 @@ def test_trackio_has_each_round_once_after_kills(tmp_path: Path) -> None:
     assert run("trackio_run", "TrackioSink", "kill", environment) == -signal.SIGKILL
     assert run("trackio_run", "TrackioSink", "5", environment) == 0
     assert run("trackio_run", "TrackioSink", "back", environment) == 0
-    assert (steps_of(tmp_path, NAME), steps_of(tmp_path, OTHER_NAME)) == (list(range(6)), [0, 1])
+    assert steps_of(tmp_path, NAME, OTHER_NAME) == [list(range(6)), [0, 1]]
 
 
-def steps_of(folder: Path, name: str) -> list[int]:
-    """Return the steps that trackio's own command exports."""
+def steps_of(folder: Path, *names: str) -> list[list[int]]:
+    """Return the steps that trackio's own storage has of each run."""
     code = (
         "import sys; from trackio.sqlite_storage import SQLiteStorage\n"
-        "print(*(log['step'] for log in SQLiteStorage.get_logs('project', sys.argv[1])))"
+        "for name in sys.argv[1:]:\n"
+        "    print(*(log['step'] for log in SQLiteStorage.get_logs('project', name)))"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", code, name],
+        [sys.executable, "-c", code, *names],
         env={**os.environ, "TRACKIO_DIR": str(folder)},
         capture_output=True,
         text=True,
         check=True,
         timeout=BOUND_S,
     )
-    return [int(step) for step in ran.stdout.split()]
+    return [[int(step) for step in line.split()] for line in ran.stdout.splitlines()]
