@@ -14,11 +14,13 @@ from coordinator.handlers import Handlers
 from coordinator.machine.history import History
 from coordinator.machine.moment import moment_of, with_slowest
 from coordinator.machine.run import Run
+from coordinator.machine.situation import situation_of
 from coordinator.publication import Published
 from runtime.worker_thread import Worker
 from state.errors import Refused
 from state.history import HistoryPage, Moment, RoundColumns, RoundDetail, RoundFigures, slowest_first, thinned
 from state.refusals import Refusal
+from state.waiting_words import speed_words
 from state.wire import canonical_json, sha256_hex
 
 DEFAULT_POINTS = 1024
@@ -143,7 +145,7 @@ class HistoryViews:
 
             return await self._worker.run(work)
 
-        return await self._encoded(name, encode)
+        return await self.encoded(name, encode)
 
     async def round(self, number: int, slowest: int | None = None) -> EncodedPage:
         """Return a round with its clients.
@@ -168,7 +170,7 @@ class HistoryViews:
         async def encode() -> bytes:
             return await self._worker.run(lambda: canonical_json(_few(detail, slowest)))
 
-        return await self._encoded(name, encode)
+        return await self.encoded(name, encode)
 
     async def explanation(self) -> EncodedPage:
         """Return why the run is not faster. Raises as `page`."""
@@ -179,7 +181,7 @@ class HistoryViews:
         async def encode() -> bytes:
             return body
 
-        return await self._encoded(f"{service.run.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
+        return await self.encoded(f"{service.run.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
 
     async def moment(self, version: int, slowest: int | None = None) -> EncodedPage:
         """Return the run as it was at a version. Raises as `RunHistory.moment`, and `overloaded`.
@@ -197,7 +199,7 @@ class HistoryViews:
             moment = await service.history.moment(version, present.version)
             return await self._worker.run(lambda: canonical_json(_few(moment, slowest)))
 
-        return await self._encoded(f"{present.document.lineage}-version-{version}-{_named(slowest)}", encode)
+        return await self.encoded(f"{present.document.lineage}-version-{version}-{_named(slowest)}", encode)
 
     async def _present(self, history: History, present: Published, slowest: int | None) -> EncodedPage:
         """Return the run as it is: from memory, and not made again at once, least of all if that took long."""
@@ -211,14 +213,28 @@ class HistoryViews:
             return last.page
 
         async def encode() -> bytes:
-            last_round = history.detail(history.next - 1)
+            service = self._handlers.service
+            last_round, problem = history.detail(history.next - 1), service.health.problem
+            found = await service.history.explanations.refresh(history, run)
+            why = speed_words(situation_of(run, problem), found.sentence)
             return await self._worker.run(
                 lambda: canonical_json(
-                    _few(moment_of(run, present.document, last_round, at_s, has_clients=slowest != 0), slowest)
+                    _few(
+                        moment_of(
+                            run,
+                            present.document,
+                            last_round,
+                            at_s,
+                            has_clients=slowest != 0,
+                            explanation=why,
+                            problem=problem,
+                        ),
+                        slowest,
+                    )
                 )
             )
 
-        page = await self._encoded(f"{present.etag[1:-1]}-at-{at_s:.6f}-{_named(slowest)}", encode)
+        page = await self.encoded(f"{present.etag[1:-1]}-at-{at_s:.6f}-{_named(slowest)}", encode)
         took_s = asyncio.get_running_loop().time() - now_s
         if len(self._last_present) >= MAX_PRESENT:
             self._last_present.clear()
@@ -229,7 +245,7 @@ class HistoryViews:
     def _history(self) -> History:
         return self._handlers.service.history.history
 
-    async def _encoded(self, name: str, encode: Callable[[], Awaitable[bytes]]) -> EncodedPage:
+    async def encoded(self, name: str, encode: Callable[[], Awaitable[bytes]]) -> EncodedPage:
         """Return a page of this name; encode it if it is not kept. Others who ask for it meanwhile wait."""
         if name in self._pages:
             self._pages.move_to_end(name)

@@ -12,21 +12,20 @@ reading the history; segments are short enough for that (`run_journal.SEGMENT_RE
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from coordinator.journal_history import JournalHistory as JournalHistory
 from coordinator.journal_history import read_history as read_history
 from coordinator.kept_history import KeptHistory, RecordMark, holds, openings_from
 from coordinator.machine.history import History, Told
-from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
-from coordinator.machine.moment import moment_of
-from coordinator.machine.records import Kept, opening_version, replay_unchecked, replay_until
-from coordinator.machine.run import Run
+from coordinator.machine.instructions import Instruction, OutcomeDecided
+from coordinator.machine.past import Past, past_of
+from coordinator.machine.records import Kept, opening_version
 from coordinator.speed_explanations import SpeedExplanations
-from coordinator.store.journal import Journal, JournalRecord, Segment
+from coordinator.store.journal import Journal, Segment
 from runtime.worker_thread import Worker
 from state.errors import Refused, StoreFailed
 from state.history import Moment, RoundDetail
@@ -50,6 +49,7 @@ ASK_AGAIN_S = 2.0
 SLOW_START = "the next start reads more of the journal"
 
 Ended = Callable[[RoundDetail], None]
+Shown = TypeVar("Shown")
 
 
 class RunHistory:
@@ -225,12 +225,13 @@ class RunHistory:
             self._note_due(found)
             self.is_read.set()
 
-    async def moment(self, version: int, present_version: int) -> Moment:
-        """Return the run as it was when the document of this version was the published one.
+    async def look(self, version: int, present_version: int, show: Callable[[Past], Shown]) -> Shown:
+        """Return what `show` makes, in a thread, of the run as it was when the document of this version was published.
 
         Args:
             version: to look back at.
             present_version: that of the present document.
+            show: makes something of it; pure.
 
         Raises:
             Refused: `not-found` if it lies in the future or in what was compacted; `overloaded` if too many look back;
@@ -247,11 +248,28 @@ class RunHistory:
                 segment = await self._segment_of(read, version)
                 if segment is None:
                     raise _no_version(version, read.openings[0][0], present_version)
-                return await self._worker.run(partial(_moment_of, segment, version, read.history))
+                past = await self._worker.run(partial(past_of, segment, version, read.history))
+                if not past.ended and (before := await self._segment_before(read, segment)) is not None:
+                    past = await self._worker.run(partial(past_of, segment, version, read.history, before))
+                return await self._worker.run(partial(show, past))
         except StoreFailed as error:
             raise Refused(Refusal.STORE_FAILED, f"the journal cannot be read: {error.message}") from error
         finally:
             self._look_count -= 1
+
+    async def moment(self, version: int, present_version: int) -> Moment:
+        """Return the run at a version, as viewers are shown it. Arguments and errors as `look`."""
+        return await self.look(version, present_version, Past.moment)
+
+    async def _segment_before(self, read: JournalHistory, segment: Segment) -> Segment | None:
+        """Return the segment before one; None if it is not kept any more."""
+        numbers = [number for _, number in read.openings if number < segment.number]
+        if not numbers:
+            return None
+        async with aclosing(self._journal.history(numbers[-1])) as segments:
+            async for found in segments:
+                return found if found.number == numbers[-1] else None
+        return None
 
     async def _segment_of(self, read: JournalHistory, version: int) -> Segment | None:
         """Return the last segment that was opened at this version or before; None if it is not kept any more."""
@@ -293,52 +311,3 @@ class RunHistory:
 
 def _no_version(version: int, first: int, last: int) -> Refused:
     return Refused(Refusal.NOT_FOUND, f"version {version} is not kept; allowed: {first} to {last}")
-
-
-def _moment_of(segment: Segment, version: int, known: History) -> Moment:
-    """Return the run as it was at a version that a segment holds.
-
-    Args:
-        segment: which holds it.
-        version: of the document.
-        known: the run's whole history, in which rounds have their numbers.
-    """
-    history = History()
-
-    def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
-        history.take(instructions, kept.version)
-
-    found = replay_until(segment, version, watch)
-    _tell_what_follows(history, found.run, segment.records[found.sequence - segment.snapshot.sequence :])
-    ended = history.details
-    return moment_of(found.run, found.document, _numbered(ended[-1], known) if ended else None)
-
-
-def _tell_what_follows(history: History, run: Run, records: Sequence[JournalRecord]) -> None:
-    """Take into a history what clients told of its last round afterwards, until the next one ended."""
-    is_over = not history.next
-
-    def watch(_run: Run, instructions: tuple[Instruction, ...], _kept: Kept) -> None:
-        nonlocal is_over
-        for one in instructions:
-            is_over |= isinstance(one, OutcomeDecided)
-            if isinstance(one, TimesTold) and not is_over:
-                history.tell(one)
-
-    for record in records:
-        if is_over:
-            break
-        run = replay_unchecked(run, (record,), watch)
-
-
-def _numbered(detail: RoundDetail, known: History) -> RoundDetail:
-    """Return a round with its number in the whole history, or that of the row into which it was merged."""
-    figures = detail.figures
-    name = figures.version, figures.step, figures.attempt
-    found = next((row for row in known.rows if (row.version, row.step, row.attempt) >= name), None)
-    if found is None:
-        return detail
-    held = known.detail(found.number)  # with all that its clients have told since
-    if held is not None and (held.figures.version, held.figures.step, held.figures.attempt) == name:
-        return held
-    return replace(detail, figures=replace(figures, number=found.number))

@@ -274,8 +274,11 @@ class Moment(WireDocument):
         tokens_total: number of tokens that were applied.
         round_s: time for which the round under way has lasted, in seconds; None if there is none.
         under_way: the clients of the round under way, as far as they had come, in the order of the roster.
-        last_round: the last round that had ended, if it ended in the same segment of the journal.
+        last_round: the last round that had ended, if it ended in the same segment of the journal or in the one before.
         data: where the batches are that it had begun.
+        waiting: says what the run waited for, as "waits for …".
+        explanation: says why it was not faster, by its last rounds (`SpeedExplanation.sentence`); "" if none of them
+            are in this segment of the journal, nor in the one before.
     """
 
     document: RunDocument
@@ -288,6 +291,8 @@ class Moment(WireDocument):
     under_way: tuple[ClientFigures, ...]
     last_round: RoundDetail | None
     data: DataMap
+    waiting: str = ""
+    explanation: str = ""
 
 
 def slowest_first(clients: Sequence[ClientFigures], most: int) -> tuple[ClientFigures, ...]:

@@ -1,4 +1,4 @@
-"""What lets somebody trust a run, or not (`GET …/trust`)."""
+"""What lets somebody trust a run, or not (`GET …/trust`, `GET …/history/versions/{version}/trust`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,9 +46,10 @@ class TrustView(WireDocument):
         quarantined: the first of them, with the clients that failed on them and why.
         names: of those clients, as far as they are known.
         refusals: results and checkpoints that broke a rule, and failures that clients reported, by kind, since the run
-            began.
+            began; those of the rounds that are known of a past version.
         refused_requests: requests that this coordinator refused, by kind, since `refused_since_s`.
-        refused_since_s: when this coordinator started, in seconds since 1970.
+        refused_since_s: when this coordinator started, in seconds since 1970; None of a past version, of which refused
+            requests are not known.
     """
 
     run_id: str
@@ -64,4 +65,4 @@ class TrustView(WireDocument):
     names: Mapping[str, str]
     refusals: tuple[RefusalCount, ...]
     refused_requests: tuple[RefusalCount, ...]
-    refused_since_s: float
+    refused_since_s: float | None

@@ -1,4 +1,4 @@
-"""Facts about the routes on access, the end of the run and audits, for the API's description."""
+"""Facts about the routes on access, the end of the run, audits and the past, for the API's description."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,12 @@ def access_operations(admin: str, of_admin: tuple[Refusal, ...], viewers: tuple[
     """
     acts = (*of_admin, Refusal.OVERLOADED, Refusal.NOT_NOW)
     done: Mapping[int | str, Any] = {204: {"description": "Done"}}
+    looks = (*of_admin, Refusal.OVERLOADED, Refusal.STORE_FAILED, Refusal.NOT_FOUND, Refusal.INVALID_PARAMETER)
+    past = f"{RUN}/history/versions/{{version}}"
     return {
+        ("GET", f"{past}/members"): Operation(looks, viewers),
+        ("GET", f"{past}/trust"): Operation(looks, viewers),
+        ("GET", f"{past}/explanation"): Operation(looks, viewers),
         ("GET", f"{RUN}/trust"): Operation((*of_admin, Refusal.OVERLOADED), viewers),
         ("GET", f"{RUN}/actions"): Operation((*of_admin, Refusal.OVERLOADED), viewers),
         ("GET", f"{RUN}/audits"): Operation(of_admin, viewers),

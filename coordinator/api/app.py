@@ -22,6 +22,7 @@ from coordinator.api.members import member_routes
 from coordinator.api.membership import membership_routes
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.api.operator import evaluation_routes, health_routes, operator_routes, origin_routes
+from coordinator.api.past import past_routes
 from coordinator.api.probe import probe_routes
 from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
@@ -31,6 +32,7 @@ from coordinator.history_views import HistoryViews
 from coordinator.long_polls import LongPolls
 from coordinator.member_views import MemberViews
 from coordinator.operator_requests import OperatorRequests
+from coordinator.past_views import PastViews
 from coordinator.trust_views import TrustViews
 from coordinator.viewers import Viewers
 from runtime.http_errors import answer_errors
@@ -100,6 +102,7 @@ def create_app(
         evaluation_routes(handlers),
         history_routes(views),
         member_routes(views, MemberViews(handlers, SharedThreads(), metrics.http.refusals)),
+        past_routes(views, PastViews(handlers, views)),
         trust_routes(handlers, views, TrustViews(handlers, metrics.http.refusals), requests),
         access_routes(handlers, requests),
         join_routes(handlers, views, version),

@@ -7,10 +7,12 @@ from itertools import islice
 from coordinator.machine.figures import clients_of
 from coordinator.machine.pace import elapsed_s
 from coordinator.machine.run import Run
+from coordinator.machine.situation import situation_of
 from state.documents import RunDocument
 from state.history import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
 from state.intervals import BatchId, coalesce, subtract
 from state.phases import ROUND_PHASES
+from state.waiting_words import waiting_words
 from state.wire import ClientId
 
 
@@ -21,6 +23,8 @@ def moment_of(
     now_s: float | None = None,
     *,
     has_clients: bool = True,
+    explanation: str = "",
+    problem: str | None = None,
 ) -> Moment:
     """Return a run as it was when `document` was the published one.
 
@@ -30,6 +34,8 @@ def moment_of(
         last_round: the last round that had ended, if it is known.
         now_s: the present, on the coordinator's clock; None if the run is looked back at.
         has_clients: whether the clients of the round under way are wanted: with thousands, they are most of the work.
+        explanation: why it was not faster, in a sentence.
+        problem: why the coordinator can keep nothing; None if it can, or if the run is looked back at.
     """
     since_s = 0.0 if now_s is None else max(0.0, now_s - run.now_s)
     current = run.round if run.phase in ROUND_PHASES else None
@@ -41,9 +47,11 @@ def moment_of(
         loss=run.losses[-1][1] if run.losses else None,
         tokens_total=run.tokens_applied,
         round_s=None if current is None else elapsed_s(run, current) + since_s,
-        under_way=() if current is None or not has_clients else clients_of(current, names=_names_of(run)),
+        under_way=() if current is None or not has_clients else clients_of(current, names=names_of(run)),
         last_round=last_round,
         data=data_map_of(run),
+        waiting=waiting_words(situation_of(run, problem)),
+        explanation=explanation,
     )
 
 
@@ -57,7 +65,8 @@ def data_map_of(run: Run) -> DataMap:
     return DataMap(run.cursor, _first(under_way), _first(waiting), _first(quarantined), is_whole)
 
 
-def _names_of(run: Run) -> dict[ClientId, str]:
+def names_of(run: Run) -> dict[ClientId, str]:
+    """Return the names that members have chosen."""
     return {member.client_id: member.name for member in run.members.values() if member.name}
 
 

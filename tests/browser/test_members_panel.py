@@ -172,19 +172,18 @@ async def test_clients_page_is_the_address_in_its_log(browser: "Browser", run: S
         assert complaints.unexpected == []
 
 
-async def test_table_shows_the_clients_of_a_version_of_the_past(browser: "Browser", run: ShownRun) -> None:
-    history = (await run.asked("history"))["rounds"]
-    version = history["version"][0]
-    moment = await run.asked(f"history/versions/{version}")
+async def test_table_shows_the_members_of_a_version_of_the_past(browser: "Browser", run: ShownRun) -> None:
+    version = (await run.asked("history"))["rounds"]["version"][0]
+    told = await run.asked(f"history/versions/{version}/members")
     async with opened(browser) as (page, complaints):
         await run.open(page, f"members?version={version}")
-        await page.get_by_text(f"at version {version}; 3 members in all then").wait_for()
-        told = (moment["last_round"] or {"clients": moment["under_way"]})["clients"]
+        await page.get_by_text(f"3 members at version {version}.").wait_for()
         shown = {row["Id"]: row for row in await rows(page)}
-        assert set(shown) == {client["client_id"] for client in told}
-        for client in told:
-            assert shown[client["client_id"]]["Share"] == str(client["batches"])
-            assert int(shown[client["client_id"]]["Results applied"]) == (client["fate"] == "applied")
+        assert set(shown) == set(told["members"]["client_id"])
+        for client_id, applied, lost in zip(
+            *(told["members"][name] for name in ("client_id", "applied", "lost")), strict=True
+        ):
+            assert (shown[client_id]["Results applied"], shown[client_id]["Results lost"]) == (str(applied), str(lost))
         await page.get_by_role("button", name="Live").click()
         await said(page, "3 members")
         assert complaints.unexpected == []

@@ -45,6 +45,20 @@ async def test_replica_is_shown_with_those_who_vouched_for_it(browser: "Browser"
         assert complaints.unexpected == []
 
 
+async def test_trust_at_a_version_is_that_of_then(browser: "Browser", run: ShownRun) -> None:
+    version = (await run.asked("history"))["rounds"]["version"][0]
+    told = (await run.asked(f"history/versions/{version}/trust"))["vouched"]
+    assert told["replica_step"] < (await run.asked("trust"))["vouched"]["replica_step"]
+    async with opened(browser) as (page, complaints):
+        await run.open(page, f"trust?version={version}")
+        await page.get_by_text(f"At version {version}: ").wait_for()
+        assert told["replica_digest"] in await page.locator("main").inner_text()
+        await run.open(page, f"?version={version}")
+        explained = (await run.asked(f"history/versions/{version}"))["explanation"]
+        await page.get_by_text(explained).wait_for()
+        assert complaints.unexpected == []
+
+
 async def test_audit_is_shown_once_it_was_reported(browser: "Browser", run: ShownRun) -> None:
     headers = {"Authorization": f"Bearer {run.admin_token}"}
     async with opened(browser) as (page, _):

@@ -54,34 +54,6 @@ export class MemberColumns {
   }
 }
 
-/**
- * Return an answer as of the route "members", of the clients of a round as the run was at a version.
- *
- * @param {Object} moment of that version: the last round that had ended then counts, else the one under way.
- * @param {MemberColumns} present members, of which names, versions and trainers are taken.
- */
-export function answerAt(moment, present) {
-  const rows = new Map(Array.from({ length: present.length }, (_, row) => [present.id(row), row]));
-  const clients = moment.last_round?.clients ?? moment.under_way;
-  const members = { client_id: clients.map((client) => client.client_id) };
-  const add = (name, valueOf) => { members[name] = clients.map(valueOf); };
-  for (const name of ["name", "software", "trainer"]) {
-    add(name, ({ client_id: id }) => (rows.has(id) ? present.get(name, rows.get(id)) : null));
-  }
-  add("in_roster", () => true);
-  add("share", ({ batches }) => batches);
-  add("tokens_per_s", ({ tokens, train_s: trained }) => (trained ? tokens / trained : null));
-  add("last_loss", ({ loss }) => loss);
-  add("data_wait_s", ({ data_s: waited }) => waited);
-  add("data_wait", ({ data_s: waited, train_s: trained }) => (waited !== null && trained ? waited / (waited + trained) : null));
-  add("result_bytes", (client) => client.result_bytes);
-  add("uploaded_bytes", (client) => client.uploaded_bytes);
-  add("downloaded_bytes", (client) => client.downloaded_bytes);
-  add("applied", ({ fate }) => Number(fate === "applied"));
-  add("lost", ({ fate }) => Number(moment.last_round !== null && fate !== "applied" && fate !== "idle"));
-  return { members };
-}
-
 /** Return the state of a member. `get(name)` returns one of its fields. */
 export function stateOf(get) {
   if (get("left")) return LEFT;

@@ -7,6 +7,8 @@ import pytest
 
 from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail, slowest_first
+from state.members import MembersPage
+from state.trust import TrustView
 from state.wire import parse_document
 from tests.support.played_rounds import play_round
 from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
@@ -14,7 +16,15 @@ from tests.support.states import state_file
 
 ROUNDS = 5
 
-PLACES = ("/history", "/history/rounds/0", "/history/versions/0", "/history/explanation", "/events")
+PLACES = (
+    "/history",
+    "/history/rounds/0",
+    "/history/versions/0",
+    "/history/versions/0/members",
+    "/history/versions/0/trust",
+    "/history/explanation",
+    "/events",
+)
 
 
 @pytest.fixture
@@ -129,6 +139,29 @@ async def test_version_is_shown_as_it_was(played: tuple[Served, list[WireClient]
     assert committed == [clients[0].client_id]
 
 
+async def test_version_has_the_members_and_words_of_then(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    row = (await page(coordinator)).rounds.rows()[2]
+    url = f"{coordinator.run_url}/history/versions/{row.version}"
+    moment: Moment = parse_document(Moment, (await coordinator.http.get(url)).content)
+    assert "waits for witnesses" in moment.waiting  # for the last time at this version
+    explanation: SpeedExplanation = parse_document(
+        SpeedExplanation, (await coordinator.http.get(f"{url}/explanation")).content
+    )
+    assert (explanation.next, moment.explanation) == (3, explanation.sentence)
+    members: MembersPage = parse_document(MembersPage, (await coordinator.http.get(f"{url}/members")).content)
+    assert (members.version, members.rounds, members.gone.client_id) == (row.version, 3, ())
+    assert set(members.members.client_id) == {client.client_id for client in clients}
+    assert [sum(members.members.applied), sum(members.members.lost)] == [3 * row.results, 0]
+    assert all(members.members.joined_s)
+    assert all(0 <= silent_s <= members.at_s - row.started_s for silent_s in members.members.silent_s)
+    trust: TrustView = parse_document(TrustView, (await coordinator.http.get(f"{url}/trust")).content)
+    assert trust.vouched is not None
+    assert (trust.version, trust.vouched.replica_step, trust.refused_since_s) == (row.version, row.step, None)
+    beyond = f"{coordinator.run_url}/history/versions/{coordinator.service.published.version + 1}/members"
+    assert problem(await coordinator.http.get(beyond)) == "not-found"
+
+
 async def test_explanation_is_told_with_the_status(played: tuple[Served, list[WireClient]]) -> None:
     coordinator, _ = played
     answer = await coordinator.http.get(f"{coordinator.run_url}/history/explanation")
@@ -151,7 +184,16 @@ async def test_history_that_is_being_read_is_not_shown_yet(played: tuple[Served,
 
 
 @pytest.mark.parametrize(
-    "place", ["/history", "/history/rounds/0", "/history/versions/0", "/history/explanation", "/events"]
+    "place",
+    [
+        "/history",
+        "/history/rounds/0",
+        "/history/versions/0",
+        "/history/versions/0/members",
+        "/history/versions/0/trust",
+        "/history/explanation",
+        "/events",
+    ],
 )
 @pytest.mark.parametrize(
     ("rule", "nobody", "wrong", "member"),

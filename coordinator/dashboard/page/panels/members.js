@@ -3,12 +3,11 @@
 import { Grid } from "../grid.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, digits, duration, percent, short, visible, whole } from "../format.js";
-import { answerAt, LEFT, MemberColumns, STATES } from "../members.js";
+import { LEFT, MemberColumns, STATES } from "../members.js";
 
 const ASK_EVERY_MS = 4_000;
 const ASK_MANY_EVERY_MS = 15_000; // of many members: the answer has a megabyte
 const MANY = 1_000;
-const PAST_CLIENTS = 300; // of a round in the past, the slowest first: the slider must stay quick
 const QUIET_MS = 400; // nothing is drawn anew while somebody scrolls
 
 /** Columns of the grid, over the rows of `of()`. */
@@ -49,7 +48,8 @@ export default class MembersPanel {
   #stop = null;
   #words = [];
   #present = this.#members; // those of the present, also while a version of the past is shown
-  #shownMoment = null;
+  #version = null; // that is looked at; null for the present
+  #past = null; // the answer of that version
   #pending = null;
   #scrolledMs = 0;
   #timer = null;
@@ -83,21 +83,12 @@ export default class MembersPanel {
   update() {
     if (this.store.runId === null) return;
     if (this.#stop === null) this.#ask();
-    const { isLive, moment } = this.store.view;
-    if (isLive) {
-      if (this.#shownMoment !== null) this.#showPresent();
-      return;
-    }
-    this.store.setSlowest(PAST_CLIENTS);
-    if (moment === null || moment === this.#shownMoment) return;
-    this.#shownMoment = moment;
-    this.#put(new MemberColumns(answerAt(moment, this.#present)));
-  }
-
-  #showPresent() {
-    this.#shownMoment = null;
-    this.store.setSlowest(null);
-    this.#put(this.#present);
+    const { version } = this.store;
+    if (version === this.#version) return;
+    this.#version = version;
+    this.#past = null;
+    this.#put(version === null ? this.#present : new MemberColumns());
+    this.#stop?.hurry();
   }
 
   #put(members) {
@@ -109,9 +100,16 @@ export default class MembersPanel {
     const { store } = this;
     const everyMs = this.#present.length > MANY ? ASK_MANY_EVERY_MS : ASK_EVERY_MS;
     this.everyMs = everyMs;
-    this.#stop = store.poll(() => store.path("members"), everyMs, (answer) => this.#told(answer), (problem) => {
+    const path = () => store.pastPath("members", "members", this.#past?.version ?? null);
+    this.#stop = store.poll(path, everyMs, (answer, version) => (version === null ? this.#told(answer) : this.#toldPast(answer)), (problem) => {
       setText(this.problem, `The members could not be read: ${visible(problem.message)}`);
     });
+  }
+
+  #toldPast(answer) {
+    fill(this.problem);
+    this.#past = answer;
+    this.#put(new MemberColumns(answer));
   }
 
   #told(answer) {
@@ -130,7 +128,7 @@ export default class MembersPanel {
     const wasMany = this.#present.length > MANY;
     this.#present = new MemberColumns(this.#pending);
     this.#pending = null;
-    if (this.#shownMoment === null && this.store.isLive) this.#put(this.#present);
+    if (this.store.isLive) this.#put(this.#present);
     if (wasMany !== this.#present.length > MANY) {
       this.#stop();
       this.#timer = setTimeout(() => this.#ask(), this.everyMs);
@@ -151,13 +149,10 @@ export default class MembersPanel {
 
   #sayCount() {
     const present = this.#members.presentCount, { length } = this.#grid.shown;
-    const past = this.#shownMoment;
-    if (past !== null) {
-      const { figures } = past.last_round ?? {};
-      const what = figures ? `round ${whole(figures.number)}, the last one that had ended` : "the round under way";
-      const many = figures && figures.clients > present ? `, the slowest ${whole(present)} of ${whole(figures.clients)}` : "";
-      setText(this.said, `${whole(length)} shown: the clients of ${what} at version ${whole(past.document.version)}${many}; `
-        + `${whole(past.members)} members in all then. Bytes, results and times are of that round.`);
+    if (!this.store.isLive) {
+      const past = this.#past;
+      setText(this.said, past === null ? "Asking the coordinator…" : `${whole(length)} shown; ${whole(present)} ${present === 1 ? "member" : "members"} `
+        + `at version ${whole(past.version)}. Results, bytes and waits are of the ${whole(past.rounds)} rounds before it.`);
       return;
     }
     const all = `${whole(present)} ${present === 1 ? "member" : "members"}`;
@@ -168,7 +163,6 @@ export default class MembersPanel {
   unmount() {
     clearTimeout(this.#timer);
     this.#stop?.();
-    this.store.setSlowest(null);
     this.#grid.disconnect();
   }
 }

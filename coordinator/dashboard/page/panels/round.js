@@ -26,6 +26,7 @@ export default class RoundPanel {
   #detail = null; // of the round that the address names, or of the last one
   #problem = null;
   #explanation = null;
+  #explainedVersion = null; // the past one of which it is
   #drawn = new Map();
 
   mount(element, store, place, router) {
@@ -58,8 +59,9 @@ export default class RoundPanel {
         this.#problem = problem;
         this.update(this.place);
       }),
-      store.poll(() => (store.isLive ? store.path("history/explanation") : null), EXPLAINED_MS, (explanation) => {
+      store.poll(() => store.pastPath("history/explanation", "explanation", this.#explainedVersion), EXPLAINED_MS, (explanation, version) => {
         this.#explanation = explanation;
+        this.#explainedVersion = version;
         this.update(this.place);
       }),
     );
@@ -106,9 +108,9 @@ export default class RoundPanel {
     }
     const { isLive, moment: found } = this.store.view;
     const wanted = this.#wanted;
-    const isOfPresent = isLive && wanted === null;
-    this.why.hidden = this.others.hidden = !isOfPresent || this.#explanation === null;
-    if (isOfPresent) this.#explain();
+    const isExplained = wanted === null && this.#explanation !== null && this.#explainedVersion === this.store.version;
+    this.why.hidden = this.others.hidden = !isExplained;
+    if (isExplained) this.#explain();
     this.now.section.hidden = wanted !== null;
     if (wanted === null) this.#showUnderWay(found);
     const detail = wanted !== null || isLive ? this.#detail : found?.last_round ?? null;

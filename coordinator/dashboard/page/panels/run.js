@@ -135,9 +135,10 @@ export default class RunPanel {
     const last = rounds.last, values = this.values;
     const until = run.phase_ends_s === null ? "" : `, until ${clock(run.phase_ends_s)} at the latest`;
     const { isLive, now } = this.store;
-    const waits = isLive && now !== null ? `the run ${visible(now.waiting)}` : PHASES[run.run_state] ?? run.run_state;
+    const words = isLive ? now : found; // of the present, or of the version that is looked at
+    const waits = words?.waiting ? `the run ${visible(words.waiting)}` : PHASES[run.run_state] ?? run.run_state;
     setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}. The phase began with: ${visible(run.reason)}`);
-    setText(this.why, isLive && now?.explanation ? visible(now.explanation) : "");
+    setText(this.why, words?.explanation ? visible(words.explanation) : "");
     this.map.set(found?.data ?? null);
     const set = (word, text) => setText(values.get(word), text);
     set("phase", `${run.run_state}, since ${clock(run.phase_started_s)}${until}`);
@@ -168,7 +169,8 @@ export default class RunPanel {
   }
 
   #showCheckpoints(run) {
-    const known = this.store.isLive ? this.#checkpoints.slice(-MAX_CHECKPOINTS).reverse() : [];
+    const last = run.checkpoint?.step ?? -1; // later ones were not there yet
+    const known = this.#checkpoints.filter(({ step }) => this.store.isLive || step <= last).slice(-MAX_CHECKPOINTS).reverse();
     const shown = known.length ? known : run.checkpoint === null ? [] : [run.checkpoint];
     const name = shown.map(({ step, blob_sha256: sha256 }) => `${step} ${sha256}`).join();
     if (name === this.shownCheckpoints) return;

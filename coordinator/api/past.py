@@ -1,0 +1,50 @@
+"""Routes of the run at a past version, for those whom `[access] dashboard` lets see the run."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from coordinator.api.history import sent_page
+from coordinator.api.requests import RUN
+from coordinator.history_views import HistoryViews
+from coordinator.past_views import PastViews
+from runtime.http_bodies import bearer_token, openapi_answer
+from runtime.http_parameters import parse_whole
+from state.explanation import SpeedExplanation
+from state.members import MembersPage
+from state.trust import TrustView
+
+VERSION = f"{RUN}/history/versions/{{version}}"
+
+
+def past_routes(views: HistoryViews, past: PastViews) -> APIRouter:
+    """Return the routes of a past version.
+
+    Args:
+        views: know who may see the run.
+        past: makes the pages.
+    """
+    router = APIRouter()
+
+    @router.get(f"{VERSION}/members", summary="The members at a version", responses=openapi_answer(MembersPage))
+    async def members(run_id: str, version: str, request: Request) -> Response:
+        views.check(run_id, bearer_token(request.headers))
+        return sent_page(await past.members(parse_whole("version", version)), request)
+
+    @router.get(
+        f"{VERSION}/trust", summary="What was checked and refused by a version", responses=openapi_answer(TrustView)
+    )
+    async def trust(run_id: str, version: str, request: Request) -> Response:
+        views.check(run_id, bearer_token(request.headers))
+        return sent_page(await past.trust(parse_whole("version", version)), request)
+
+    @router.get(
+        f"{VERSION}/explanation",
+        summary="Why the run was not faster at a version: where the time of its last rounds went",
+        responses=openapi_answer(SpeedExplanation),
+    )
+    async def explanation(run_id: str, version: str, request: Request) -> Response:
+        views.check(run_id, bearer_token(request.headers))
+        return sent_page(await past.explanation(parse_whole("version", version)), request)
+
+    return router
