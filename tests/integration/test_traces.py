@@ -31,7 +31,7 @@ async def traced_run(run: RealRun, receiver: OtlpReceiver) -> list[ReceivedSpan]
 
 
 async def test_all_parties_spans_of_a_round_are_one_trace(tmp_path: Path) -> None:
-    need_module("opentelemetry")
+    need_module("opentelemetry.exporter.otlp")
     with otlp_receiver() as receiver:
         async with prepared_run(tmp_path, config__init_min_clients=1, config__total_steps=STEPS) as run:
             spans = await traced_run(run, receiver)

@@ -9,7 +9,9 @@ import pytest
 
 def need_module(name: str) -> None:
     """Skips (or fails, in CI) unless the module can be imported."""
-    if importlib.util.find_spec(name.partition(".")[0]) is None:
+    parts = name.split(".")
+    packages = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    if not all(importlib.util.find_spec(package) for package in packages):
         without(f"the package {name} is not installed")
 
 

@@ -36,6 +36,11 @@ talks = st.lists(
 ).map(lambda head: [*head, {"role": "assistant", "content": "end"}])
 
 
+@pytest.fixture(autouse=True)
+def _templates() -> None:
+    need_module("jinja2")
+
+
 class Bytes:
     """Each byte of UTF-8 is a token."""
 

@@ -9,7 +9,7 @@ import pytest
 import epochal
 from tests.support.cli import heavy_imports_of
 
-NEEDS = {"global_rows": "jax", "RowBroadcast": "torch"}
+NEEDS = {"global_rows": "jax", "RowBroadcast": "torch", "TorchTask": "torch"}
 
 
 def typed_names() -> dict[str, str]:

@@ -104,6 +104,8 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ],
 )
 def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    if "--store" in arguments:
+        need_module("psycopg")
     run_main(*arguments).expect(2, message)
     assert {path.name for path in folder.iterdir()} == {"file", "state.toml", "unsupported.toml", "hub.toml"}
 

@@ -26,7 +26,7 @@ def test_valid_file_is_taken_as_it_is() -> None:
     [
         ({"config__min_clients": -1}, ("config",)),
         ({"config__warmup_time": 10_000}, ("config",)),
-        ({"access__mode": "keys"}, ("access",)),
+        ({"access__keys": ["ab" * 32]}, ("access",)),
         ({"modle": {"LLM": 3}}, ("modle",)),
         ({"model__LLM__optimizer": "Adam"}, (*LLM, "optimizer")),
         ({"model__LLM__data_location": {"Locl": "x"}}, (*LLM, "data_location")),

@@ -24,7 +24,7 @@ VARIABLES = (otlp.ENDPOINT_VARIABLE, otlp.TRACES_ENDPOINT_VARIABLE, otlp.DISABLE
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    need_module("opentelemetry")
+    need_module("opentelemetry.exporter.otlp")
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
