@@ -2,9 +2,7 @@
 
 from coordinator_client.viewing import ViewerClient
 from state.access_messages import AccessList, FinishSetting, InvitationList, InvitationRequest, MadeInvitation
-from state.actions import ActionsPage
 from state.audits import AuditHistory, AuditRecord
-from state.trust import TrustView
 from state.wire import Sha256, canonical_json, parse_document
 
 
@@ -46,11 +44,3 @@ class OperatorClient(ViewerClient):
     async def audits(self) -> AuditHistory:
         """Return the audits that were reported last. A viewer's token is shown, as with the next requests."""
         return parse_document(AuditHistory, await self._viewed("/audits"))
-
-    async def trust(self) -> TrustView:
-        """Return what was checked of the run, and what was refused."""
-        return parse_document(TrustView, await self._viewed("/trust"))
-
-    async def actions(self) -> ActionsPage:
-        """Return what the run's operators did last."""
-        return parse_document(ActionsPage, await self._viewed("/actions"))

@@ -16,6 +16,7 @@ from coordinator_client.http import CoordinatorClient
 from coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
 from coordinator_client.shown_tokens import check_admin_token
 from runtime.http_client import read_whole, streamed
+from state.actions import ActionsPage
 from state.errors import InvalidDocument
 from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail
@@ -108,6 +109,10 @@ class ViewerClient(CoordinatorClient):
     async def trust(self) -> TrustView:
         """Return the run's checks, and what was refused. Raise as `history`."""
         return parse_document(TrustView, await self._viewed("/trust"))
+
+    async def actions(self) -> ActionsPage:
+        """Return what the run's operators did last. Raise as `history`."""
+        return parse_document(ActionsPage, await self._viewed("/actions"))
 
     async def events(self, last_id: str | None = None) -> AsyncGenerator[RunEvent, None]:
         """Yield the run's news until the coordinator ends the stream, which it does at least once an hour.

@@ -69,11 +69,15 @@ def _check_terminal() -> None:
 
 
 async def _view(url: str, policy: RetryPolicy, token: str | None, tls_ca: Path | None) -> None:
-    from epochal.terminal.watch_app import watch_run
+    from coordinator_client.operator import connect_operator
+    from epochal.terminal.operator_desk import OperatorDesk
+    from epochal.terminal.watched_run import watch_run
 
+    address = without_password(url.partition("/v1/")[0])
+    desk = OperatorDesk(lambda shown: connect_operator(url, shown, trusted(tls_ca)), address, token)
     async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
         client.show(token)
-        await watch_run(client, without_password(url.partition("/v1/")[0]), policy)
+        await watch_run(client, desk, policy)
 
 
 def _note(text: str) -> None:

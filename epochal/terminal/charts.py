@@ -6,6 +6,7 @@ from itertools import pairwise
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 AXIS_CHARS = 10
+MARK = "◆"
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
@@ -23,27 +24,41 @@ def columns_of(values: Sequence[float], width: int) -> list[float]:
     return [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(bounds)]
 
 
-def column_chart(values: Sequence[float], width: int, height: int, *, is_log: bool = False) -> list[str]:
+def column_chart(
+    values: Sequence[float],
+    width: int,
+    height: int,
+    *,
+    is_log: bool = False,
+    marks: Sequence[tuple[int, float]] = (),
+) -> list[str]:
     """Return the lines of a chart, highest first, with the axis at its right.
 
     Args:
         values: finite; with a log axis those that are not positive count as the smallest positive one.
         width, height: of the chart in characters, the axis included.
         is_log: whether the axis is logarithmic.
+        marks: other values, each at the index of one of `values`; the axis includes them.
     """
     if not values or height < 1 or width <= AXIS_CHARS:
         return []
     means = columns_of(values, width - AXIS_CHARS)
-    low, high = min(means), max(means)
-    scaled = _logarithms(means) if is_log else means
+    places = [((index + 1) * len(means) - 1) // len(values) for index, _ in marks]
+    known = [*means, *(value for _, value in marks)]
+    low, high = min(known), max(known)
+    scaled = _logarithms(known) if is_log else known
     least, most = min(scaled), max(scaled)
     unit = (height * 8 - 1) / (most - least) if most > least else 0.0
-    eighths = [1 + round((value - least) * unit) for value in scaled]
+    eighths = [1 + round((value - least) * unit) for value in scaled[: len(means)]]
+    heights = [round((value - least) * unit) // 8 for value in scaled[len(means) :]]
     lines = []
     for row in range(height - 1, -1, -1):
-        bars = "".join(_EIGHTHS[min(8, max(0, eighth - 8 * row))] for eighth in eighths)
+        bars = [_EIGHTHS[min(8, max(0, eighth - 8 * row))] for eighth in eighths]
+        for place, at in zip(places, heights, strict=True):
+            if at == row:
+                bars[place] = MARK
         label = f"{high:.4g}" if row == height - 1 else f"{low:.4g}" if row == 0 else ""
-        lines.append(f"{bars.ljust(width - AXIS_CHARS)} {label}")
+        lines.append(f"{''.join(bars).ljust(width - AXIS_CHARS)} {label}")
     return lines
 
 

@@ -12,10 +12,13 @@ from rich.text import Text
 
 from epochal.cli.bars import shown_duration
 from runtime.visible_text import visible
-from state.members import MemberFigures, MembersPage
+from state.history import ClientFigures, Moment
+from state.members import MemberColumns, MemberFigures, MembersPage
 
 MAX_FILTER_CHARS = 64
 NAME_CHARS = 20
+OF_NOW = frozenset({"state", "heard"})
+"""Columns that are known of the present only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,14 @@ class MembersTable:
         is_reversed: whether the largest come first.
         wanted: part of a name, an id, a trainer, a version or a state that rows must hold.
         top: number of the first row in sight.
+        at: number of the row that is chosen; it stays the same member when rows change.
     """
 
     order: int | None = None
     is_reversed: bool = False
     wanted: str = ""
     top: int = 0
+    at: int = 0
     _rows: list[MemberFigures] = field(default_factory=list)
     _made_of: tuple[object, ...] = ()
 
@@ -79,8 +84,10 @@ class MembersTable:
         if page is None:
             return []
         if made_of != self._made_of:
+            chosen = self._rows[self.at].client_id if self._rows and self.at else None
             self._made_of, self._rows = made_of, self._made(page)
-            self.top = max(0, min(self.top, len(self._rows) - 1))
+            same = (number for number, row in enumerate(self._rows) if row.client_id == chosen)
+            self.at = max(0, next(same, min(self.at, len(self._rows) - 1)))
         return self._rows
 
     def _made(self, page: MembersPage) -> list[MemberFigures]:
@@ -102,8 +109,19 @@ class MembersTable:
             self.order = None
 
     def move(self, rows: int, page: MembersPage | None) -> None:
-        """Move the rows in sight."""
-        self.top = max(0, min(self.top + rows, len(self.rows(page)) - 1))
+        """Choose the row so many below."""
+        self.at = max(0, min(self.at + rows, len(self.rows(page)) - 1))
+
+    def chosen(self, page: MembersPage | None) -> MemberFigures | None:
+        """Return the row that is chosen; None without rows."""
+        rows = self.rows(page)
+        return rows[self.at] if rows else None
+
+    def in_sight(self, page: MembersPage | None, height: int) -> list[MemberFigures]:
+        """Return so many rows, the chosen one among them."""
+        rows = self.rows(page)
+        self.top = max(self.at - height + 1, min(self.top, self.at, max(0, len(rows) - height)))
+        return rows[self.top : self.top + height]
 
 
 def _searched(member: MemberFigures) -> str:
@@ -111,21 +129,58 @@ def _searched(member: MemberFigures) -> str:
     return "\n".join(words).casefold()
 
 
-def members_page(table: MembersTable, page: MembersPage | None, width: int, height: int) -> RenderableType:
+def members_then(moment: Moment, present: MembersPage | None) -> MembersPage:
+    """Return the clients of the last round that had ended at a moment, else of the one under way, as members.
+
+    Args:
+        moment: of the past.
+        present: members; versions and trainers are theirs.
+    """
+    ended = moment.last_round
+    clients = moment.under_way if ended is None else ended.clients
+    known = {} if present is None else {row.client_id: row for row in present.members.rows() + present.gone.rows()}
+    rows = [_row_then(client, known.get(client.client_id), has_ended=ended is not None) for client in clients]
+    document = moment.document
+    return MembersPage(document.run_id, document.lineage, document.version, moment.at_s, 1, MemberColumns.of(rows),
+                       MemberColumns.of(()))  # fmt: skip
+
+
+def _row_then(client: ClientFigures, known: MemberFigures | None, *, has_ended: bool) -> MemberFigures:
+    trained, waited, is_applied = client.train_s, client.data_s, client.fate == "applied"
+    name = client.name or ("" if known is None else known.name)
+    software, trainer = ("", "") if known is None else (known.software, known.trainer)
+    return MemberFigures(
+        client_id=client.client_id, name=name, software=software, trainer=trainer, ready=True, in_roster=True,
+        share=float(client.batches), claim=client.batches, missed=0, rest_s=None, silent_s=0.0, joined_s=None, left="",
+        applied=int(is_applied), lost=int(has_ended and not is_applied and client.fate != "idle"), tokens=client.tokens,
+        tokens_per_s=client.tokens / trained if trained else None, last_loss=client.loss,
+        data_wait=waited / (waited + trained) if waited is not None and trained else None, data_wait_s=waited or 0.0,
+        train_s=trained, result_bytes=client.result_bytes, uploaded_bytes=client.uploaded_bytes,
+        downloaded_bytes=client.downloaded_bytes,
+    )  # fmt: skip
+
+
+def members_page(
+    table: MembersTable, page: MembersPage | None, width: int, height: int, *, is_past: bool = False
+) -> RenderableType:
     """Return the rows in sight, as many columns as there is room for, and a line about the rest.
 
     Args:
         table: the user's choices.
         page: the members; None while they are asked for.
         width, height: of the page in characters.
+        is_past: whether these are clients of an earlier round, of which less is known.
     """
     if page is None:
         return Text("Asking the coordinator…")
     rows = table.rows(page)
-    seen = rows[table.top : table.top + max(1, height - 2)]
+    seen = table.in_sight(page, max(1, height - 2))
     shown = Table(box=None, padding=(0, 1), header_style="bold")
     columns, room = [], width
+    titles = [column.title for column in COLUMNS if not (is_past and column.title in OF_NOW)]
     for index, column in enumerate(COLUMNS):
+        if column.title not in titles:
+            continue
         arrow = "" if index != table.order else " ▼" if table.is_reversed else " ▲"
         cells = [_cell(column, row) for row in seen]
         needed = max([len(column.title) + len(arrow), *map(cell_len, cells)]) + 2
@@ -134,12 +189,12 @@ def members_page(table: MembersTable, page: MembersPage | None, width: int, heig
         room -= needed
         shown.add_column(column.title + arrow, no_wrap=True)
         columns.append(cells)
-    for found in zip(*columns, strict=True):
-        shown.add_row(*(Text(cell) for cell in found))
+    for number, found in enumerate(zip(*columns, strict=True), table.top):
+        shown.add_row(*(Text(cell) for cell in found), style="reverse" if number == table.at else "")
     last = min(len(rows), table.top + len(seen))
     place = f"{table.top + 1 if rows else 0} to {last} of {len(rows):,}"
     kept = f", filter {visible(table.wanted)!r}" if table.wanted else ""
-    hidden = len(COLUMNS) - len(columns)
+    hidden = len(titles) - len(columns)
     more = f"; {hidden} more columns on a wider terminal" if hidden else ""
     return Group(shown, Text(f"{place}{kept}{more}", style="dim"))
 

@@ -1,8 +1,10 @@
 """The pages of a run's view: the run, trust, and how to join. `round_page.py` has the round's."""
 
 import shlex
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from operator import itemgetter
 
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
@@ -10,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.cli.bars import shown_duration
-from epochal.terminal.charts import column_chart, smoothed
+from epochal.terminal.charts import MARK, column_chart, smoothed
 from epochal.terminal.picture import RunPicture
 from epochal.words import PHASES
 from runtime.visible_text import visible
 from state.audits import RecordedAudit
+from state.documents import CheckpointRef
 from state.evaluations import newest_evaluations
 from state.intervals import counted_batches
 from state.join_guide import JoinGuide
@@ -23,6 +26,7 @@ from state.members import RefusalCount
 SMOOTHING = 0.9
 MAX_SHOWN_EVALUATIONS = 3
 MAX_SHOWN_FAILURES = 5
+MAX_SHOWN_CHECKPOINTS = 20
 MIN_CHART_LINES = 3
 MAP_CHARS = 50
 KEY_FILE = "epochal.key"
@@ -48,18 +52,43 @@ def run_page(picture: RunPicture, width: int, height: int, *, is_log: bool, is_s
         is_smooth: whether the loss is smoothed.
     """
     rows = facts(_run_facts(picture))
-    losses = [row.loss for row in picture.shown_rows() if row.loss is not None]
+    known = [(row.step, row.loss) for row in picture.shown_rows() if row.loss is not None]
+    losses = [loss for _, loss in known]
     drawn = smoothed(losses, SMOOTHING) if is_smooth else losses
-    room = height - len(Console(width=width).render_lines(rows)) - 2
-    lines = column_chart(drawn, width, max(MIN_CHART_LINES, room), is_log=is_log)
+    held = [(max(0, bisect_right(known, one.step, key=itemgetter(0)) - 1), one.loss)
+            for one in picture.shown_evaluations()]  # fmt: skip
+    checkpoints = _checkpoints(picture.shown_checkpoints())
+    console = Console(width=width)
+    room = height - sum(len(console.render_lines(part)) for part in (rows, checkpoints)) - 2
+    if room < MIN_CHART_LINES:  # the checkpoints are below, where one scrolls
+        room = height - len(console.render_lines(rows)) - 2
+    lines = column_chart(drawn, width, max(MIN_CHART_LINES, room), is_log=is_log, marks=held)
     how = ", ".join(name for name, wanted in (("smoothed", is_smooth), ("log axis", is_log)) if wanted)
     title = f"training loss, nats per token, over {sum(row.rounds for row in picture.shown_rows()):,} rounds"
+    title += f", and {MARK} held-out loss" if held else ""
     parts: list[RenderableType] = [rows]
     if lines:
-        parts += [Text(title + (f" ({how})" if how else ""), style="dim"), Text("\n".join(lines), style="green")]
+        chart = Text("\n".join(lines), style="green")
+        chart.highlight_words([MARK], "bold yellow")
+        parts += [Text(title + (f" ({how})" if how else ""), style="dim"), chart]
     else:
         parts.append(Text("No round has ended yet that has a loss.", style="dim"))
-    return Group(*parts)
+    return Group(*parts, checkpoints)
+
+
+def _checkpoints(held: Sequence[CheckpointRef]) -> RenderableType:
+    """Return the checkpoints that are held, the newest first."""
+    if not held:
+        return Text("No checkpoint is held yet.", style="dim")
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for title, justify in (("checkpoint", "left"), ("size", "right"), ("replica digest", "left"), ("SHA-256", "left")):
+        table.add_column(title, no_wrap=True, justify=justify)  # type: ignore[arg-type]  # one of rich's words
+    for one in held[: -MAX_SHOWN_CHECKPOINTS - 1 : -1]:
+        digests = (f"{digest[:16]}…" for digest in (one.replica_digest, one.blob_sha256))
+        table.add_row(f"step {one.step:,}", decimal(one.size_bytes), *digests)
+    if len(held) > MAX_SHOWN_CHECKPOINTS:
+        return Group(table, Text(f"… and {len(held) - MAX_SHOWN_CHECKPOINTS} older ones", style="dim"))
+    return table
 
 
 def _run_facts(picture: RunPicture) -> Iterator[tuple[str, RenderableType | str]]:
@@ -82,13 +111,10 @@ def _run_facts(picture: RunPicture) -> Iterator[tuple[str, RenderableType | str]
         loss = "none" if last[0].loss is None else f"{last[0].loss:.4f}"
         yield "loss", f"{loss} nats per token; learning rate {last[0].learning_rate:.3g}"
         yield "members", f"{last[0].members:,}, {last[0].ready:,} ready, {last[0].clients:,} in the last round"
-    if not picture.is_past and status is not None and status.evaluations:
-        found = newest_evaluations(status.evaluations)[:MAX_SHOWN_EVALUATIONS]
+    found = newest_evaluations(picture.shown_evaluations())[:MAX_SHOWN_EVALUATIONS]
+    if found:
         yield "held-out", "; ".join(f"{visible(one.name)} {one.loss:.4f} at step {one.step}" for one in found)
     yield "data", _data(picture)
-    checkpoint = document.checkpoint
-    if checkpoint is not None:
-        yield "checkpoint", f"step {checkpoint.step}, {decimal(checkpoint.size_bytes)}"
 
 
 def _data(picture: RunPicture) -> str:

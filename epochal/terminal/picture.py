@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from state.documents import RunDocument
+from state.actions import ActionsPage
+from state.documents import CheckpointRef, RunDocument
+from state.evaluations import Evaluation
 from state.explanation import SpeedExplanation
 from state.history import HistoryPage, Moment, RoundDetail, RoundFigures, thinned
 from state.join_guide import JoinGuide
-from state.members import MembersPage
+from state.members import MemberDetail, MembersPage
 from state.messages import RunStatus
 from state.trust import TrustView
 
@@ -35,6 +37,10 @@ class RunPicture:
         selected: number of the round that the user chose; None for the last one.
         explanation: why the run is not faster.
         members: all of them.
+        member: the one whose own page is open, once it has arrived.
+        evaluations: of the run, as they were recorded; None until they have arrived.
+        checkpoints: those that are held, the newest last.
+        actions: of the run's operators.
         guide: how to join.
         trust: the last audit, who vouched for the replica, and what was refused.
         place: index of the row at which the user looks back; None for the present.
@@ -53,6 +59,10 @@ class RunPicture:
     selected: int | None = None
     explanation: SpeedExplanation | None = None
     members: MembersPage | None = None
+    member: MemberDetail | None = None
+    evaluations: tuple[Evaluation, ...] | None = None
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    actions: ActionsPage | None = None
     guide: JoinGuide | None = None
     trust: TrustView | None = None
     place: int | None = None
@@ -95,6 +105,23 @@ class RunPicture:
         if self.is_past:
             return None if self.moment is None else self.moment.last_round
         return self.detail
+
+    def shown_evaluations(self) -> list[Evaluation]:
+        """Return the evaluations of the replicas up to the one that is shown, the newest replica last."""
+        document = self.shown_document()
+        known = self.evaluations
+        if known is None:
+            known = () if self.status is None else self.status.evaluations
+        found = [] if document is None else [one for one in known if one.step < document.step]
+        return sorted(found, key=lambda one: one.step)
+
+    def shown_checkpoints(self) -> tuple[CheckpointRef, ...]:
+        """Return the checkpoints that are held, the newest last; looking back, the one that was the newest."""
+        document = self.shown_document()
+        newest = None if document is None else document.checkpoint
+        if self.checkpoints and not self.is_past:
+            return self.checkpoints
+        return () if newest is None else (newest,)
 
     def tokens_per_s(self) -> float | None:
         """Return the tokens applied per second of the last rounds that are shown, waits included."""

@@ -5,9 +5,9 @@ fails is said and asked for again, within the policy.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
@@ -17,10 +17,13 @@ from epochal.terminal.picture import RunPicture
 from runtime.retry import RetryPolicy
 from state.errors import CoordinatorUnreachable, Refused
 from state.refusals import Refusal, Retry
+from state.wire import ClientId
 
 STATUS_S = 1.0
 """Time between two requests for the status."""
 MEMBERS_S = 3.0
+RECORDS_S = 5.0
+"""Time between two requests for evaluations, checkpoints and actions."""
 EXPLANATION_S = 3.0
 GUIDE_S = 30.0
 DETAIL_S = 0.5
@@ -53,6 +56,8 @@ class RunReader:
         self.picture = picture
         self.shown = "run"
         self._wanted_version: int | None = None
+        self._wanted_member: ClientId | None = None
+        self._hurried = asyncio.Event()
         self._is_asked = asyncio.Event()
         self._round_ended = asyncio.Event()
         self._silent_since_s: float | None = None
@@ -69,7 +74,9 @@ class RunReader:
             group.create_task(self._follow_rounds())
             group.create_task(self._repeat(self._read_status, STATUS_S))
             group.create_task(self._repeat(self._read_members, MEMBERS_S))
+            group.create_task(self._repeat(self._read_member, MEMBERS_S))
             group.create_task(self._repeat(self._read_trust, MEMBERS_S))
+            group.create_task(self._repeat(self._read_records, RECORDS_S))
             group.create_task(self._repeat(self._read_explanation, EXPLANATION_S))
             group.create_task(self._repeat(self._read_guide, GUIDE_S))
             group.create_task(self._repeat(self._read_round, DETAIL_S))
@@ -79,11 +86,22 @@ class RunReader:
         """Read what this page shows."""
         self.shown = name
         self._round_ended.set()
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Read at once, instead of when it is time: the user asked for something else."""
+        hurried, self._hurried = self._hurried, asyncio.Event()
+        hurried.set()
 
     def select(self, number: int | None) -> None:
         """Show the clients of this round; None for the last one."""
         self.picture.selected = number
         self._round_ended.set()
+
+    def look_at_member(self, client_id: ClientId | None) -> None:
+        """Read this member's own page from now on; None reads none."""
+        self._wanted_member, self.picture.member = client_id, None
+        self.hurry()
 
     def look_at(self, place: int | None) -> None:
         """Show the run as it was at the end of this row; None for the present."""
@@ -100,7 +118,7 @@ class RunReader:
         page = await self._answered(lambda: self._client.history(points=FIRST_POINTS))
         picture.add(page)
         feed.seek(page.next, page.lineage)
-        async with aclosing(feed.all()) as news:
+        async with contextlib.aclosing(feed.all()) as news:
             async for one in news:
                 if isinstance(one, OtherLineage):
                     picture.forget_rows()
@@ -111,8 +129,11 @@ class RunReader:
 
     async def _repeat(self, read: Callable[[], Awaitable[None]], period_s: float) -> None:
         while True:
+            hurried = self._hurried
             await read()
-            await asyncio.sleep(period_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period_s):
+                    await hurried.wait()
 
     async def _read_status(self) -> None:
         self.picture.status = await self._answered(self._client.status)
@@ -125,6 +146,27 @@ class RunReader:
     async def _read_members(self) -> None:
         if self.shown == "members":
             self.picture.members = await self._answered(self._client.members)
+
+    async def _read_member(self) -> None:
+        wanted = self._wanted_member
+        if wanted is None or self.shown != "members":
+            return
+        try:
+            found = await self._answered(partial(self._client.member, wanted))
+        except Refused as refusal:
+            if refusal.kind not in NOT_NOW:
+                raise
+            self.picture.note, self._wanted_member = refusal.message, None
+            return
+        if self._wanted_member == wanted:
+            self.picture.member = found
+
+    async def _read_records(self) -> None:
+        if self.shown == "run" or self.picture.evaluations is None:
+            self.picture.evaluations = await self._answered(self._client.evaluations)
+            self.picture.checkpoints = await self._answered(self._client.checkpoints)
+        if self.shown == "operate":
+            self.picture.actions = await self._answered(self._client.actions)
 
     async def _read_explanation(self) -> None:
         if self.shown == "round":

@@ -1,10 +1,5 @@
-"""`epochal watch URL`: a run as a full-screen view. The pages are drawn elsewhere; here are keys and the terminal.
+"""A run as a full-screen view: its keys and its layout. The pages are drawn elsewhere, and `watched_run.py` runs it."""
 
-The rule kept here: however the view ends, by a key, a signal or an error, the terminal is as it was before.
-"""
-
-import asyncio
-import signal
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
@@ -14,33 +9,41 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Input, Static
 
-from coordinator_client.viewing import ViewerClient
-from epochal.terminal.members_page import MAX_FILTER_CHARS, MembersTable, members_page
+from epochal.terminal.glossary import help_page
+from epochal.terminal.member_page import member_page
+from epochal.terminal.members_page import MAX_FILTER_CHARS, MembersTable, members_page, members_then
+from epochal.terminal.operate_page import ACTION_KEYS, operate_page
+from epochal.terminal.operator_desk import MAX_ANSWER_CHARS, OperatorDesk
 from epochal.terminal.pages import join_page, place_line, run_page, trust_page
 from epochal.terminal.picture import RunPicture
 from epochal.terminal.round_page import round_page
 from epochal.terminal.run_reader import RunReader
-from runtime.retry import RetryPolicy
-from runtime.task_errors import first_error
 from runtime.visible_text import visible
-from state.errors import EpochalError
+from state.history import Moment
+from state.members import MembersPage
+from state.wire import ClientId
 
 DRAW_S = 0.5
 """Time between two drawings."""
-PAGES = ("run", "round", "members", "trust", "join")
+PAGES = ("run", "round", "members", "trust", "join", "operate", "help")
 JUMP = 10
 """Part of the history over which the larger steps back in time go: a tenth."""
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 HEAD_LINES = 3
 FOOT_LINES = 2
 KEYS = {
     "run": "l log axis  s smooth",
     "round": "[ older round  ] newer round",
-    "members": "o sort  r reverse  / filter  ↑ ↓ PgUp PgDn Home End",
+    "members": "o sort  r reverse  / filter  Enter opens  ↑ ↓ PgUp PgDn Home End",
+    "member": "Esc all members  e eject  ↑ ↓",
     "trust": "",
     "join": "",
+    "operate": "",
+    "help": "↑ ↓",
 }
-ONLY_NOW = "This page is of now: pages 1 and 2 show the past."
+ONLY_NOW = "This page is of now: pages 1, 2 and 3 show the past."
+CLIENTS_THEN = "The clients of the last round before that time, the slowest first."
+TIMELESS = frozenset({"members", "member", "operate", "help"})
+"""Pages whose keys leave no room for those of time."""
 TIME_KEYS = "← → PgUp PgDn Home back in time  n now"
 
 
@@ -49,6 +52,7 @@ class WatchApp(App[None]):
 
     Args:
         reader: keeps the picture of the run.
+        desk: for an operator's actions.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -58,7 +62,7 @@ class WatchApp(App[None]):
     #head { height: 3; }
     #scroll { height: 1fr; scrollbar-size-vertical: 1; }
     #page { height: auto; }
-    #filter { display: none; height: 1; border: none; padding: 0; }
+    #filter, #answer { display: none; height: 1; border: none; padding: 0; }
     #foot { height: 2; color: $text-muted; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -83,15 +87,21 @@ class WatchApp(App[None]):
         Binding("o", "sort"),
         Binding("r", "reverse"),
         Binding("slash", "filter"),
-        Binding("escape", "unfilter", priority=True),
+        Binding("escape", "leave", priority=True),
+        Binding("enter", "enter"),
+        Binding("question_mark", "open('help')"),
+        *(Binding(key, f"press('{key}')") for key in "pftieyk"),
     ]
 
-    def __init__(self, reader: RunReader) -> None:
+    def __init__(self, reader: RunReader, desk: OperatorDesk) -> None:
         super().__init__()
         self._reader = reader
         self._picture: RunPicture = reader.picture
         self._table = MembersTable()
+        self._desk = desk
         self._page = "run"
+        self._member: ClientId | None = None
+        self._then: tuple[Moment, MembersPage] | None = None
         self._is_log = self._is_smooth = False
 
     def compose(self) -> ComposeResult:
@@ -102,6 +112,7 @@ class WatchApp(App[None]):
         yield Input(
             id="filter", placeholder="part of a name, id, trainer, version or state", max_length=MAX_FILTER_CHARS
         )
+        yield Input(id="answer", max_length=MAX_ANSWER_CHARS)
         yield Static(id="foot")
 
     def on_mount(self) -> None:
@@ -119,8 +130,9 @@ class WatchApp(App[None]):
             return
         self.query_one("#head", Static).update(self.head())
         self.query_one("#page", Static).update(self.body())
-        keys = "  ".join(part for part in (KEYS[self._page], "" if self._page == "members" else TIME_KEYS) if part)
-        self.query_one("#foot", Static).update(Text(f"q quit  1-5 or Tab pages  {keys}"))
+        page = "member" if self._page == "members" and self._member is not None else self._page
+        keys = "  ".join(part for part in (KEYS[page], "" if page in TIMELESS else TIME_KEYS) if part)
+        self.query_one("#foot", Static).update(Text(f"q quit  ? help  1-7 or Tab pages  {keys}"))
 
     def head(self) -> RenderableType:
         """Return the lines above every page."""
@@ -145,11 +157,29 @@ class WatchApp(App[None]):
             return run_page(picture, width, height, is_log=self._is_log, is_smooth=self._is_smooth)
         if self._page == "round":
             return round_page(picture, width)
+        if self._page == "help":
+            return help_page()
+        if self._page == "members" and self._member is None:
+            room = height - self._input_is_open - picture.is_past
+            drawn = members_page(self._table, self._shown_members(), width, room, is_past=picture.is_past)
+            return Group(Text(CLIENTS_THEN, style="yellow"), drawn) if picture.is_past else drawn
         if self._page == "members":
-            page = members_page(self._table, picture.members, width, height - self._input_is_open - picture.is_past)
+            page = member_page(picture.member, picture.note)
+        elif self._page == "operate":
+            page = operate_page(picture, self._desk)
         else:
             page = trust_page(picture) if self._page == "trust" else join_page(picture, picture.address)
         return Group(Text(ONLY_NOW, style="yellow"), page) if picture.is_past else page
+
+    def _shown_members(self) -> MembersPage | None:
+        picture = self._picture
+        if not picture.is_past:
+            return picture.members
+        if picture.moment is None:
+            return None
+        if self._then is None or self._then[0] is not picture.moment:  # the table keeps its rows while this is the same
+            self._then = picture.moment, members_then(picture.moment, picture.members)
+        return self._then[1]
 
     @property
     def _input_is_open(self) -> bool:
@@ -157,8 +187,10 @@ class WatchApp(App[None]):
 
     def action_open(self, name: str) -> None:
         """Open a page."""
-        self._page = name
-        self._close_filter()
+        self._page, self._member = name, None
+        self._reader.look_at_member(None)
+        self._desk.cancel()
+        self._close_inputs()
         self._reader.show(name)
         self.query_one("#scroll").scroll_home(animate=False)
         self.draw()
@@ -181,7 +213,7 @@ class WatchApp(App[None]):
     def action_jump(self, by: int) -> None:
         """Go by a tenth of the history; on the members' page by a screen."""
         if self._page == "members":
-            self._table.move(by * (self.size.height - HEAD_LINES - FOOT_LINES - 2), self._picture.members)
+            self._table.move(by * (self.size.height - HEAD_LINES - FOOT_LINES - 2), self._shown_members())
             self.draw()
             return
         self.action_time(by * max(1, len(self._picture.rows) // JUMP))
@@ -189,7 +221,7 @@ class WatchApp(App[None]):
     def action_first(self) -> None:
         """Go to the first row."""
         if self._page == "members":
-            self._table.top = 0
+            self._table.at = 0
             self.draw()
         elif self._picture.rows:
             self._look_at(0)
@@ -197,13 +229,15 @@ class WatchApp(App[None]):
     def action_last(self) -> None:
         """Go to the last row: of the members, or to now."""
         if self._page == "members":
-            self._table.move(len(self._table.rows(self._picture.members)), self._picture.members)
+            self._table.move(len(self._table.rows(self._shown_members())), self._shown_members())
             self.draw()
         else:
             self.action_now()
 
     def action_now(self) -> None:
-        """Show the present."""
+        """Show the present; answer a question with no."""
+        if self._desk.question:
+            self._desk.cancel()
         self._reader.look_at(None)
         self._reader.select(None)
         self.draw()
@@ -230,8 +264,8 @@ class WatchApp(App[None]):
 
     def action_move(self, by: int) -> None:
         """Move by a line."""
-        if self._page == "members":
-            self._table.move(by, self._picture.members)
+        if self._page == "members" and self._member is None:
+            self._table.move(by, self._shown_members())
             self.draw()
         else:
             self.query_one("#scroll").scroll_relative(y=by, animate=False)
@@ -242,13 +276,16 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_reverse(self) -> None:
-        """Reverse the members' order."""
+        """Reverse the members' order; on the operator's page resume the run."""
+        if self._page == "operate":
+            self.action_press("r")
+            return
         self._table.is_reversed = not self._table.is_reversed
         self.draw()
 
     def action_filter(self) -> None:
         """Let the user write what members must hold."""
-        if self._page == "members":
+        if self._page == "members" and self._member is None:
             field = self.query_one("#filter", Input)
             field.display = True
             field.focus()
@@ -256,56 +293,76 @@ class WatchApp(App[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while the user writes."""
-        self._table.wanted, self._table.top = event.value, 0
+        if event.input.id == "filter":
+            self._table.wanted, self._table.at = event.value, 0
+            self.draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Keep the filter, or take the answer; give the keys back to the page."""
+        self._close_inputs()
+        if event.input.id == "answer":
+            self._desk.answer(event.value)
+            self._ask()
+
+    def action_enter(self) -> None:
+        """Open the chosen member's own page."""
+        if self._page == "members" and self._member is None:
+            chosen = self._table.chosen(self._shown_members())
+            if chosen is not None:
+                self._show_member(chosen.client_id)
+
+    def _show_member(self, client_id: ClientId | None) -> None:
+        self._member, self._picture.note = client_id, ""
+        self._reader.look_at_member(client_id)
+        self.query_one("#scroll").scroll_home(animate=False)
         self.draw()
 
-    def on_input_submitted(self) -> None:
-        """Keep the filter, and give the keys back to the page."""
-        self._close_filter()
+    def action_leave(self) -> None:
+        """Do nothing that is asked about; go back from a member to all, or show all again."""
+        self._close_inputs()
+        if self._page == "operate":
+            self._desk.cancel()
+        elif self._member is not None:
+            self._show_member(None)
+        else:
+            self.query_one("#filter", Input).value = ""
+        self.draw()
 
-    def action_unfilter(self) -> None:
-        """Show all members again."""
-        self.query_one("#filter", Input).value = ""
-        self._close_filter()
+    def action_press(self, key: str) -> None:
+        """Begin an operator's action, or answer its question."""
+        if self._page == "members" and self._member is not None and key == "e":
+            member = self._member
+            self.action_open("operate")
+            self._desk.begin("eject", client=member)
+        elif self._page != "operate":
+            return
+        elif key == "y":
+            if self._desk.question:
+                self.run_worker(self._act(), exclusive=True)
+        elif key == "k":
+            self._desk.forget()
+        else:
+            self._desk.begin(ACTION_KEYS[key])
+        self._ask()
 
-    def _close_filter(self) -> None:
-        self.query_one("#filter", Input).display = False
+    async def _act(self) -> None:
+        await self._desk.act()
+        self._reader.hurry()
+        self.draw()
+
+    def _ask(self) -> None:
+        """Let the user write what the action needs next."""
+        asked = self._desk.asked
+        if asked is not None:
+            field = self.query_one("#answer", Input)
+            field.placeholder = f"{asked.label}{f' [{asked.default}]' if asked.default else ''}"
+            field.password, field.display = asked.is_hidden, True
+            field.focus()
+        self.draw()
+
+    def _close_inputs(self) -> None:
+        for name in ("#filter", "#answer"):
+            self.query_one(name, Input).display = False
+        self.query_one("#answer", Input).value = ""
         self.set_focus(None)
         self.draw()
-
-
-async def watch_run(client: ViewerClient, address: str, policy: RetryPolicy) -> None:
-    """Show a run on this terminal until the user leaves.
-
-    Args:
-        client: the coordinator.
-        address: its URL as the user gave it, without a password.
-        policy: how long to go on when it does not answer.
-
-    Raises:
-        CoordinatorUnreachable, Refused, InvalidDocument: as `RunReader.run`.
-    """
-    reader = RunReader(client, policy, RunPicture(address))
-    app = WatchApp(reader)
-    failures: list[BaseException] = []
-
-    async def read() -> None:
-        try:
-            await reader.run()
-        except BaseExceptionGroup as group:
-            failures.append(first_error(group, EpochalError))
-            app.exit()
-
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, app.exit)
-    try:
-        async with asyncio.TaskGroup() as group:
-            reading = group.create_task(read())
-            await app.run_async()
-            reading.cancel()
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
-    if failures:
-        raise failures[0]

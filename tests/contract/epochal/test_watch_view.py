@@ -3,18 +3,24 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import Input
 
+from coordinator_client.operator import connect_operator
 from coordinator_client.viewing import ViewerClient
 from epochal.terminal import run_reader, watch_app
+from epochal.terminal.operator_desk import OperatorDesk
 from epochal.terminal.picture import RunPicture
 from epochal.terminal.run_reader import RunReader
 from epochal.terminal.watch_app import WatchApp
 from runtime.retry import RetryPolicy
+from state.evaluations import EvaluationReport
+from state.wire import Sha256
 from tests.support.bounds import BOUND_S
 from tests.support.restarted_run import RestartedRun, restarted_run
 from tests.support.screens import screen_text, until_shown
@@ -25,7 +31,7 @@ SIZE = (80, 24)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("STATUS_S", "MEMBERS_S", "EXPLANATION_S", "DETAIL_S"):
+    for name in ("STATUS_S", "MEMBERS_S", "RECORDS_S", "EXPLANATION_S", "DETAIL_S"):
         monkeypatch.setattr(run_reader, name, 0.05)
     monkeypatch.setattr(watch_app, "DRAW_S", 0.05)
 
@@ -41,7 +47,8 @@ async def view_of(run: RestartedRun) -> AsyncIterator[tuple[Pilot[Any], ViewerCl
     ):
         reader = RunReader(client, QUICK, RunPicture(run.url))
         reading = group.create_task(reader.run())
-        async with WatchApp(reader).run_test(size=SIZE) as pilot:
+        desk = OperatorDesk(partial(connect_operator, run.url), run.url)
+        async with WatchApp(reader, desk).run_test(size=SIZE) as pilot:
             yield pilot, api
         reading.cancel()
 
@@ -54,6 +61,8 @@ async def test_pages_show_what_the_api_says(tmp_path: Path) -> None:
             await until_shown(pilot, f"run {status.run_id} · RoundTrain · now", f"step        {status.step} of 1,000")
             await until_shown(pilot, f"tokens      {status.tokens_applied:,}", status.waiting[:40])
             await until_shown(pilot, "over 3 rounds")
+            (checkpoint,) = await api.checkpoints()
+            await until_shown(pilot, f"step {checkpoint.step} ", checkpoint.blob_sha256[:16])
             await pilot.press("l")
             await until_shown(pilot, "(log axis)")
             await pilot.press("2")
@@ -75,14 +84,16 @@ async def test_pages_show_what_the_api_says(tmp_path: Path) -> None:
 
 async def test_every_page_has_its_keys_and_fits_a_small_terminal(tmp_path: Path) -> None:
     async with restarted_run(tmp_path / "run") as run, view_of(run) as (pilot, _):
-        for key in "12345":
+        for key in "1234567":
             await pilot.press(key)
-            text = await until_shown(pilot, "q quit  1-5 or Tab pages")
+            text = await until_shown(pilot, "q quit  ? help  1-7 or Tab pages")
             lines = text.splitlines()
             assert len(lines) <= SIZE[1]
             assert max(map(len, lines)) <= SIZE[0]
         await pilot.press("tab")
         await until_shown(pilot, "l log axis")
+        await pilot.press("question_mark")
+        await until_shown(pilot, "Keys", "back in time by a round")
 
 
 async def test_members_are_filtered_by_what_is_written(tmp_path: Path) -> None:
@@ -113,7 +124,11 @@ async def test_back_in_time_the_run_is_as_it_was(tmp_path: Path) -> None:
             await until_shown(pilot, "PAST: round 1")
             await pilot.press("2")
             await until_shown(pilot, "round 1: step 2")
+            assert moment.last_round is not None
+            ids = [client.client_id[:12] for client in moment.last_round.clients]
             await pilot.press("3")
+            await until_shown(pilot, "The clients of the last round before that time", *ids)
+            await pilot.press("4")
             await until_shown(pilot, "This page is of now")
             await pilot.press("n", "1")
             await until_shown(pilot, "· now", "step        5 of 1,000")
@@ -130,3 +145,64 @@ async def test_restarted_coordinator_is_said_and_followed_further(tmp_path: Path
             await until_shown(pilot, "The coordinator answers again, after")
             await run.play(1)
             await until_shown(pilot, "step        3 of 1,000", "over 2 rounds")
+
+
+async def test_member_has_a_page_that_is_opened_from_the_table(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(2)
+        async with view_of(run) as (pilot, api):
+            await pilot.press("3")
+            first, second, *_ = (await api.members()).members.client_id
+            await until_shown(pilot, first[:12], second[:12])
+            await pilot.press("down", "enter")
+            figures = (await api.member(second)).figures
+            await until_shown(
+                pilot, second, f"{figures.applied:,} applied", "its last rounds", "Nothing of it was refused"
+            )
+            await pilot.press("escape")
+            await until_shown(pilot, first[:12], "Enter opens")
+
+
+async def test_held_out_losses_are_in_the_chart_and_the_figures(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(2)
+        async with await connect_operator(run.url, run.admin_token) as operator:
+            (checkpoint,) = await operator.checkpoints()
+            held_out = Sha256("ab" * 32)
+            report = EvaluationReport("validation", checkpoint.step, checkpoint.replica_digest, 3.25, 9, 3, held_out)
+            await operator.record_evaluation(report)
+        async with view_of(run) as (pilot, _):
+            await until_shown(pilot, "validation 3.2500 at step 0", "◆ held-out loss")
+
+
+async def test_operator_acts_after_a_question_and_a_hidden_token(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(1)
+        async with view_of(run) as (pilot, api):
+            await pilot.press("6")
+            await until_shown(pilot, "No operator has done anything yet", "Each needs the admin token")
+            await pilot.press("p", *"wrong", "enter")
+            shown = await until_shown(pilot, "Pause the run?", "y yes  n no")
+            assert "wrong" not in shown
+            await pilot.press("y")
+            await until_shown(pilot, "pause was refused: this is not the admin token")
+            await pilot.press("f")
+            pilot.app.query_one("#answer", Input).value = run.admin_token
+            assert run.admin_token not in await until_shown(pilot, "••••")
+            await pilot.press("enter", *"many", "enter")
+            await until_shown(pilot, "step: 'many' is not allowed; allowed: a whole number from 0")
+            await pilot.press(*"40", "enter")
+            await until_shown(pilot, "End the run after step 40?")
+            await pilot.press("n")
+            await until_shown(pilot, "Nothing was done.")
+            assert (await api.status()).finish_after is None
+            await pilot.press("f", *"40", "enter", "y")
+            await until_shown(pilot, "The run ends after step 40.", "it ends after step 40", "after step 40")
+            assert (await api.status()).finish_after == 40
+            await pilot.press("i", "enter", "enter", "y")
+            await until_shown(pilot, "invite was refused: ")
+            client = (await api.members()).members.client_id[0]
+            await pilot.press("e", *client[:8], "enter", "y")
+            await until_shown(pilot, f"Member {client} was ejected.", f"client id {client}")
+            await pilot.press("k")
+            await until_shown(pilot, "The token is forgotten.", "Each needs the admin token")

@@ -3,13 +3,16 @@
 import io
 import time
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
+from coordinator import dashboard
 from epochal.figures.charts import waterfall
 from epochal.terminal.charts import AXIS_CHARS, column_chart, letter_bar, smoothed
+from epochal.terminal.glossary import WORDS
 from epochal.terminal.members_page import COLUMNS, MembersTable, members_page
 from epochal.terminal.pages import join_command, run_page, trust_page
 from epochal.terminal.picture import MAX_ROWS, RunPicture
@@ -37,6 +40,18 @@ def drawn(page: RenderableType, width: int = 100) -> str:
 def test_chart_rises_from_its_lowest_to_its_highest_value() -> None:
     lines = column_chart([1.0, 2.0, 3.0, 4.0], 4 + AXIS_CHARS, 2)
     assert lines == ["  ▃█ 4", "▁▆██ 1"]
+
+
+def test_marks_stand_at_their_value_and_the_axis_includes_them() -> None:
+    lines = column_chart([1.0, 2.0, 3.0, 4.0], 4 + AXIS_CHARS, 2, marks=[(1, 9.0)])
+    assert lines[0] == " ◆   9"
+    assert lines[1].endswith(" 1")
+
+
+def test_words_are_those_of_the_page_in_a_browser() -> None:
+    page = (Path(dashboard.__file__).parent / "page" / "glossary.js").read_text("utf-8")
+    for word, meaning in WORDS.items():
+        assert f'"{meaning}"' in page, word
 
 
 def test_log_axis_shows_small_values_apart() -> None:

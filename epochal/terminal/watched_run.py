@@ -1,0 +1,55 @@
+"""`epochal watch URL`: a run as a full-screen view on this terminal.
+
+The rule kept here: however the view ends, by a key, a signal or an error, the terminal is as it was before.
+"""
+
+import asyncio
+import signal
+
+from coordinator_client.viewing import ViewerClient
+from epochal.terminal.operator_desk import OperatorDesk
+from epochal.terminal.picture import RunPicture
+from epochal.terminal.run_reader import RunReader
+from epochal.terminal.watch_app import WatchApp
+from runtime.retry import RetryPolicy
+from runtime.task_errors import first_error
+from state.errors import EpochalError
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+async def watch_run(client: ViewerClient, desk: OperatorDesk, policy: RetryPolicy) -> None:
+    """Show a run on this terminal until the user leaves.
+
+    Args:
+        client: the coordinator.
+        desk: for an operator's actions, with the coordinator's address as the user gave it, without a password.
+        policy: how long to go on when it does not answer.
+
+    Raises:
+        CoordinatorUnreachable, Refused, InvalidDocument: as `RunReader.run`.
+    """
+    reader = RunReader(client, policy, RunPicture(desk.address))
+    app = WatchApp(reader, desk)
+    failures: list[BaseException] = []
+
+    async def read() -> None:
+        try:
+            await reader.run()
+        except BaseExceptionGroup as group:
+            failures.append(first_error(group, EpochalError))
+            app.exit()
+
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, app.exit)
+    try:
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(read())
+            await app.run_async()
+            reading.cancel()
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+    if failures:
+        raise failures[0]
