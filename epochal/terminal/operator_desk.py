@@ -28,7 +28,7 @@ Connect = Callable[[str], Awaitable[OperatorClient]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NeededValue:
     """A value that an action needs: its name, what is asked for, and whether it is typed unseen."""
 
     name: str
@@ -49,12 +49,14 @@ class Action:
     """
 
     title: str
-    asked: tuple[Asked, ...]
+    asked: tuple[NeededValue, ...]
     question: str
     done: str
 
 
-TOKEN = Asked("token", "Admin token, which the coordinator printed at its first start (it is not shown)", "", True)
+TOKEN = NeededValue(
+    "token", "Admin token, which the coordinator printed at its first start (it is not shown)", "", True
+)
 
 ACTIONS = MappingProxyType(
     {
@@ -66,7 +68,7 @@ ACTIONS = MappingProxyType(
             "resume", (), "Resume the run? It goes on as soon as enough members are there.", "The run goes on."
         ),
         "finish": Action(
-            "finish after a step", (Asked("step", "Last step"),),
+            "finish after a step", (NeededValue("step", "Last step"),),
             "End the run after step {step}? It then makes a checkpoint, and nothing is trained after that.",
             "The run ends after step {step}.",
         ),
@@ -76,12 +78,12 @@ ACTIONS = MappingProxyType(
         ),
         "invite": Action(
             "invite",
-            (Asked("uses", "How many clients may use it", "1"), Asked("hours", "For how many hours (0: no end)", "24")),
+            (NeededValue("uses", "How many clients may use it", "1"), NeededValue("hours", "For how many hours (0: no end)", "24")),
             "Invite {uses} clients, for {hours} hours (0: no end)? Whoever has the code may join.",
             "The invitation is made. Its code is shown this once: {code}",
         ),
         "eject": Action(
-            "eject a member", (Asked("client", "Member's id, or its beginning (4 to 32 hex digits)"),),
+            "eject a member", (NeededValue("client", "Member's id, or its beginning (4 to 32 hex digits)"),),
             "Eject member {client}? Its work in this round is lost, and its key may not join again.",
             "Member {client} was ejected.",
         ),
@@ -114,7 +116,7 @@ class OperatorDesk:
     _given: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
-    def asked(self) -> Asked | None:
+    def asked(self) -> NeededValue | None:
         """Return the next value that the action needs; None once it has all, or without an action."""
         if not self.action or self.is_acting:
             return None
