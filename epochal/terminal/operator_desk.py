@@ -78,7 +78,7 @@ ACTIONS = MappingProxyType(
         ),
         "invite": Action(
             "invite",
-            (NeededValue("uses", "For how many clients", "1"), NeededValue("hours", "For how many hours (0: no end)", "24")),
+            (NeededValue("uses", "Number of uses", "1"), NeededValue("hours", "Hours that it holds (0: no end)", "24")),
             "Invite {uses} clients, for {hours} hours (0: no end)? Whoever has the code may join.",
             "The invitation is made. Its code is shown this once: {code}",
         ),
