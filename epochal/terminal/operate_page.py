@@ -35,7 +35,7 @@ def operate_page(picture: RunPicture, desk: OperatorDesk) -> RenderableType:
     if desk.outcome:
         parts.append(Text(desk.outcome, style="bold red" if desk.is_refused else "bold green"))
     if desk.question:
-        parts += [Text(f"{desk.question}  y yes  n no", style="reverse bold")]
+        parts += [Text(f"{desk.question}\ny yes  n no", style="reverse bold")]
     elif asked is not None:
         parts.append(
             Text(f"{ACTIONS[desk.action].title}: {asked.label}. Enter goes on, Esc does nothing.", style="bold")

@@ -180,7 +180,7 @@ async def test_operator_acts_after_a_question_and_a_hidden_token(tmp_path: Path)
         await run.play(1)
         async with view_of(run) as (pilot, api):
             await pilot.press("6")
-            await until_shown(pilot, "No operator has done anything yet", "Each needs the admin token")
+            await until_shown(pilot, "from the journal", "genesis", "Each needs the admin token")
             await pilot.press("p", *"wrong", "enter")
             shown = await until_shown(pilot, "Pause the run?", "y yes  n no")
             assert "wrong" not in shown
@@ -203,6 +203,6 @@ async def test_operator_acts_after_a_question_and_a_hidden_token(tmp_path: Path)
             await until_shown(pilot, "invite was refused: ")
             client = (await api.members()).members.client_id[0]
             await pilot.press("e", *client[:8], "enter", "y")
-            await until_shown(pilot, f"Member {client} was ejected.", f"client id {client}")
+            await until_shown(pilot, f"Member {client} was ejected.", "eject ")
             await pilot.press("k")
             await until_shown(pilot, "The token is forgotten.", "Each needs the admin token")
