@@ -46,7 +46,7 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
         results=0 if current is None else len(current.verified),
         pausing=run.pause_pending,
         checkpoint_step=None if run.checkpointing is None else run.checkpointing.step,
-        total_steps=config.total_steps,
+        total_steps=run.last_step,
     )
 
 

@@ -12,6 +12,7 @@ from state.history import HistoryPage, Moment, RoundDetail, RoundFigures, thinne
 from state.join_guide import JoinGuide
 from state.members import MemberDetail, MembersPage
 from state.messages import RunStatus
+from state.phases import RunState
 from state.trust import TrustView
 
 MAX_ROWS = 2048
@@ -145,8 +146,8 @@ class RunPicture:
         return sum(span_s for span_s, _ in usual) / applied if applied else None
 
     def eta_s(self) -> float | None:
-        """Return the seconds until the run has done its steps at the present pace; None if that is not known."""
+        """Return the seconds until the run has done its steps at the present pace; None if unknown or it stands."""
         document, step_s = self.shown_document(), self.step_s()
-        if document is None or step_s is None:
+        if document is None or step_s is None or document.run_state in (RunState.FINISHED, RunState.PAUSED):
             return None
         return max(0, document.total_steps - document.step + 1) * step_s

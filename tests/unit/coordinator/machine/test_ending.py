@@ -6,10 +6,12 @@ import pytest
 
 from coordinator.machine.instructions import PhaseChanged
 from coordinator.machine.operator_stimuli import FinishRequested
+from coordinator.machine.situation import situation_of
 from coordinator.machine.stimuli import PauseRequested, ResumeRequested
 from coordinator.machine.views import document_of
 from state.errors import Refused
 from state.phases import RunState
+from state.waiting_words import waiting_words
 from tests.support.machine_driver import Driver, in_round, in_warmup, refused
 from tests.support.states import state_file
 
@@ -116,6 +118,14 @@ def test_finished_run_goes_on_once_its_end_is_taken_back() -> None:
     driver.make_checkpoint()
     assert phase(driver) == RunState.FINISHED
     assert last_reason(driver) == "all 10 steps are done"
+
+
+def test_run_that_an_operator_ended_says_how_many_steps_it_did() -> None:
+    driver = running()
+    finish(driver, 1)
+    play(driver, 1)
+    driver.make_checkpoint()
+    assert waiting_words(situation_of(driver.run, None)) == "is finished: all 1 steps are done"
 
 
 def test_pause_comes_before_the_end() -> None:
