@@ -125,10 +125,10 @@ async def test_nothing_is_sent_unless_the_question_is_answered(browser: "Browser
     async with opened(browser) as (page, _):
         await enter(page, run, run.admin_token)
         requests = Requests(page)
-        await act(page, "Pause…", "Cancel")
-        await page.get_by_text("Nothing was done.").wait_for()
-        await page.get_by_role("button", name="Resume…").click()
+        await page.get_by_role("button", name="Pause…").click()
         await page.keyboard.press("Escape")
+        await page.get_by_text("Nothing was done.").wait_for()
+        await act(page, "Resume…", "Cancel")
         await page.get_by_role("dialog").wait_for(state="detached")
         assert [request.url for request in requests.made if request.method != "GET"] == []
         assert not run.coordinator.service.run.pause_pending

@@ -35,7 +35,8 @@ def test_ids_of_a_round_are_pinned() -> None:
 
 
 def test_a_span_arrives_with_its_ids_times_and_failure() -> None:
-    span = RoundSpan("train", ROUND, 10.0, 12.5, {"epochal.bytes": 3}, 5, 6, "x" * 1000)
+    long: dict[str, str | int | float | bool] = {"epochal.bytes": 3, "epochal.text": "y" * 1000}
+    span = RoundSpan("train", ROUND, 10.0, 12.5, long, 5, 6, "x" * 1000)
     with otlp_receiver() as receiver:
         with exported_spans(f"{receiver.url}/v1/traces", "epochal-test") as sink:
             sink.take(span)
@@ -45,7 +46,7 @@ def test_a_span_arrives_with_its_ids_times_and_failure() -> None:
     assert (found.span_id, found.parent_id) == (f"{5:016x}", f"{6:016x}")
     assert (found.start_ns, found.end_ns) == (10_000_000_000, 12_500_000_000)
     expected = {"epochal.run_id": "run", "epochal.step": 7, "epochal.attempt": 1, "epochal.bytes": 3}
-    assert found.attributes == expected
+    assert found.attributes == expected | {"epochal.text": "y" * otlp.MAX_ATTRIBUTE_CHARS}
 
 
 def test_an_endpoint_that_hangs_holds_nobody_up(
