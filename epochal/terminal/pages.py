@@ -35,7 +35,7 @@ KEY_FILE = "epochal.key"
 def facts(rows: Iterator[tuple[str, RenderableType | str]]) -> Table:
     """Return names and values as two columns."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True, min_width=10)
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(name, Text(value) if isinstance(value, str) else value)
