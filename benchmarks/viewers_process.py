@@ -24,6 +24,8 @@ ROUNDS = b"event: rounds"
 VERSION = re.compile(rb'"version":(\d+)')
 ASK_S = 2.0
 """Time between two questions of a viewer, unless it is told a longer one."""
+IDLE_S = 0.2
+"""Time between two looks whether there are viewers for whom to ask."""
 ASKING = 8
 """Number of connections on which all viewers together ask."""
 
@@ -146,7 +148,8 @@ class Crowd:
                         raise ConnectionError(f"a question was refused: {head[:300]!r}")
                     self._ask_s = max(ASK_S, float(fields.get(b"epochal-ask-again", 0)))
                     self._answers += 1
-                await asyncio.sleep(self._ask_s * ASKING / max(ASKING, len(self._viewers)))
+                count = len(self._viewers)
+                await asyncio.sleep(self._ask_s * ASKING / count if count > ASKING else IDLE_S)
 
 
 async def serve_lines(url: str, run_id: str) -> None:

@@ -32,7 +32,8 @@ WORDS: Mapping[str, str] = MappingProxyType(
             "same step."
         ),
         "time to the end": (
-            "Remaining steps times the median time of the last rounds, with those that were not applied."
+            "Remaining steps times the mean time from one of the last rounds to the next, with those that were not "
+            "applied and what lies between epochs, without pauses."
         ),
         "tokens": "Pieces of text that the model was trained on and whose results were applied.",
         "tokens/s": (
