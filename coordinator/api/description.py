@@ -245,7 +245,7 @@ def _probe_operations() -> Operations:
         ),
         ("POST", PROBE): Operation(
             (*busy, Refusal.BODY_TOO_LARGE, Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT),
-            body=content("application/octet-stream", "Any bytes", _BYTES),
+            body=content("application/octet-stream", "Any bytes", {**_BYTES, "minLength": 1}),
         ),
     }
 

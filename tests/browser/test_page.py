@@ -107,6 +107,7 @@ async def test_zoom_shows_each_round_where_rows_stand_for_several(browser: "Brow
         rows = chart.locator("tbody tr")
         await page.locator("figure.chart canvas").first.wait_for()
         count = len((await watched.asked("/history"))["rounds"]["number"])
+        await rows.nth(1).wait_for()
         assert await rows.count() == 2 < count
         await chart.get_by_role("button", name="Zoom in").click()
         await rows.nth(count - 1).wait_for()

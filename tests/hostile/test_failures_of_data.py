@@ -41,7 +41,7 @@ async def test_lone_client_whose_data_all_fail_holds_the_run_and_says_why(tmp_pa
         assert len(run.events(run.clients[0], "step_failed")) <= FEW_ATTEMPTS
         assert [line["level"] for line in run.events(run.coordinator, "run_held")] == ["warning"]
         ran = await run.command("status", run.url)
-        ran.expect(0, "The run waits: 0 of 1 members can work", f"token {FOREIGN_TOKEN}")
+        ran.expect(0, "0 of 1 members can work, 1 needed", f"token {FOREIGN_TOKEN}")
         (await run.command("audit", str(run.run_dir))).expect(0, "the run waits", "see the notes above")
         await run.start_client("--data", str(good))
         await run.until(in_training(held.step + 20))

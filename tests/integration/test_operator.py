@@ -114,7 +114,7 @@ async def test_ejected_client_ends_with_the_reason_and_cannot_rejoin(tmp_path: P
         document = await hold_in(hand, RunState.ROUND_TRAIN, 1)
         client_id = run.client_id_of(unwanted)
         ran = await run.command_here("eject", run.url, "0000", EPOCHAL_ADMIN_TOKEN=run.admin_token)
-        assert (ran.code, ran.err) == (2, "epochal: no members have an id that begins with 0000\n")
+        ran.expect(2, "epochal: no members have an id that begins with 0000\n")
         shown = client_id[:12]  # as `epochal status` shows it
         ran = await run.command_here("eject", run.url, shown, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         assert (ran.code, ran.out) == (0, f"client {client_id} was ejected\n")

@@ -94,6 +94,9 @@ async def test_up_that_is_terminated_leaves_no_process_behind(tmp_path: Path) ->
     process.terminate()
     async with asyncio.timeout(BOUND_S):
         _, errors = await process.communicate()
-    assert (process.returncode, errors) == (1, b"epochal: stopped before the run ended\n")
+    assert (process.returncode, errors) == (
+        1,
+        b"epochal: stopped before the run ended\nsee: epochal explain epochal-error\n",
+    )
     with pytest.raises(ProcessLookupError):
         os.kill(coordinator, 0)
