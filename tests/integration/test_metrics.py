@@ -30,6 +30,12 @@ async def serve_data(run: RealRun) -> tuple[Child, str, str]:
     return child, f"tcp://{address}", line.removeprefix(METRICS_LINE)
 
 
+async def start_measured_client(run: RealRun, location: str) -> str:
+    """Start a client that shows its metrics, and return where they are."""
+    child = await run.start_client("--data", location, *ANY_PORT)
+    return (await run.line_of(child, METRICS_LINE)).removeprefix(METRICS_LINE)
+
+
 async def settled(coordinator_url: str, client_urls: list[str]) -> tuple[Scrape, list[Scrape]]:
     """The metrics of a run that holds, once its clients have applied its last outcome."""
     async with asyncio.timeout(BOUND_S):
@@ -49,10 +55,7 @@ async def test_numbers_of_coordinator_data_server_and_clients_agree(tmp_path: Pa
     async with prepared_run(tmp_path, **overrides) as run:
         await run.start_coordinator()
         _, location, data_url = await serve_data(run)
-        client_urls = []
-        for _ in range(2):
-            child = await run.start_client("--data", location, *ANY_PORT)
-            client_urls.append((await run.line_of(child, METRICS_LINE)).removeprefix(METRICS_LINE))
+        client_urls = [await start_measured_client(run, location) for _ in range(2)]
         await run.until(in_training(5))
         await run.command_here("pause", run.url, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         document = await run.until(in_phase(RunState.PAUSED))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.integration.test_metrics import ANY_PORT, METRICS_LINE, serve_data
+from tests.integration.test_metrics import serve_data, start_measured_client
 from tests.support.deployment import DEPLOY
 from tests.support.processes import in_training, prepared_run
 from tests.support.prometheus import Prometheus, prometheus
@@ -48,10 +48,7 @@ async def test_each_panel_shows_a_run_and_alerts_are_evaluated(tmp_path: Path) -
     async with prepared_run(tmp_path, **overrides) as run:
         await run.start_coordinator()
         data_server, location, data_url = await serve_data(run)
-        client_urls = []
-        for _ in range(2):
-            child = await run.start_client("--data", location, *ANY_PORT)
-            client_urls.append((await run.line_of(child, METRICS_LINE)).removeprefix(METRICS_LINE))
+        client_urls = [await start_measured_client(run, location) for _ in range(2)]
         await run.until(in_training(2))
         jobs = {
             VALUES["$coordinators"]: [f"{run.url}/metrics"],
