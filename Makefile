@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs docs-serve bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check clean
+.PHONY: help setup demo test check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -50,6 +50,10 @@ docs: $(STAMP)  ## the documentation and its site, warnings as errors
 docs-serve: $(STAMP)  ## the site of the documentation on http://127.0.0.1:8800, built anew when a page changes
 	@$(NEED_MKDOCS)
 	$(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8800
+
+screenshots: $(STAMP)  ## the pictures of the run's page in docs/, taken anew of a run in a browser
+	EPOCHAL_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/python -m pytest -q tests/browser/test_live_run.py
+	$(BIN)/python -m docs.screenshots build/screenshots
 
 bench: $(STAMP)  ## the figures, each beside its baseline in one run
 	$(BIN)/python -m benchmarks --write benchmarks

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import resource
 import sys
 from dataclasses import asdict, dataclass
@@ -21,7 +20,6 @@ from benchmarks.load import CONNECT_AT_ONCE, MAX_FILES, WAIT_S, request_bytes
 
 NICENESS = 19
 ROUNDS = b"event: rounds"
-VERSION = re.compile(rb'"version":(\d+)')
 ASK_S = 2.0
 """Time between two questions of a viewer, unless it is told a longer one."""
 IDLE_S = 0.2
@@ -131,16 +129,13 @@ class Crowd:
 
     async def ask(self, number: int) -> None:
         """Ask for the present, as one of `ASKING` who ask for all viewers, until this is cancelled."""
-        version = 0
+        question = request_bytes("GET", f"{self._path}/history/present?slowest=0")
         await asyncio.sleep(ASK_S * number / ASKING)
         reader, writer = await asyncio.open_connection(self._host, self._port)
         with contextlib.closing(writer):
             while True:
-                if self._viewers and (found := VERSION.search(self._viewers[number].last)):
-                    version = int(found[1])
-                if self._viewers and version:
-                    path = f"{self._path}/history/versions/{version}?slowest=0"
-                    writer.write(request_bytes("GET", path))
+                if self._viewers:
+                    writer.write(question)
                     head = await reader.readuntil(b"\r\n\r\n")
                     fields = dict(line.lower().partition(b": ")[::2] for line in head.split(b"\r\n")[1:])
                     await reader.readexactly(int(fields[b"content-length"]))

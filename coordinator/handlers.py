@@ -67,7 +67,13 @@ class Handlers:
     # Authentication
 
     def authenticate(self, token: str | None) -> ClientId:
-        """Return the member to which the session token belongs, and note that it was heard.
+        """Return the member to which the session token belongs, and note that it was heard. Raise as `member_of`."""
+        client_id = self.member_of(token)
+        self.service.heard(client_id)
+        return client_id
+
+    def member_of(self, token: str | None) -> ClientId:
+        """Return the member to which the session token belongs. Nobody is heard.
 
         Raises:
             Refused: `unauthorized` for a missing, wrong, expired or superseded token, or one of a former member;
@@ -79,18 +85,12 @@ class Handlers:
         claims = self.tokens.check_session(token, self.service.now_s())
         if session_number(self._member(claims.client_id).nonce) != claims.session:
             raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this session")
-        self.service.heard(claims.client_id)
         return claims.client_id
 
     def reader(self, token: str | None, host: str) -> Reader:
-        """Return who sends a request that reads: a member, which was heard, a data server, or a stranger.
+        """Return who reads: a member, which was heard, a data server, or, without a token, a stranger at this address.
 
-        Args:
-            token: a session token or a data server's; None for a stranger.
-            host: the sender's address.
-
-        Raises:
-            Refused: `unauthorized` for a token that is neither; as `authenticate` raises.
+        Raise as `authenticate` for a token that is neither a member's nor a data server's.
         """
         if token is None:
             return stranger_at(host)

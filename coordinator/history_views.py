@@ -39,7 +39,8 @@ _LEVEL = 5
 REST_PER_WORK = 10.0
 """Multiple of the time that it took to show the present, for which the same is shown again."""
 SAME_PRESENT_S = 0.5
-"""Time for which the present is sent again if nothing has happened but that time went by."""
+"""Time for which the present is sent again: to those who ask for it, whatever happens; to those who ask for its
+version, if nothing has happened but that time went by."""
 MAX_PRESENT = 8
 """Maximum number of forms in which the present is kept."""
 
@@ -91,6 +92,8 @@ class HistoryViews:
     def check(self, run_id: str, token: str | None) -> None:
         """Raise `Refused` unless the run is served, and `[access] dashboard` lets the owner of the token see it.
 
+        A member that looks is not heard by it: its client may be gone while its page is open.
+
         Args:
             run_id: in the request's path.
             token: a member's session token or the admin token; None if the request shows none.
@@ -100,7 +103,7 @@ class HistoryViews:
         if rule == "public" or (token is not None and self._handlers.admin.matches(token)):
             return
         if rule == "members":
-            self._handlers.authenticate(token)
+            self._handlers.member_of(token)
         else:
             self._handlers.check_admin(token)
 
@@ -191,18 +194,36 @@ class HistoryViews:
             slowest: maximum number of clients of each round; None for all.
         """
         service = self._handlers.service
-        history, present = self._history(), service.published
-        if version == present.version:
-            return await self._present(history, present, slowest)
+        self._history()  # which is read
+        published = service.published
+        if version == published.version:
+            return await self._shown_now(published, slowest)
 
         async def encode() -> bytes:
-            moment = await service.history.moment(version, present.version)
+            moment = await service.history.moment(version, published.version)
             return await self._worker.run(lambda: canonical_json(_few(moment, slowest)))
 
-        return await self.encoded(f"{present.document.lineage}-version-{version}-{_named(slowest)}", encode)
+        return await self.encoded(f"{published.document.lineage}-version-{version}-{_named(slowest)}", encode)
 
-    async def _present(self, history: History, present: Published, slowest: int | None) -> EncodedPage:
-        """Return the run as it is: from memory, and not made again at once, least of all if that took long."""
+    async def present(self, slowest: int | None = None) -> EncodedPage:
+        """Return the run as it is, or was up to `SAME_PRESENT_S` ago, or for longer if it takes long to show it.
+
+        Args:
+            slowest: maximum number of clients of each round; None for all.
+
+        Raises:
+            Refused: as `page`.
+        """
+        self._history()
+        last = self._last_present.get(slowest)
+        lineage = self._handlers.service.run.lineage
+        if last is not None and last.run.lineage == lineage and asyncio.get_running_loop().time() < last.until_s:
+            return last.page
+        return await self._shown_now(self._handlers.service.published, slowest)
+
+    async def _shown_now(self, present: Published, slowest: int | None) -> EncodedPage:
+        """Return the published version: from memory, and not made again at once, least of all if that took long."""
+        history = self._history()
         now_s, run, at_s = asyncio.get_running_loop().time(), self._handlers.service.run, self._handlers.service.now_s()
         last = self._last_present.get(slowest)
         if (

@@ -46,7 +46,7 @@ class Reader:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it showed no token."""
+        """Whether it showed no token of a member or of a data server."""
         return self.kind is ReaderKind.STRANGER
 
 

@@ -9,12 +9,12 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from coordinator.handlers import Handlers
 from coordinator.history_views import EncodedPage, encoded_page
+from coordinator.machine.copies import replace
 from coordinator.machine.member_book import KnownMember, MemberBook, counts_of
 from coordinator.machine.run import Member, Run, share_units
 from runtime.refusal_counts import RefusalCounts

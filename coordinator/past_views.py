@@ -101,6 +101,7 @@ def trust_of(past: Past) -> TrustView:
         refusals=past.history.book.refusal_counts(),
         refused_requests=(),
         refused_since_s=None,
+        is_vouched_known=past.history.vouched is not None or run.step <= 1,
     )
 
 

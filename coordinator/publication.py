@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.liveness import Liveness
 from coordinator.long_polls import Reader
+from coordinator.machine.copies import replace
 from coordinator.machine.datasets import datasets_of, decided_by
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.run import Member, Run, Suspect, config_json, share_units
@@ -46,7 +47,7 @@ STRANGERS_TOLD_PER_S = 50.0
 
 WAITING_TOLD_S = 0.25
 """Time after which viewers are told of a change that is none of the document: the run may wait for others."""
-VIEWERS_TOLD_PER_S = 1000.0
+VIEWERS_TOLD_PER_S = 500.0
 """Number of viewers that are told of news in a second if more of them wait."""
 
 

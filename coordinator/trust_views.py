@@ -47,6 +47,7 @@ class TrustViews:
             refusals=history.book.refusal_counts(),
             refused_requests=counts_of(self._refused.by_kind),
             refused_since_s=round(self._since_s, _PLACES),
+            is_vouched_known=history.vouched is not None or run.step <= 1,
         )
 
     def actions(self) -> ActionsPage:

@@ -13,13 +13,13 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from coordinator.announced_blobs import announced, expectations, is_delivered, refusal_of
 from coordinator.checkpoint_blobs import digest_of_parts, keep_in_parts, opened_parts
 from coordinator.genesis import GenesisRules, LayoutOf, unknown_layout
+from coordinator.machine.copies import replace
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultFoundNoRoom
 from coordinator.machine.views import ExpectedBlob, checkpoint_blobs

@@ -3,7 +3,8 @@
 Theory of operation. News are frames of bytes in one short ring that all viewers read; each knows only its place in it.
 So memory does not grow with the viewers, and one that is so slow that its place has left the ring is told so, and ends.
 A frame holds the rounds that ended since the one before, and the run document if it has changed. The more viewers wait,
-the longer a frame gathers news: telling them takes a bounded part of a processor, however many they are.
+the longer a frame gathers news, and they are told it some after the others: telling them takes a bounded part of a
+processor, however many they are, and never holds up a round.
 
 An event's id names lineage, version and the next round: with it a viewer that comes back is sent the rounds that it has
 missed. Where that is impossible, `reset` tells it to read the whole history again.
@@ -93,6 +94,9 @@ class Viewers:
         """Number of the oldest frame in the ring."""
         self._bytes = 0
         self._shown: Published | None = None
+        self._gathering = asyncio.Lock()
+        self._gathered_turn = 0
+        """The last turn of telling viewers whose news are in a frame."""
         self._now_of: tuple[object, ...] | None = None
         self._now = b""
         """What was told last of what the run waits for, and why it is not faster."""
@@ -170,15 +174,15 @@ class Viewers:
         yield self._opening(seen)
         news = self._service.readers.viewer_news
         while loop.time() < ends_s and self._service.health.failure is None:
-            try:
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await news.wait()
-            except TimeoutError:
-                yield HEARTBEAT
+            if place == self._first + len(self._frames):
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await news.wait()
+                except TimeoutError:
+                    yield HEARTBEAT
             if news.is_closed:
                 return
-            await self._explain()
-            self._collect()
+            await self._gather(news.turn_count)
             if place < self._first:
                 self.dropped_count += 1
                 yield _event("dropped", canonical_json({"detail": "you read too slowly for the run; come back"}))
@@ -187,6 +191,14 @@ class Viewers:
             if told:
                 place += len(told)
                 yield b"".join(told)
+
+    async def _gather(self, turn: int) -> None:
+        """Return once the news of a turn of telling are in a frame: the first viewer that it wakes makes the frame."""
+        async with self._gathering:
+            if turn > self._gathered_turn:
+                self._gathered_turn = turn
+                await self._explain()
+                self._collect()
 
     def _history(self) -> History | None:
         return self._service.history.history if self._service.history.is_read.is_set() else None

@@ -13,6 +13,10 @@ from state.errors import InvalidInput
 from state.wire import ClientId, client_id_of
 
 
+class WrongKeyFile(InvalidInput):
+    """A client's key file is missing, holds no key, or cannot be written. The user's fault."""
+
+
 class ClientKey:
     """An Ed25519 private key and the client id that follows from its public half."""
 
@@ -44,7 +48,7 @@ def load_key(path: Path) -> ClientKey:
         path: a PEM file (PKCS #8), or one of 32 raw bytes.
 
     Raises:
-        InvalidInput: there is no such file, it cannot be read, or it holds no key; the user's fault.
+        WrongKeyFile: there is no such file, it cannot be read, or it holds no key; the user's fault.
     """
     return _as_client_key(load_private_key, path)
 
@@ -53,7 +57,7 @@ def load_or_create_key(path: Path) -> ClientKey:
     """Return the key in the file. If there is no file, write a fresh key to it first (PEM, mode 0600).
 
     The folder must exist, because a path in a missing folder is more likely mistyped than meant. Raises as `load_key`,
-    and `InvalidInput` if the file cannot be written.
+    and `WrongKeyFile` if the file cannot be written.
     """
     _check_folder(path)
     return _as_client_key(load_or_create_private_key, path)
@@ -63,30 +67,30 @@ def create_key(path: Path) -> ClientKey:
     """Return a fresh key, written to a new file (PEM, mode 0600). A file that exists is not touched.
 
     Raises:
-        InvalidInput: there is a file, or no folder, or it cannot be written; the user's fault.
+        WrongKeyFile: there is a file, or no folder, or it cannot be written; the user's fault.
     """
     _check_folder(path)
     try:
         return ClientKey(create_private_key(path))
     except FileExistsError as error:
         message = f"key file {path} exists, and is not overwritten; `epochal key show {path}` prints its public key"
-        raise InvalidInput(message, path=str(path)) from error
+        raise WrongKeyFile(message, path=str(path)) from error
     except OSError as error:
-        raise InvalidInput(f"key file {path} cannot be written: {error.strerror}", path=str(path)) from error
+        raise WrongKeyFile(f"key file {path} cannot be written: {error.strerror}", path=str(path)) from error
 
 
 def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
-        raise InvalidInput(f"key file {path}: there is no folder {path.parent}; make it first", path=str(path))
+        raise WrongKeyFile(f"key file {path}: there is no folder {path.parent}; make it first", path=str(path))
 
 
 def _as_client_key(read: Callable[[Path], Ed25519PrivateKey], path: Path) -> ClientKey:
     try:
         return ClientKey(read(path))
     except FileNotFoundError as error:
-        hint = "check the path, or add --new-key to make a key there"
-        raise InvalidInput(f"key file {path} does not exist; {hint}", path=str(path)) from error
+        hint = f"check the path, or make a key there: `epochal key new {path}`, or --new-key of `epochal client`"
+        raise WrongKeyFile(f"key file {path} does not exist; {hint}", path=str(path)) from error
     except OSError as error:
-        raise InvalidInput(f"key file {path} cannot be read or written: {error.strerror}", path=str(path)) from error
+        raise WrongKeyFile(f"key file {path} cannot be read or written: {error.strerror}", path=str(path)) from error
     except ValueError as error:
-        raise InvalidInput(f"key file {path}: {error}", path=str(path)) from error
+        raise WrongKeyFile(f"key file {path}: {error}", path=str(path)) from error

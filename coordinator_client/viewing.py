@@ -92,23 +92,29 @@ class ViewerClient(CoordinatorClient):
     async def moment(self, version: int, slowest: int | None = None) -> Moment:
         """Return the run as it was at a version of its document. Raise `Refused`: `not-found`, and as `history`."""
         query = None if slowest is None else {"slowest": slowest}
-        return parse_document(Moment, await self._viewed(f"/history/versions/{version}", query))
+        return parse_document(Moment, await self._viewed(_at(version), query))
 
-    async def explanation(self) -> SpeedExplanation:
-        """Return why the run is not faster. Raise as `history`."""
-        return parse_document(SpeedExplanation, await self._viewed("/history/explanation"))
+    async def present(self, slowest: int | None = None) -> Moment:
+        """Return the run as it is, or was a moment ago. Raise as `history`."""
+        query = None if slowest is None else {"slowest": slowest}
+        return parse_document(Moment, await self._viewed("/history/present", query))
 
-    async def members(self) -> MembersPage:
-        """Return all members as columns. Raise as `history`."""
-        return parse_document(MembersPage, await self._viewed("/members"))
+    async def explanation(self, version: int | None = None) -> SpeedExplanation:
+        """Return why the run is not faster, or was not at a version. Raise as `history` and `moment`."""
+        place = "/history" if version is None else _at(version)
+        return parse_document(SpeedExplanation, await self._viewed(f"{place}/explanation"))
+
+    async def members(self, version: int | None = None) -> MembersPage:
+        """Return all members as columns, now or at a version. Raise as `history` and `moment`."""
+        return parse_document(MembersPage, await self._viewed(f"{_at(version)}/members"))
 
     async def member(self, client_id: ClientId) -> MemberDetail:
         """Return a member, present or former. Raise `Refused`: `not-found`, and as `history`."""
         return parse_document(MemberDetail, await self._viewed(f"/members/{quote(client_id, safe='')}"))
 
-    async def trust(self) -> TrustView:
-        """Return the run's checks, and what was refused. Raise as `history`."""
-        return parse_document(TrustView, await self._viewed("/trust"))
+    async def trust(self, version: int | None = None) -> TrustView:
+        """Return the run's checks, and what was refused, now or by a version. Raise as `history` and `moment`."""
+        return parse_document(TrustView, await self._viewed(f"{_at(version)}/trust"))
 
     async def actions(self) -> ActionsPage:
         """Return what the run's operators did last. Raise as `history`."""
@@ -142,6 +148,11 @@ class ViewerClient(CoordinatorClient):
     async def _viewed(self, place: str, query: dict[str, Any] | None = None) -> bytes:
         answer = await self._request("GET", self._run + place, params=query, headers=self._viewer_headers)
         return answer.content
+
+
+def _at(version: int | None) -> str:
+    """Return the place below which a version's pages are; "" for those of the present."""
+    return "" if version is None else f"/history/versions/{version}"
 
 
 async def _events_in(pieces: AsyncIterator[bytes]) -> AsyncGenerator[RunEvent, None]:

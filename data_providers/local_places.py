@@ -15,12 +15,16 @@ MISTAKEN_PLACES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EP
 """Errors of the system that no waiting ends: the path is wrong, or this user may not read there."""
 
 
-def cannot_open(path: Path, error: OSError) -> Rejected | SourceUnavailable:
-    """Return the error for files that cannot be opened; `Rejected` if the same path can only fail again."""
+class DataNotThere(Rejected):
+    """There are no data at a path of this machine, or this user may not read them. Do not retry."""
+
+
+def cannot_open(path: Path, error: OSError) -> DataNotThere | SourceUnavailable:
+    """Return the error for files that cannot be opened; `DataNotThere` if the same path can only fail again."""
     reason = str(error) if error.errno is None else os.strerror(error.errno)
     message = f"{path.absolute()} cannot be read: {reason}"
     if error.errno in MISTAKEN_PLACES:
-        return Rejected(f"{message}; check the path, or name the data with --data", path=str(path))
+        return DataNotThere(f"{message}; check the path, or name the data with --data", path=str(path))
     return SourceUnavailable(message, path=str(path))
 
 

@@ -1,15 +1,20 @@
 """A run in a terminal: a panel that is redrawn as the run progresses, or one line."""
 
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from epochal.words import PHASES, STATUS
+from epochal.words import STATUS
+from runtime.run_words import PHASES
 from runtime.visible_text import visible
 from state.data_metrics import DataWaitView
 from state.evaluations import Evaluation, newest_evaluations
@@ -17,7 +22,7 @@ from state.intervals import counted_batches
 from state.members import MemberView
 from state.messages import RunStatus
 from state.phases import RunState
-from state.waiting_words import with_limit
+from state.waiting_words import stands_words, with_limit
 
 _BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
@@ -108,8 +113,11 @@ def _in_words(status: RunStatus) -> list[RenderableType]:
         shown.append(Text(f"The run {visible(with_limit(status.waiting, status.phase_remaining_s))}.", style=style))
     elif status.hold is not None:
         shown.append(Text(f"The run waits: {visible(status.hold)}", style=style))
-    if status.explanation:
-        shown.append(Text(visible(status.explanation), style="dim"))
+    explanation = status.explanation or ""
+    if status.waiting:  # which is said already
+        explanation = explanation.replace(stands_words(status.waiting), "").strip()
+    if explanation:
+        shown.append(Text(visible(explanation), style="dim"))
     return shown
 
 
@@ -135,7 +143,7 @@ def _evaluations(evaluations: Sequence[Evaluation]) -> Table:
         bars = curve([loss for _, loss in by_step], EVALUATION_CURVE_WIDTH) if len(by_step) > 1 else ""
         when = datetime.fromtimestamp(found.recorded_s, UTC).strftime("%Y-%m-%d %H:%M")
         loss, tokens = f"{found.loss:.3f}", f"{found.tokens:,}"
-        table.add_row(found.name, loss, str(found.step), tokens, when, Text(bars, style="green"))
+        table.add_row(Text(visible(found.name)), loss, str(found.step), tokens, when, Text(bars, style="green"))
     if len(newest) > MAX_SHOWN_EVALUATIONS:
         table.add_row("… `epochal status --json` shows all")
     return table
@@ -183,7 +191,7 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
 
 
 def _members(members: Sequence[MemberView], total: int) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     has_missed = any(member.missed for member in members)
     has_waits = any(member.data_wait is not None for member in members)
     waits_column = ("waits for data",) * has_waits
@@ -191,7 +199,7 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
     names_column = ("name",) * any(member.name for member in members)
     columns = ("client", *names_column, "state", "trainer", "share", "last loss", *waits_column, "heard")
     for column in (*columns, *missed_columns):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"))
     for member in sorted(members, key=lambda member: -member.missed)[:MAX_SHOWN_MEMBERS]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         if member.rest_s is not None:
@@ -201,11 +209,28 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
         share, trainer = f"{member.share:g} of {member.claim}", Text(visible(member.trainer))
         missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
         waits = (_data_wait(member.data_wait),) * has_waits
-        name = (Text(visible(member.name)),) * len(names_column)
+        name = (_Name(visible(member.name)),) * len(names_column)
         table.add_row(member.client_id[:12], *name, state, trainer, share, loss, *waits, heard, *missed)
     if total > MAX_SHOWN_MEMBERS:
         table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A member's name: where it is too long for its column it goes on below, after a space or a hyphen."""
+
+    text: str
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        longest = max(map(cell_len, self._lines(1, breaks_words=False)), default=0)
+        return Measurement(longest, cell_len(self.text)).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text("\n".join(self._lines(options.max_width, breaks_words=True)))
+
+    def _lines(self, width: int, *, breaks_words: bool) -> list[str]:
+        return textwrap.wrap(self.text, width, break_long_words=breaks_words, break_on_hyphens=True)
 
 
 def _data_wait(wait: DataWaitView | None) -> str:
@@ -228,7 +253,7 @@ def status_line(status: RunStatus) -> str:
     """Return the run as one line, for output that cannot be redrawn."""
     loss = "" if status.loss is None else f" loss {status.loss:.3f}"
     for found in newest_evaluations(status.evaluations)[:1]:
-        loss += f" {found.name} {found.loss:.3f} at {found.step}"
+        loss += f" {visible(found.name)} {found.loss:.3f} at {found.step}"
     step = min(status.step, status.total_steps)
     problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
     resting = f" resting {status.resting_count}" if status.resting_count else ""

@@ -3,21 +3,6 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from state.phases import RunState
-
-PHASES: Mapping[RunState, str] = MappingProxyType(
-    {
-        RunState.UNINITIALIZED: "the run has not begun",
-        RunState.WAITING_FOR_MEMBERS: "the run waits until enough clients have joined",
-        RunState.WARMUP: "clients fetch the model and open their data",
-        RunState.ROUND_TRAIN: "each client trains on its share of this round's data and publishes its result",
-        RunState.ROUND_WITNESS: "elected clients attest which results they received in time",
-        RunState.COOLDOWN: "an elected client saves a checkpoint of the model",
-        RunState.FINISHED: "all rounds are done",
-        RunState.PAUSED: "an operator has paused the run",
-    }
-)
-
 STATUS: Mapping[str, str] = MappingProxyType(
     {
         "phase": "what the run does now, and for how long at most",

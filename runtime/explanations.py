@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-from state.errors import EpochalError, Refused
+from state.errors import EpochalError, InvalidInput, Refused
 
 HELP_PATH = "/help/"
 """Path below which each service shows the explanation of a kind."""
@@ -42,12 +42,19 @@ class Explanation:
         group: one of `GROUPS`.
         means: why it happens.
         remedy: what to do.
+        is_usual: whether it happens in healthy runs, too, because clients wait, repeat and leave.
     """
 
     kind: str
     group: str
     means: str
     remedy: str
+    is_usual: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of why it happens."""
+        return re.split(r"(?<=\.) ", self.means, maxsplit=1)[0]
 
     @property
     def words(self) -> str:
@@ -60,7 +67,7 @@ def explanations() -> dict[str, Explanation]:
     """Return every explanation by its kind, in the order of the file."""
     groups = tomllib.loads(files("runtime").joinpath("explanations.toml").read_text(encoding="utf-8"))
     return {
-        kind: Explanation(kind, group, entry["means"], entry["do"])
+        kind: Explanation(kind, group, entry["means"], entry["do"], entry.get("usual", False))
         for group, entries in groups.items()
         for kind, entry in entries.items()
     }
@@ -78,6 +85,12 @@ def explanation_of(name: str) -> Explanation | None:
     return explanations().get(SHORT_NAMES.get(kind, kind))
 
 
+def is_usual(kind: str) -> bool:
+    """Return whether a kind happens in healthy runs, too. One that is not known does not."""
+    found = explanation_of(kind)
+    return found is not None and found.is_usual
+
+
 def kinds_like(name: str) -> list[str]:
     """Return up to five kinds that a misspelt one may mean, the nearest first."""
     known = explanations()
@@ -85,8 +98,13 @@ def kinds_like(name: str) -> list[str]:
 
 
 def kind_of(error: EpochalError) -> str:
-    """Return the kind under which an error is explained: its refusal, or its nearest class that has an entry."""
+    """Return the kind under which an error is explained: its refusal, or its nearest class that has an entry.
+
+    An `InvalidInput` that was raised because of a more exact error is explained as that one.
+    """
     known = explanations()
+    if type(error) is InvalidInput and isinstance(error.__cause__, EpochalError):
+        return kind_of(error.__cause__)
     if isinstance(error, Refused) and error.kind in known:
         return str(error.kind)
     return next(kind for each in type(error).__mro__ if (kind := kind_name(each.__name__)) in known)

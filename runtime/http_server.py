@@ -50,6 +50,10 @@ TICKS_PER_SWEEP = 20
 """Number of tenths of a second between two looks for answers that are not read."""
 
 
+class WouldBeUnencrypted(InvalidInput):
+    """A server would listen for other machines without TLS, which nobody has accepted. The operator's fault."""
+
+
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
@@ -91,7 +95,7 @@ class Endpoint:
         if self.tls_cert is not None or self.insecure:
             return
         if not is_loopback(self.host):
-            raise InvalidInput(
+            raise WouldBeUnencrypted(
                 f"--host {self.host} lets other machines connect, and tokens and results would travel unencrypted; "
                 "give --tls-cert and --tls-key, put a TLS proxy in front, or accept it with --insecure"
             )

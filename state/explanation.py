@@ -41,9 +41,7 @@ TIMES = (
     "merge_s", "idle_s", "delivered_s",
 )  # fmt: skip
 """The times of a client of which medians are shown."""
-
 BEFORE_DELIVERY = frozenset({"document_s", "replica_s", "data_s", "train_s", "encode_s", "upload_s", "check_s"})
-
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -150,9 +148,10 @@ def explained(details: Sequence[RoundDetail], names: Mapping[str, str]) -> Speed
 
     Args:
         details: its last rounds, neighbours, the oldest first; the last `MAX_EXPLAINED_ROUNDS` of them count.
-        names: that clients chose, by client.
+        names: that clients chose, by client; of those that have left, the rounds themselves have the names.
     """
     details = settled_rounds(details)
+    names = {one.client_id: one.name for detail in details for one in detail.clients if one.name} | dict(names)
     if not details:
         return SpeedExplanation(NOTHING_YET, "", 0, 0, 0, None, 0.0, (), ())
     spans = path_of(details)
@@ -272,7 +271,9 @@ def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients
     first = ordered[0]
     said = f"{_percent(kinds[first])} of the time {_said(first, parts, details, clients)}"
     if len(ordered) > 1 and kinds[ordered[1]] >= SECOND_SHARE:
-        said += f"; another {_percent(kinds[ordered[1]])} {_also(ordered[1], parts, details, clients)}"
+        also = _also(ordered[1], parts, details, clients)
+        within = "" if also.startswith(("is ", "passes ", "goes ")) else "in "
+        said += f"; {within}another {_percent(kinds[ordered[1]])} {also}"
     lost = sum(detail.figures.lost_batches for detail in details)
     batches = sum(detail.figures.batches for detail in details)
     if first != "empty" and lost >= LOST_SHARE * max(1, batches):
@@ -316,7 +317,7 @@ def _said(
         case "document":
             return f"passes until {whose} has the run document: its connection to the coordinator"
         case "attest":
-            return f"results are in and witnesses fetch and attest them, last {whose if is_one else 'different ones'}"
+            return "results are in and witnesses fetch and attest them" + (f", last {whose}" if is_one else "")
         case "missing":
             missing = whose if is_one else "clients"
             return f"the others wait in vain for {missing}, of which nothing usable comes{_why_missing(details)}"

@@ -40,7 +40,7 @@ class TrustView(WireDocument):
 
     Attributes:
         audit: the last one that was reported; None if none was.
-        vouched: None before the first applied round.
+        vouched: None before the first applied round, or if it is not known any more.
         checkpoint_step, checkpoint_digest: the last verified checkpoint, and its replica's digest.
         quarantined_batches: number of batches that left the run.
         quarantined: the first of them, with the clients that failed on them and why.
@@ -50,6 +50,8 @@ class TrustView(WireDocument):
         refused_requests: requests that this coordinator refused, by kind, since `refused_since_s`.
         refused_since_s: when this coordinator started, in seconds since 1970; None of a past version, of which refused
             requests are not known.
+        is_vouched_known: whether `vouched` says all that there is: False where rounds were applied, and what is kept of
+            the journal does not hold the last of them.
     """
 
     run_id: str
@@ -66,3 +68,4 @@ class TrustView(WireDocument):
     refusals: tuple[RefusalCount, ...]
     refused_requests: tuple[RefusalCount, ...]
     refused_since_s: float | None
+    is_vouched_known: bool = True

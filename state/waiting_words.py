@@ -98,7 +98,12 @@ def speed_words(now: Situation, explanation: str) -> str:
     stands = now.phase in STANDING_PHASES or now.problem is not None or _is_held(now)
     if not stands or now.phase is RunState.FINISHED:
         return explanation
-    return f"The run stands: it {waiting_words(now)}. {explanation}".rstrip()
+    return f"{stands_words(waiting_words(now))} {explanation}".rstrip()
+
+
+def stands_words(words: str) -> str:
+    """Return the sentence that a run stands, of what it waits for."""
+    return f"The run stands: it {words}."
 
 
 def with_limit(words: str, remaining_s: float | None) -> str:

@@ -26,6 +26,10 @@ _TRAINER_PARTS = (
 _MODEL_PARTS = ("vocabulary", "shapes", "initial_parameters", "learner")
 
 
+class UnknownTrainer(InvalidInput):
+    """There is no trainer of the name that was given on this machine. The user's fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerSetup:
     """The facts with which a client's trainer is opened.
@@ -99,11 +103,12 @@ def trainer_class(name: str, shown: str) -> TrainerClass:
         shown: the name as messages show it, with the option or line that names it.
 
     Raises:
-        InvalidInput: there is no such trainer, several have the name, it cannot be imported, or it is no trainer.
+        UnknownTrainer: there is no such trainer.
+        InvalidInput: several have the name, it cannot be imported, or it is no trainer.
     """
     place = place_of_trainer(name)
     if place is None:
-        raise InvalidInput(
+        raise UnknownTrainer(
             f"{shown} is not installed: no package registers it in {ENTRY_POINT_GROUP}; installed: "
             f"{', '.join(installed_trainers()) or 'none'}; install its package, or name a class: module:Class",
             trainer=name,

@@ -18,6 +18,7 @@ from trainers.mesh.trainer import MeshTrainer
 from trainers.null import NullTrainer
 from trainers.packages import (
     TrainerSetup,
+    UnknownTrainer,
     installed_trainers,
     open_packaged_trainer,
     place_of_trainer,
@@ -174,13 +175,13 @@ async def open_mesh_trainer(
 
 
 def check_trainer_name(name: str) -> None:
-    """Raise `InvalidInput` unless there is a trainer of this name; one of another package is imported."""
+    """Raise `UnknownTrainer` unless there is a trainer of this name; one of another package is imported."""
     if name in TRAINERS:
         return
     if place_of_trainer(name) is None:
         known = ", ".join((*TRAINERS, *installed_trainers()))
         message = f"there is no trainer {name!r}; allowed: {known}; or module:Class, a class of a package"
-        raise InvalidInput(message, trainer=name)
+        raise UnknownTrainer(message, trainer=name)
     if len(name) > MAX_NAME_CHARS:
         message = f"trainer {name!r} has a name of more than {MAX_NAME_CHARS} characters; register it as an entry point"
         raise InvalidInput(message, trainer=name)

@@ -206,9 +206,7 @@ def _history_operations() -> Operations:
             _VIEWERS,
             (
                 Parameter("from", {**WHOLE, "description": "Number of the first round."}, default=0),
-                Parameter(
-                    "to", {**WHOLE, "description": "Number of the last one; of the last that ended, by default."}
-                ),
+                Parameter("to", {**WHOLE, "description": "Number of the last one; the last of all by default."}),
                 Parameter("points", points, default=DEFAULT_POINTS),
                 seen,
             ),
@@ -220,6 +218,7 @@ def _history_operations() -> Operations:
         ("GET", f"{RUN}/history/versions/{{version}}"): Operation(
             (*refusals, Refusal.NOT_FOUND), _VIEWERS, (slowest, seen), answers(history.Moment)
         ),
+        ("GET", f"{RUN}/history/present"): Operation(refusals, _VIEWERS, (slowest, seen), answers(history.Moment)),
         ("GET", f"{RUN}/members"): Operation(refusals, _VIEWERS, (seen,), answers(members.MembersPage)),
         ("GET", f"{RUN}/members/{{client_id}}"): Operation((*refusals, Refusal.NOT_FOUND), _VIEWERS),
         ("GET", f"{RUN}/history/explanation"): Operation(refusals, _VIEWERS, (seen,), answers(SpeedExplanation)),

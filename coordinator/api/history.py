@@ -61,6 +61,15 @@ def history_routes(views: HistoryViews) -> APIRouter:
         return sent_page(await views.explanation(), request)
 
     @router.get(
+        f"{RUN}/history/present",
+        summary="The run as it is, or was a moment ago: the same answer for all who ask at about the same time",
+        responses=openapi_answer(Moment),
+    )
+    async def present(run_id: str, request: Request) -> Response:
+        check(run_id, request)
+        return sent_page(await views.present(_slowest(request)), request)
+
+    @router.get(
         f"{RUN}/history/versions/{{version}}",
         summary="The run as it was at a version of its document",
         responses=openapi_answer(Moment),

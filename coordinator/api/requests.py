@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from coordinator.handlers import Handlers
-from coordinator.long_polls import Reader
+from coordinator.long_polls import Reader, stranger_at
 from runtime.connections import vouch_for
 from runtime.http_bodies import bearer_token
 from runtime.refusal_counts import SENDER_IN_SCOPE
@@ -37,9 +37,19 @@ def blob_reader(handlers: Handlers, request: Request) -> ClientId:
 
 
 def reader_of(handlers: Handlers, scope: Scope) -> Reader:
-    """Return who sends a request that anyone may make. Raise `Refused` if it shows a token that is not valid."""
+    """Return who sends a request that anyone may make; the operator reads as a stranger does.
+
+    Raises:
+        Refused: it shows a token that is not valid.
+    """
     host, _ = scope.get("client") or ("", 0)
-    reader = handlers.reader(bearer_token(Headers(scope=scope)), host)
+    token = bearer_token(Headers(scope=scope))
+    try:
+        reader = handlers.reader(token, host)
+    except Refused:
+        if token is None or not handlers.admin.matches(token):
+            raise
+        return stranger_at(host)
     if reader.client_id is not None:
         _note_member(handlers, scope, reader.client_id)
     elif not reader.is_stranger:

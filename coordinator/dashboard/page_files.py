@@ -1,6 +1,7 @@
 """The files of the page, read and compressed once for all who ask.
 
-The page is plain HTML, CSS and ES modules below `page/`; nothing builds them. It holds nothing of any run: it asks the
+The page is plain HTML, CSS and ES modules below `page/`; nothing builds them. Modules of words are made from the tables
+of the programs (`page_words.py`). It holds nothing of any run: it asks the
 REST service for that, under the rules of `[access] dashboard`. So it is the same for everyone.
 """
 
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+
+from coordinator.dashboard.page_words import MODULES
 
 INDEX = "index.html"
 MEDIA_TYPES = {
@@ -35,7 +38,8 @@ class PageFile:
 @cache
 def page_files() -> dict[str, PageFile]:
     """Return the page's files by their path below `page/`, such as `panels/run.js`."""
-    return dict(_below(files("coordinator.dashboard") / "page", ""))
+    made = {name: _page_file(MEDIA_TYPES["js"], make().encode()) for name, make in MODULES.items()}
+    return dict(_below(files("coordinator.dashboard") / "page", "")) | made
 
 
 def _below(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]:

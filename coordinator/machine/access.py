@@ -1,8 +1,7 @@
 """An operator's commands on who may join. Pure handlers of `coordinator/machine/handle.py`."""
 
-from dataclasses import replace
-
 from coordinator.machine.admissions import MAX_INVITATIONS, MAX_KEYS_CHANGED, Invitation
+from coordinator.machine.copies import replace
 from coordinator.machine.membership import leave
 from coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
 from coordinator.machine.run import Handled, Run

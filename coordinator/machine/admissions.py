@@ -7,8 +7,9 @@ taken back.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from coordinator.machine.copies import replace
 from coordinator.machine.stimuli import ClientJoined
 from state.config.state_file import Access
 from state.wire import ClientId, Sha256

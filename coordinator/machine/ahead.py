@@ -8,9 +8,9 @@ As a round begins, before anything is known of it, its end is plain: all of its 
 what the next round depends on is computed then; `complete_look` computes everything, and a test compares the two.
 """
 
-from dataclasses import replace
 from math import gcd
 
+from coordinator.machine.copies import replace
 from coordinator.machine.outcomes import settle_work
 from coordinator.machine.round import Ahead, Round
 from coordinator.machine.run import Run, most_share_units

@@ -1,7 +1,6 @@
 """The audits of a run that were reported to it. They change nothing else of the run."""
 
-from dataclasses import replace
-
+from coordinator.machine.copies import replace
 from coordinator.machine.run import Handled, Run
 from state.audits import AuditRecord, RecordedAudit
 

@@ -14,8 +14,9 @@ bisected when it fails again, and applied as soon as anybody delivers it. The ru
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from coordinator.machine.copies import replace
 from coordinator.machine.instructions import QuarantineEnded
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run, Suspect

@@ -7,11 +7,11 @@ The run's first checkpoint is the operator's. Where `access.genesis` is "members
 is nothing to compare: the bytes of the first that delivers well-formed ones are taken.
 """
 
-from dataclasses import replace
 from itertools import islice
 
 from coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
 from coordinator.machine.checkpointing import Checkpointing
+from coordinator.machine.copies import replace
 from coordinator.machine.instructions import CheckpointRefused, Instruction, SegmentEnded, SentToRest, SweepBlobs
 from coordinator.machine.run import KEEP_CHECKPOINTS, Handled, Run, roster_of
 from coordinator.machine.shared import added

@@ -8,7 +8,9 @@ twice as long, while results that are applied make up for missed rounds and rest
 Attestations are counted apart, because they are due only in the rounds that elect the client as a witness.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from coordinator.machine.copies import replace
 
 NEWCOMER_SHARE_UNITS = 2
 """Share with which a client starts: a quarter of a claim of one batch."""

@@ -5,8 +5,7 @@ The operator says what the data have grown from and to. The larger data begin wi
 member may have either data; from the round that reaches the new pass on, it needs the larger ones.
 """
 
-from dataclasses import replace
-
+from coordinator.machine.copies import replace
 from coordinator.machine.run import Run, with_state_file
 from coordinator.machine.stimuli import DataAppended
 from state.errors import Refused

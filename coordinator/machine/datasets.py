@@ -5,8 +5,7 @@ pins is the run's. Without one, each member has a vote until the first applied r
 fingerprint has more votes than any other; that round decides for good. Only members with the run's data are ready.
 """
 
-from dataclasses import replace
-
+from coordinator.machine.copies import replace
 from coordinator.machine.data_growth import check_grown, with_needed_data
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import DataFingerprintSet

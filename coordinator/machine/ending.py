@@ -1,7 +1,6 @@
 """The end of a run: after `total_steps`, or earlier, after the step that its operator named."""
 
-from dataclasses import replace
-
+from coordinator.machine.copies import replace
 from coordinator.machine.operator_stimuli import FinishRequested
 from coordinator.machine.run import Handled, Run
 from coordinator.machine.transitions import END_MOVED

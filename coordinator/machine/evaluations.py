@@ -4,8 +4,7 @@ The rules kept here: an evaluation is of a replica that the run has had; under o
 the one that was reported last; the history changes nothing else of the run.
 """
 
-from dataclasses import replace
-
+from coordinator.machine.copies import replace
 from coordinator.machine.instructions import EvaluationRecorded
 from coordinator.machine.run import Handled, Run
 from state.errors import Refused

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
+from coordinator.machine.copies import replace
 from coordinator.machine.instructions import EndedRound, OutcomeDecided
 from coordinator.machine.round import NO_ARRIVALS, Round
 from coordinator.machine.run import Run

@@ -9,7 +9,6 @@ A stimulus brings the time, which never goes back, and random bytes, from which 
 """
 
 import hashlib
-from dataclasses import replace
 
 from coordinator.machine import (
     access,
@@ -28,6 +27,7 @@ from coordinator.machine.ahead import looked_ahead
 from coordinator.machine.blame import release
 from coordinator.machine.checkpointing import Checkpointing
 from coordinator.machine.compacted import CompactedJournal
+from coordinator.machine.copies import replace
 from coordinator.machine.data_growth import append_data
 from coordinator.machine.instructions import Instruction, PhaseChanged
 from coordinator.machine.operator_stimuli import (

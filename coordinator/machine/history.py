@@ -10,10 +10,11 @@ import binascii
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
+from coordinator.machine.copies import replace
 from coordinator.machine.figures import detail_of, figures_of, vouched_for, with_later_times
 from coordinator.machine.instructions import (
     CheckpointRefused,

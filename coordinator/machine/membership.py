@@ -1,11 +1,11 @@
 """Membership: joining, leaving, readiness, access. Pure handlers of `coordinator/machine/handle.py`."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import takewhile
 
 from coordinator.machine.admissions import invitation_denial, with_use
 from coordinator.machine.conduct import NEWCOMER
+from coordinator.machine.copies import replace
 from coordinator.machine.datasets import check_dataset, vote
 from coordinator.machine.instructions import MembershipChanged
 from coordinator.machine.round_conduct import remembered

@@ -1,9 +1,9 @@
 """A run at one moment, as it is shown to viewers. Nothing is decided by it."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import islice
 
+from coordinator.machine.copies import replace
 from coordinator.machine.figures import clients_of
 from coordinator.machine.pace import elapsed_s
 from coordinator.machine.run import Run

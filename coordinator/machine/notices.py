@@ -4,8 +4,7 @@ The rules kept here: of a kind the newest notice is kept; another one of that ki
 `[notify] period_s`; what happens once is told once.
 """
 
-from dataclasses import replace
-
+from coordinator.machine.copies import replace
 from coordinator.machine.run import Run
 from coordinator.machine.stimuli import NoticeRaised, NoticeSettled
 from state.config.notify import MAX_WEBHOOKS, NoticeKind

@@ -6,9 +6,10 @@ Tests of the machine check it after every stimulus, and the audit (`coordinator/
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.machine.blame import blame_after
+from coordinator.machine.copies import replace
 from coordinator.machine.data_waits import after_round
 from coordinator.machine.figures import ended_round, mean_loss
 from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided

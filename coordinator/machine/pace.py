@@ -13,9 +13,9 @@ A member that is slower than the others keeps its place with less work: whose re
 limit gets no larger share for it, because twice the work could take twice the time, and come too late.
 """
 
-from dataclasses import replace
 from statistics import median
 
+from coordinator.machine.copies import replace
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run
 from state.intervals import total_batches

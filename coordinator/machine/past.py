@@ -1,8 +1,9 @@
 """A run as it was at one version: replayed from the segment of the journal that holds it. Nothing is decided by it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from coordinator.machine.copies import replace
 from coordinator.machine.history import History
 from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from coordinator.machine.moment import moment_of, names_of

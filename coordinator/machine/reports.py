@@ -4,9 +4,9 @@ Every report names its round, `(step, attempt)`. A report for a round that is ov
 nothing.
 """
 
-from dataclasses import replace
 from typing import Any
 
+from coordinator.machine.copies import replace
 from coordinator.machine.instructions import TimesTold
 from coordinator.machine.pace import elapsed_s, is_late, with_delivery
 from coordinator.machine.round import Round

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from coordinator.machine.copies import replace
 from coordinator.machine.shared import Mapped, Members, added, joined, left, shared_set
 from state.assignment import DataAssignments, assign_data_for_state
 from state.documents import Roster, WorkList
@@ -75,7 +76,7 @@ NO_ARRIVALS = MessageTimes()
 _NOT_YET_ASSIGNED = RoundAssignment({}, {}, (), 0, frozenset(), 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Round:
     """The round under way.
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from coordinator.machine.blame import DATA_FAILURES, has_delivered_lately
 from coordinator.machine.conduct import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER, Conduct
+from coordinator.machine.copies import replace
 from coordinator.machine.instructions import SentToRest
 from coordinator.machine.pace import is_slow, train_limit_s
 from coordinator.machine.round import Round

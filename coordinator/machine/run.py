@@ -5,7 +5,7 @@ Everything here is in the journal's snapshots, so a field that is added needs a 
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd
 from typing import Annotated, Any, TypeAlias
@@ -16,6 +16,7 @@ from coordinator.machine.admissions import NO_ADMISSIONS, Admissions
 from coordinator.machine.checkpointing import Checkpointing
 from coordinator.machine.compacted import CompactedJournal
 from coordinator.machine.conduct import Conduct
+from coordinator.machine.copies import replace
 from coordinator.machine.instructions import Instruction
 from coordinator.machine.member import Member as Member
 from coordinator.machine.round import Round
@@ -66,7 +67,7 @@ class Suspect:
     from_deliverer: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run(WireDocument):
     """The whole run. See `RunDocument` for the fields that both have.
 

@@ -6,9 +6,10 @@ A rest ends by itself, as time passes: numbers hold until the first rest does, a
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
+from coordinator.machine.copies import replace
 from coordinator.machine.member import Member
 
 RunData: TypeAlias = tuple[str | None, ...]

@@ -4,9 +4,10 @@ Timers are upper bounds only: each phase first checks whether everything that it
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.machine.checkpointers import agreed_checkpoint_digest, current_checkpointer
+from coordinator.machine.copies import replace
 from coordinator.machine.datasets import agreed
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded

@@ -3,8 +3,9 @@
 Suspected batches (`coordinator/machine/blame.py`) go to one client each, then come carried batches, then new ones.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from coordinator.machine.copies import replace
 from coordinator.machine.round import Round
 from coordinator.machine.run import Run, Suspect, roster_of
 from state.documents import IsolatedWork, Roster, WorkList

@@ -45,6 +45,8 @@ FAREWELL_S = 5.0
 """Maximum time for which the end of the process waits for what is still to be sent."""
 MAX_ANSWER_BYTES = 2048
 MAX_SHOWN_ANSWER_CHARS = 200
+LEAST_HIDDEN_CHARS = 6
+"""Shorter parts of a webhook's URL are no secrets, and may be words of any answer."""
 _TEMPORARY = frozenset({408, 425, 429})
 
 Result: TypeAlias = Literal["delivered", "refused", "retried"]
@@ -87,16 +89,23 @@ async def tell(
         return WebhookAnswer("retried", _without_url(f"{type(error).__name__}: {error}", address))
     if response.is_success:
         return WebhookAnswer("delivered", f"HTTP {response.status_code}")
-    shown = said[:MAX_ANSWER_BYTES].decode("utf-8", "replace")[:MAX_SHOWN_ANSWER_CHARS]
+    shown = _without_url(said[:MAX_ANSWER_BYTES].decode("utf-8", "replace"), address)[:MAX_SHOWN_ANSWER_CHARS]
     reason = f"HTTP {response.status_code}: {visible(shown)}"
     if response.is_server_error or response.status_code in _TEMPORARY:
         asked_s = retry_after_s(response.headers.get("retry-after"), time.time())
-        return WebhookAnswer("retried", _without_url(reason, address), asked_s)
-    return WebhookAnswer("refused", _without_url(reason, address))
+        return WebhookAnswer("retried", reason, asked_s)
+    return WebhookAnswer("refused", reason)
 
 
 def _without_url(text: str, address: Address) -> str:
-    return text.replace(address.url, "the webhook's URL")
+    """Return a text without the webhook's URL, each part of it that may be a secret, and the key of its signature."""
+    text = text.replace(address.url, "the webhook's URL")
+    authority, *path = address.url.partition("://")[2].replace("?", "/").replace("&", "/").split("/")
+    parts = [*path, *authority.rpartition("@")[0].split(":"), authority.rpartition(":")[2], address.secret or ""]
+    for part in sorted(parts, key=len, reverse=True):
+        if len(part) >= LEAST_HIDDEN_CHARS and part != authority:
+            text = text.replace(part, "…")
+    return text
 
 
 class Notifier:
@@ -164,7 +173,7 @@ class Notifier:
         service = self._service
         if service.replicas.is_ticking:
             history = service.history.history if service.history.is_read.is_set() else None
-            last = history.details[-1].clients if history is not None and history.details else ()
+            last = [client for one in (history.last_details(1) if history else ()) for client in one.clients]
             failures = [(client.client_id, client.detail) for client in last if client.fate == "failed"]
             room = Room(self._store.blobs.total_bytes, service.health.problem or await self._problem_of_room())
             for news in due_news(service.run, failures, room, service.now_s()):

@@ -33,6 +33,10 @@ _OTHER_STORE = re.compile(
 """The beginning of what is a URL of something else, perhaps mistyped, or libpq's own words, rather than a folder."""
 
 
+class NoRunThere(InvalidInput):
+    """A folder or database that should hold a run holds none. The user's fault."""
+
+
 class StoreReader(Protocol):
     """A run that is only read; meanwhile a coordinator may serve it."""
 
@@ -181,11 +185,16 @@ def open_store_reader(url: str) -> StoreReader:
 
 
 def run_directory_of(url: str) -> Path:
-    """Return the run directory that a URL names. Raise `InvalidInput` if there is none, or an unfinished backup."""
+    """Return the run directory that a URL names.
+
+    Raises:
+        NoRunThere: there is none.
+        InvalidInput: it is an unfinished backup.
+    """
     _, run_dir = _folders_of(url)
     if run_dir is None:
         allowed = "a run directory such as runs/RUN_ID, or the folder of `epochal up`"
-        raise InvalidInput(f"{without_password(url)} holds no run; allowed: {allowed}")
+        raise NoRunThere(f"{without_password(url)} holds no run; allowed: {allowed}")
     refuse_unfinished(run_dir)
     return run_dir
 

@@ -10,7 +10,7 @@ from epochal.cli.lazy import lazy_app
 from epochal.cli.logs import show_warnings
 from epochal.cli.progress import progress_shown
 from epochal.cli.secret_files import take_secret_files
-from runtime.explanations import kind_of
+from runtime.explanations import kind_name, kind_of
 from state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
 
 EXIT_FAILED = 1
@@ -161,6 +161,10 @@ def main() -> None:
     except EpochalError as error:
         typer.echo(f"epochal: {error}\nsee: epochal explain {kind_of(error)}", err=True)
         sys.exit(exit_code_of(error))
+    except SystemExit as ended:
+        if ended.code == EXIT_BAD_INPUT and not isinstance(ended.__context__, typer.Exit):  # typer has said why
+            typer.echo(f"see: epochal explain {kind_name(InvalidInput.__name__)}", err=True)
+        raise
 
 
 def exit_code_of(error: EpochalError) -> int:

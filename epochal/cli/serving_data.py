@@ -26,6 +26,7 @@ from epochal.cli.named_files import fingerprint_problems, vocabulary_of
 from epochal.cli.state_files import read_data_config
 from runtime.connections import LOOPBACK
 from runtime.descriptors import open_files_limit
+from runtime.http_server import WouldBeUnencrypted
 from runtime.loopback import is_loopback
 from runtime.retry import RetryPolicy
 from runtime.tracing.spans import SpanSink
@@ -121,7 +122,7 @@ def tls_of(state: StateFile, options: DataServerOptions, host: str) -> ssl.SSLCo
         return context
     if not is_loopback(host) and (wants_tls or not options.insecure):
         asked = f"clients ask it over TLS ({place})" if wants_tls else "tickets and samples would be unencrypted"
-        raise InvalidInput(
+        raise WouldBeUnencrypted(
             f"the data server would listen on {host}, for other machines, and {asked}; give --tls-cert and --tls-key"
             + ("" if wants_tls else ', with data_location = { Server = "tls://…" }, or accept it with --insecure')
         )

@@ -56,7 +56,7 @@ def check(
     It says how large the model is, and which limits of the file must be raised for it.
     """
     trust_code(trust_remote_code)
-    groups = [parse_clients(text) for text in clients or ()]
+    groups = [parse_clients(text, "--clients") for text in clients or ()]
     checked = _Checked()
     checked.read_state_file(state_path)
     if data_config is not None:

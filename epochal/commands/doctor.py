@@ -63,5 +63,7 @@ def _table(findings: list[Finding]) -> Table:
         shown = Text(found.found)
         if found.advice:
             shown.append(f"\n→ {found.advice}", style="italic")
+        if found.kind:
+            shown.append(f"\nsee: epochal explain {found.kind}", style="dim")
         table.add_row(Text(f"{mark} {word}", style=style), found.name, shown)
     return table

@@ -1,6 +1,7 @@
 """`epochal init`: write the files of a new run."""
 
 import secrets
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,10 @@ from epochal.planning.shown import plan_text
 from epochal.preparation.run_files import run_id_of
 from epochal.starting.choices import BYTES_VOCABULARY, LLAMAS, NGRAM, chosen_data, chosen_model, tokens_in_all
 from epochal.starting.files import NewRun, Written, files_of
+from epochal.starting.next_commands import next_commands
 from runtime.durable_files import create_file
 from state.errors import InvalidInput
+from state.join_guide import data_of
 from state.wire import sha256_hex
 
 MODELS = ", ".join((NGRAM, *LLAMAS))
@@ -26,6 +29,13 @@ DATA_ADDRESS = "127.0.0.1:39405"
 DEFAULT_CLIENTS = "2 x 100mbit/20mbit 40ms 20k tokens/s"
 FILES = ("state.toml", "data.toml")
 INVITATION_BYTES = 16
+NO_TOKENS = "(not said: a hundred rounds)"
+MADE_UP_DATA = "dummy"
+MADE_UP = """The data are random bytes: this run shows that machines train together, and its model learns nothing
+(the loss of random bytes is 5.55, however long they are trained). For text of your own, make token files of it, and
+begin again with them:
+  epochal prepare TEXT.txt --tokenizer bytes --out data
+  epochal init OTHER_DIR --data data/train"""
 
 Asked = TypeVar("Asked", str, int)
 Access: TypeAlias = Literal["open", "keys", "invitations"]
@@ -41,11 +51,16 @@ DataOption = Annotated[
     str | None,
     typer.Option(
         metavar="LOCATION",
-        help="Folder of token files on this machine, which a data server serves; dummy (made-up tokens); or an address "
+        help="Folder of token files on this machine, which a data server serves; dummy (random bytes); or an address "
         "that every client reads itself: https://…, s3://bucket/folder, gs://…",
     ),
 ]
-DataAddressOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients reach the data server.")]
+DataAddressOption = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT", help="Where clients reach the data server; tls://HOST:PORT if it has a certificate."
+    ),
+]
 TokenSizeOption = Annotated[
     int | None, typer.Option(help="Bytes of a token in the files: 2 or 4. Default: by --vocabulary.")
 ]
@@ -103,29 +118,36 @@ def init(
     """
     check_new(folder)
     ask = _Asking(is_asking=sys.stdin.isatty() and not yes)
-    run_id = ask.text("Name of the run", run_id, run_id_of(folder))
-    data = ask.text("Data: a folder of token files, dummy, or an address", data, "dummy")
-    vocabulary = ask.number("Number of different tokens (256 for bytes)", vocabulary, BYTES_VOCABULARY)
+    run_id = ask.text("--run-id", "Name of the run", run_id, run_id_of(folder))
+    data = ask.text("--data", "Data: a folder of token files, dummy (random bytes), or an address", data, "dummy")
+    vocabulary = ask.number("--vocabulary", "Number of different tokens (256 for bytes)", vocabulary, BYTES_VOCABULARY)
     if token_size not in (None, 2, 4):
         raise InvalidInput(f"--token-size {token_size}; allowed: 2 or 4")
     token_size = token_size or (2 if vocabulary <= 1 << 16 else 4)
-    found = chosen_data(data, token_size, data_address)
+    found, is_made_up = chosen_data(data, token_size, data_address), data == MADE_UP_DATA
     is_bytes = vocabulary <= BYTES_VOCABULARY
-    model = ask.text(f"Model: {MODELS}, or a config.json", model, NGRAM if is_bytes else "llama-30m")
-    seq_len = ask.number("Tokens of a sample", seq_len, 512 if model == NGRAM else 1024)
+    model = ask.text("--model", f"Model: {MODELS}, or a config.json", model, NGRAM if is_bytes else "llama-30m")
+    seq_len = ask.number("--seq-len", "Tokens of a sample", seq_len, 512 if model == NGRAM else 1024)
     chosen = chosen_model(model, vocabulary, seq_len)
-    said = clients or [ask.text('Clients, as in "16 x 100mbit/20mbit 40ms 90k tokens/s"', None, DEFAULT_CLIENTS)]
-    groups = [parse_clients(text) for text in said]
+    form = 'Clients, as in "16 x 100mbit/20mbit 40ms 90k tokens/s"'
+    said = clients or [ask.text("--clients", form, None, DEFAULT_CLIENTS)]
+    groups = [parse_clients(text, "--clients") for text in said]
     check_groups(groups)
-    tokens = ask.text("Tokens to train in all (10B, or 3 passes)", tokens, "1 pass" if found.tokens else "")
+    passes = "1 pass" if found.tokens else ""
+    tokens = ask.text("--tokens", "Tokens to train in all (10B, or 3 passes)", tokens, passes)
     total_tokens = tokens_in_all(tokens, found) if tokens else None
-    opened = ask.choice("Who may join", access, ACCESS)
+    opened = ask.choice("--access", "Who may join", access, ACCESS)
     entries, invitation = _entries(opened, allow_key or [])
     run = NewRun(run_id, chosen, found, seq_len, codec, opened, entries)
-    options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator)))
+    options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator")))
     written = files_of(run, groups, options, total_tokens, token_size)
     _write(folder, written)
     say(plan_text(written.proposal.plan))
+    if ask.taken:
+        say("\ntaken by default, as nobody was asked:")
+        say("\n".join(f"  {option} {shlex.quote(value) if value else NO_TOKENS}" for option, value in ask.taken))
+    if is_made_up:
+        say(f"\n{MADE_UP}")
     _say_next(folder, written, invitation)
 
 
@@ -133,27 +155,34 @@ class _Asking:
     """Asks for what no option says; takes defaults where nobody is asked."""
 
     def __init__(self, *, is_asking: bool) -> None:
+        self.taken: list[tuple[str, str]] = []
+        """Options and the defaults that were taken for them without a question."""
         self._is_asking = is_asking
 
-    def text(self, question: str, given: str | None, default: str) -> str:
+    def text(self, option: str, question: str, given: str | None, default: str) -> str:
         """Return what was given, or the answer to a question."""
-        return self._answered(question, given, default, str)
+        return self._answered(option, question, given, default, str)
 
-    def number(self, question: str, given: int | None, default: int) -> int:
+    def number(self, option: str, question: str, given: int | None, default: int) -> int:
         """Return what was given, or the number that answers a question."""
-        return self._answered(question, given, default, int)
+        return self._answered(option, question, given, default, int)
 
-    def choice(self, question: str, given: str | None, allowed: tuple[str, ...]) -> str:
+    def choice(self, option: str, question: str, given: str | None, allowed: tuple[str, ...]) -> str:
         """Return what was given, or one of these words, of which the first is the default."""
         while True:
-            answer = self.text(f"{question} ({', '.join(allowed)})", given, allowed[0])
+            answer = self.text(option, f"{question} ({', '.join(allowed)})", given, allowed[0])
             if answer in allowed:
                 return answer
             typer.echo(f"{answer!r} is none of {', '.join(allowed)}", err=True)
 
-    def _answered(self, question: str, given: Asked | None, default: Asked, kind: Callable[[str], Asked]) -> Asked:
-        if given is not None or not self._is_asking:
-            return default if given is None else given
+    def _answered(
+        self, option: str, question: str, given: Asked | None, default: Asked, kind: Callable[[str], Asked]
+    ) -> Asked:
+        if given is not None:
+            return given
+        if not self._is_asking:
+            self.taken.append((option, str(default)))
+            return default
         answer: Asked = typer.prompt(question, default=default, type=kind, show_default=bool(default))
         return answer
 
@@ -189,11 +218,12 @@ def _write(folder: Path, written: Written) -> None:
 
 
 def _say_next(folder: Path, written: Written, invitation: str | None) -> None:
-    state, data = folder / "state.toml", folder / "data.toml"
-    say(f"\nwrote {state}{'' if written.data is None else f' and {data}'}. Next:")
-    say(f"  epochal check {state}{'' if written.data is None else f' --data-config {data}'}")
-    say(f"  epochal coordinator {state}{'' if written.data is None else f' --data-config {data}'}")
-    code = "" if invitation is None else f" --invitation {invitation}"
-    say(f"  epochal client http://HOST:8000{code}    # on each machine, with the coordinator's address")
+    state, data = folder / "state.toml", None if written.data is None else folder / "data.toml"
+    check, coordinator, client = next_commands(written.proposal.state, state, data, invitation)
+    say(f"\nwrote {state}{'' if data is None else f' and {data}'}. Next:")
+    say(f"  {check}\n  {coordinator}")
+    say(f"  {client}    # on each machine that trains, in a terminal of its own")
     if invitation is not None:
         say("the invitation is for one client; `epochal invite` makes others")
+    if data is not None and data_of(written.proposal.state.model.LLM.data_location)[0].loopback:
+        say("only this machine can reach the data: for others, give --data-address tls://NAME:PORT, with its name")

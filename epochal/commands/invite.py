@@ -3,6 +3,7 @@
 import shlex
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,7 +35,10 @@ SHOWN_ID_DIGITS = 12
 def invite(
     url: UrlArgument,
     uses: Annotated[
-        int, typer.Option(min=1, max=MAX_INVITATION_USES, help="Number of clients that the invitation admits.")
+        int,
+        typer.Option(
+            metavar="NUMBER", help=f"Number of clients that the invitation admits, at most {MAX_INVITATION_USES}."
+        ),
     ] = 1,
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time after which it admits no other, such as 3d or 12h.")
@@ -51,8 +55,11 @@ def invite(
     as_json: JsonOption = False,
 ) -> None:
     """Invite clients to a run that asks for invitations; list and revoke them."""
+    if not 1 <= uses <= MAX_INVITATION_USES:
+        raise InvalidInput(f"--uses {uses}: allowed: 1 to {MAX_INVITATION_USES} clients")
     if lists + (revoke is not None) + (uses != 1 or expires is not None) > 1:
         raise InvalidInput("give --list, or --revoke ID, or --uses and --expires for a new invitation")
+    valid_s = None if expires is None else parse_duration("--expires", expires, MAX_INVITATION_S)
     token = required_token(admin_token)
     if lists:
         found = ask(url, tls_ca, lambda operator: operator.invitations(), token)
@@ -62,9 +69,8 @@ def invite(
         gone = ask(url, tls_ca, lambda operator: revoke_invitation(operator, prefix), token)
         typer.echo(f"revoked invitation {gone.id[:SHOWN_ID_DIGITS]}, which had admitted {gone.used} of {gone.uses}")
     else:
-        valid_s = None if expires is None else parse_duration("--expires", expires, MAX_INVITATION_S)
         made, guide = ask(url, tls_ca, lambda operator: _made(operator, InvitationRequest(uses, valid_s)), token)
-        typer.echo(canonical_json(made).decode() if as_json else _told(made, guide, url))
+        typer.echo(canonical_json(made).decode() if as_json else told(made, guide, url, tls_ca))
 
 
 async def _made(operator: OperatorClient, request: InvitationRequest) -> tuple[MadeInvitation, "JoinGuide"]:
@@ -72,10 +78,21 @@ async def _made(operator: OperatorClient, request: InvitationRequest) -> tuple[M
     return await operator.invite(request), guide
 
 
-def _told(made: MadeInvitation, guide: "JoinGuide", url: str) -> str:
+def told(made: MadeInvitation, guide: "JoinGuide", url: str, tls_ca: Path | None) -> str:
+    """Return what is printed of a new invitation: its code, whom it admits, and the whole command that joins with it.
+
+    Args:
+        made: the invitation.
+        guide: how a machine joins the run.
+        url: of the coordinator, as the operator gave it.
+        tls_ca: the certificate that the operator trusts, which those who join must trust as well; None without one.
+    """
     until = "" if made.expires_s is None else f", until {_time(made.expires_s)}"
     words = ["epochal", "client", without_password(url), "--key", "me.key", "--new-key", "--name", "NAME"]
+    words += ["--tls-ca", tls_ca.name] if tls_ca is not None else []
     words += ["--trainer", guide.trainer] if guide.trainer else []
+    words += ["--data", "PATH"] if guide.data.own else []
+    words += ["--insecure"] if guide.data.insecure else []
     words += ["--invitation", made.code]
     return "\n".join(
         (

@@ -62,15 +62,16 @@ def plan(
     """
     trust_code(trust_remote_code)
     state = read_supported_state(state_path)
-    groups = [parse_clients(text) for text in clients]
+    groups = [parse_clients(text, "--clients") for text in clients]
     check_groups(groups)
     links = Links(
-        UNLIMITED if coordinator is None else parse_link(coordinator), UNLIMITED if store is None else parse_link(store)
+        UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator"),
+        UNLIMITED if store is None else parse_link(store, "--store"),
     )
     costs = Costs()
     if calibrate:
         costs = calibrated(state.merge.codec, state.merge.codec_name, costs)
-    options = PlanOptions(links, costs, None if parameters is None else parse_count(parameters))
+    options = PlanOptions(links, costs, None if parameters is None else parse_count(parameters, "--parameters"))
     found = plan_run(state, groups, options)
     if not no_advice:
         found = advised(state, groups, options, found)

@@ -18,7 +18,9 @@ from epochal.preparation.preparing import PrepareProgress
 from epochal.preparation.publishing import OURS, TRAIN, VALIDATION, Preparation
 from epochal.preparation.sources import text_suffix_hint
 from epochal.preparation.working import discard_unfinished
+from epochal.starting.next_commands import next_commands
 from runtime.long_work import BYTES, long_work
+from state.config.state_file import parse_state
 from state.errors import EpochalError
 
 DEFAULTS = PrepareOptions()
@@ -129,7 +131,11 @@ def prepare(
         int | None, typer.Option(help="Number of processes that encode. Default: one for each core.")
     ] = None,
     data_address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the run's clients will reach its data server.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the run's clients will reach its data server; tls://HOST:PORT if it has a certificate.",
+        ),
     ] = DEFAULTS.data_address,
     restart: RestartOption = False,
     append: AppendOption = False,
@@ -252,15 +258,18 @@ def _say_how_to_append(made: Preparation) -> None:
 
 
 def _say_next(made: Preparation) -> None:
-    def path(name: str) -> str:
-        return shlex.quote(str(made.folder / name))
-
-    data = "" if made.is_chat else f" --data-config {path('data.toml')}"
-    trainer = "" if made.tokenizer.vocabulary <= 256 else " --trainer torch"
+    """Print the commands that start the run; if the user's own state file is wrong, the one that says so."""
+    path, data = made.folder / "state.toml", None if made.is_chat else made.folder / "data.toml"
     say("next:")
-    say(f"  epochal check {path('state.toml')}{data}")
-    say(f"  epochal coordinator {path('state.toml')}{data}")
-    say(f"  epochal client http://127.0.0.1:8000 --key me.key --new-key{trainer}     # in another terminal")
+    try:
+        state = parse_state(path.read_text(encoding="utf-8"), str(path))
+    except (EpochalError, ValueError):
+        say(f"  epochal check {shlex.quote(str(path))}")
+        return
+    check, coordinator, client = next_commands(state, path, data)
+    say(f"  {check}\n  {coordinator}\n  {client}    # in another terminal")
     if made.samples(VALIDATION):
-        held_out = "--split validation" if made.is_chat else f"--data {path('validation.toml')}"
-        say(f"  epochal evaluate {shlex.quote(f'runs/{made.run_id}')} {held_out}")
+        held_out = (
+            "--split validation" if made.is_chat else f"--data {shlex.quote(str(made.folder / 'validation.toml'))}"
+        )
+        say(f"  epochal evaluate {shlex.quote(f'runs/{state.run_id}')} {held_out}")

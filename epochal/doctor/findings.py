@@ -15,12 +15,14 @@ class Finding:
         name: of the thing.
         found: as it is, in words and numbers.
         advice: what to do; "" where nothing is to be done.
+        kind: what `epochal explain` takes, where it explains more; "" where it does not.
     """
 
     name: str
     verdict: Verdict
     found: str
     advice: str = ""
+    kind: str = ""
 
 
 def gib(size_bytes: float) -> str:

@@ -196,7 +196,8 @@ def _memory(available: int | None) -> Finding:
 def _disk(spool: Path, free_bytes: int) -> Finding:
     found = f"{gib(free_bytes)} free in {spool}, for a client's temporary files"
     if free_bytes < LEAST_DISK_BYTES:
-        return Finding("Disk", "note", found, "make room, or name a folder on another disk with --spool")
+        advice = "make room, or name a folder on another disk with --spool"
+        return Finding("Disk", "note", found, advice, "spool-full")
     return Finding("Disk", "ok", found)
 
 
@@ -209,10 +210,11 @@ def merge_finding() -> Finding:
         took_s = time.monotonic() - began_s
     except EpochalError as error:
         advice = "another program in this process, or the processor's settings, changed how numbers are rounded"
-        return Finding("Test merge", "problem", error.message, advice)
+        return Finding("Test merge", "problem", error.message, advice, "unsound-arithmetic")
     if digest != MERGED_DIGEST:
         found = f"the merged replica has digest {digest[:16]}…, and must have {MERGED_DIGEST[:16]}…"
-        return Finding("Test merge", "problem", found, "this machine's arithmetic differs: do not train on it; tell us")
+        advice = "this machine's arithmetic differs: do not train on it; tell us"
+        return Finding("Test merge", "problem", found, advice, "unsound-arithmetic")
     rate = MERGED_PARAMETERS / max(took_s, 1e-9) / 1e6
     return Finding("Test merge", "ok", f"bit-identical; {rate:.0f} million parameters a second, digest included")
 

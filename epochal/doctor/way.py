@@ -14,7 +14,7 @@ import httpx
 from epochal import __version__
 from epochal.doctor.findings import Finding, gib
 from epochal.doctor.machine import PACKAGE, Machine
-from runtime.http_client import open_client
+from runtime.http_client import open_client, reason_of, user_mistake
 from runtime.visible_text import visible
 from state.errors import InvalidDocument
 from state.join_guide import TORCH, JoinGuide
@@ -62,12 +62,17 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
         try:
             answer, trip_s = await _round_trip(http)
         except httpx.HTTPError as error:
+            mistake = user_mistake(error, asked.url)
+            if mistake is not None:
+                return [Finding("Reachability", "problem", visible(mistake), "correct the address, or --tls-ca")]
             advice = "check the address, the port, and that no firewall is between"
-            return [Finding("Reachability", "problem", f"{asked.url}: {_reason(error)}", advice)]
+            found = f"{asked.url} does not answer: {visible(reason_of(error, asked.url))}"
+            return [Finding("Reachability", "problem", found, advice, "coordinator-unreachable")]
         runs = _runs(answer)
         if runs is None:
             found = f"{asked.url} answers, and not as a coordinator does (HTTP {answer.status_code})"
-            return [Finding("Reachability", "problem", found, "give the address of the coordinator alone")]
+            advice = "give the address of the coordinator alone"
+            return [Finding("Reachability", "problem", found, advice, "invalid-document")]
         shown = ", ".join(map(visible, runs)) or "no run"
         findings = [Finding("Reachability", "ok", f"{asked.url} serves {shown}; {trip_s * 1000:.0f} ms there and back")]
         findings.append(await _tls(asked))
@@ -107,7 +112,8 @@ async def _tls(asked: Asked) -> Finding:
         is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         if is_local:
             return Finding("TLS", "ok", "none, and none is needed on this machine")
-        return Finding("TLS", "note", "none: whoever is on the way can read and change everything", "use https://")
+        found = "none: whoever is on the way can read and change everything"
+        return Finding("TLS", "note", found, "use https://", "would-be-unencrypted")
     context = ssl.create_default_context(cafile=asked.trust if isinstance(asked.trust, str) else None)
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -224,9 +230,8 @@ def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
     elif guide.extras:
         yield Finding("Run's extras", "ok", ", ".join(guide.extras))
     if guide.packaged:
-        yield Finding(
-            "Run's trainer", "note", visible(guide.trainer), "it is of another package, which must be installed"
-        )
+        advice = "it is of another package, which must be installed"
+        yield Finding("Run's trainer", "note", visible(guide.trainer), advice, "unknown-trainer")
     room = guide.room
     if room is None:
         yield Finding("Run's model", "note", "not made yet: what it needs is not known")
@@ -236,13 +241,14 @@ def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
     place = "on the GPU" if on_gpu else "of memory"
     found = f"{room.parameter_count:,} parameters: {gib(room.trainer_bytes)} {place} and room for activations"
     if free is not None and free < room.trainer_bytes:
-        yield Finding("Run's model", "problem", f"{found}; {gib(free)} are free", "use a larger machine, or --mesh")
+        advice = "use a larger machine, or --mesh"
+        yield Finding("Run's model", "problem", f"{found}; {gib(free)} are free", advice, "does-not-fit")
     else:
         yield Finding("Run's model", "ok", found)
     found = f"{gib(room.spool_bytes)} of temporary files with {room.clients} clients"
     if machine.spool_bytes < room.spool_bytes:
         advice = f"{gib(machine.spool_bytes)} are free in {machine.spool}: name a folder on another disk with --spool"
-        yield Finding("Run's disk", "problem", found, advice)
+        yield Finding("Run's disk", "problem", found, advice, "spool-full")
     else:
         yield Finding("Run's disk", "ok", f"{found}; a newcomer downloads {gib(room.download_bytes)}")
 
@@ -269,9 +275,8 @@ async def _data_server(place: str) -> Finding:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except (OSError, TimeoutError, ValueError) as error:
-        return Finding(
-            "Run's data", "problem", f"{visible(place)}: {_reason(error)}", "check the firewall, or use --data"
-        )
+        found = f"{visible(place)}: {_reason(error)}"
+        return Finding("Run's data", "problem", found, "check the firewall, or use --data", "source-unavailable")
     writer.close()
     return Finding("Run's data", "ok", f"{visible(place)} can be reached")
 
@@ -280,7 +285,6 @@ async def _data_at(http: httpx.AsyncClient, place: str) -> Finding:
     try:
         answer = await http.head(place)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Finding(
-            "Run's data", "problem", f"{visible(place)}: {_reason(error)}", "check the network, or use --data"
-        )
+        found = f"{visible(place)}: {_reason(error)}"
+        return Finding("Run's data", "problem", found, "check the network, or use --data", "source-unavailable")
     return Finding("Run's data", "ok", f"{visible(place)} can be reached (HTTP {answer.status_code})")

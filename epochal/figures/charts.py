@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from epochal.figures.run_record import RunRecord
+from runtime.run_words import FATES, PARTS
 from runtime.visible_text import visible
 from state.explanation import settled_rounds, shown_member
 from state.history import ClientFigures, RoundDetail, RoundFigures, thinned
@@ -20,22 +21,14 @@ MAX_WATERFALL_CLIENTS = 40
 """Maximum number of clients in the waterfall: those whose results came last."""
 SMOOTHED_ROUNDS = 20
 """Number of rounds over which the smoothed loss is an exponential mean."""
+MAX_MARKS = 64
+"""Maximum number of points of a line that are drawn as marks, too; more would hide what is below them."""
 MAX_LABEL_CHARS = 48
 MB = 1_000_000
-
-PARTS = (
-    ("document", "waiting for the document"),
-    ("replica", "making the replica"),
-    ("data", "data"),
-    ("train", "training"),
-    ("encode", "encoding"),
-    ("upload", "upload"),
-    ("check", "check"),
-    ("attest", "attestation"),
-    ("download", "download"),
-    ("merge", "merge"),
-)
-"""The parts of a client's round in their order, and their names in words."""
+PART_NAMES = tuple(PARTS)
+"""Names of the parts of a client's round, in their order."""
+PART_WORDS = tuple(PARTS.values())
+"""The same, with their letters and labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,7 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a row: from `start_s`, for `length_s` seconds; `part` is a place in `PARTS`."""
+    """A part of a row: from `start_s`, for `length_s` seconds; `part` is a place in `PART_NAMES`."""
 
     start_s: float
     length_s: float
@@ -124,8 +117,8 @@ def _loss(record: RunRecord, rows: Sequence[RoundFigures]) -> LineChart:
     for name in sorted({found.name for found in record.evaluations}):
         points = sorted((found.step, found.loss) for found in record.evaluations if found.name == name)
         placed = [(_place(step, by_step), loss) for step, loss in points]
-        lines.append(Line(f"evaluated: {shortened(name)}", *_columns(placed), has_marks=True))
-    last = next((loss for loss in reversed(losses) if not math.isnan(loss)), math.nan)
+        lines.append(Line(f"evaluated: {shortened(name)}", *_columns(placed), has_marks=len(placed) <= MAX_MARKS))
+    last = next((row.loss for row in reversed(record.rows) if row.loss is not None), math.nan)
     return LineChart(
         "loss",
         "Loss",
@@ -233,7 +226,7 @@ def waterfall(detail: RoundDetail, names: dict[str, str]) -> Waterfall:
     rows = tuple(
         BarRow(
             shortened(shown_member(one.client_id, names.get(one.client_id, one.name))),
-            one.fate,
+            FATES[one.fate],
             _bars(one, ends_s),
         )
         for one in shown
@@ -241,7 +234,7 @@ def waterfall(detail: RoundDetail, names: dict[str, str]) -> Waterfall:
     left = f", the {len(shown)} slowest of {len(ordered)} clients" if len(shown) < len(ordered) else ""
     return Waterfall(
         "waterfall",
-        f"Round {figures.number}, client by client",
+        f"Round {figures.number} (step {figures.step}), client by client",
         f"what each client did when in a round of {ends_s:.3g} s{left}",
         "seconds since the round began",
         rows,
@@ -260,7 +253,7 @@ def _bars(client: ClientFigures, ends_s: float) -> tuple[Bar, ...]:
     after the round is longer than the round, whatever it claims.
     """
     at_s, latest_s, bars = 0.0, ends_s if client.delivered_s is None else client.delivered_s, list[Bar]()
-    for part, (name, _) in enumerate(PARTS):
+    for part, name in enumerate(PART_NAMES):
         length_s = max(0.0, getattr(client, f"{name}_s") or 0.0)
         if name == "attest":
             attested_s = min(client.attested_s or 0.0, ends_s)

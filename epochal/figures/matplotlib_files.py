@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from epochal.figures.charts import PARTS, Chart, LineChart, Waterfall
+from epochal.figures.charts import PART_WORDS, Chart, LineChart, Waterfall
 from epochal.figures.svg import COLOURS, DASHES, MAX_DRAWN
 from runtime.durable_files import replace_file
 
@@ -113,6 +113,7 @@ def _draw_waterfall(axes: Any, chart: Waterfall) -> None:
     axes.set_xlim(left=0)
     used = sorted({bar.part for row in chart.rows for bar in row.bars})
     patches = [
-        Patch(facecolor=COLOURS[part], hatch=HATCHES[part], edgecolor="white", label=PARTS[part][1]) for part in used
+        Patch(facecolor=COLOURS[part], hatch=HATCHES[part], edgecolor="white", label=PART_WORDS[part].label)
+        for part in used
     ]
     axes.figure.legend(handles=patches, frameon=False, loc="outside lower center", ncols=4, fontsize=8)

@@ -22,6 +22,7 @@ from epochal.figures.run_record import RunRecord
 from epochal.figures.svg import chart_svg
 from epochal.words import CHECKS
 from runtime.durable_files import replace_file
+from runtime.run_words import time_label
 from runtime.visible_text import visible
 from state.errors import InvalidInput
 from state.evaluations import newest_evaluations
@@ -47,10 +48,14 @@ tr{border-bottom:1px solid color-mix(in srgb,currentColor 20%,transparent)}
 td.number,th.number{text-align:right}
 pre{overflow-x:auto;font-size:.85rem;border:1px solid color-mix(in srgb,currentColor 30%,transparent);padding:.7rem}
 .said{font-size:1.1rem;border-left:4px solid #0072b2;padding-left:.8rem}
+.noted{border-left:4px solid #e69f00;padding-left:.8rem}
+td:last-child{overflow-wrap:anywhere}
+.meant td:nth-child(2){overflow-wrap:anywhere;min-width:12rem}
+.meant td:last-child{min-width:16rem}
 .wrong{border-left:4px solid #d55e00;padding-left:.8rem}
 """
 _MEMBER_COLUMNS = (
-    "client", "name", "version", "trainer", "now", "batches applied", "lost", "tokens", "tokens/s", "loss",
+    "client", "name", "version", "trainer", "now", "results applied", "lost", "tokens", "tokens/s", "loss",
     "waited for data [s]", "results [MB]",
 )  # fmt: skip
 _TEXT_COLUMNS = 5
@@ -107,6 +112,10 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "step", f"{min(record.step, record.total_steps):,} of {record.total_steps:,}, epoch {record.epoch:,}"
     yield "rounds that have ended", f"{rows[-1].next_number:,}" if rows else "0"
     yield "tokens applied", f"{record.tokens:,}"
+    if rows:
+        applied = sum(row.applied_batches for row in rows)
+        waiting, quarantined = rows[-1].carried_batches, rows[-1].quarantined_batches
+        yield "data", f"{applied:,} batches applied, {waiting:,} wait, {quarantined:,} quarantined"
     losses = [row.loss for row in rows if row.loss is not None]
     if losses:
         yield "training loss", f"{losses[0]:.4f} at first, {losses[-1]:.4f} now (nats/token)"
@@ -123,7 +132,7 @@ def _time(record: RunRecord) -> Iterator[str]:
     found = record.explanation
     if found.parts:
         rows = (
-            (part.kind, _client(part.client_id, part.name), f"{part.seconds:.2f}", f"{part.share:.0%}")
+            (time_label(part.kind), _client(part.client_id, part.name), f"{part.seconds:.2f}", f"{part.share:.0%}")
             for part in found.parts
         )
         yield f"<h2>Where the time went</h2><p>Of the last {found.rounds} rounds, along their critical path.</p>"
@@ -145,22 +154,26 @@ def _audit(audit: AuditReport | None) -> Iterator[str]:
     problems, remarks = fields.pop("problems"), fields.pop("remarks")
     verdict = "Some checks failed." if problems else "All checks passed."
     yield f'<p class="{"wrong" if problems else "said"}">{verdict}</p>'
-    for text in (*problems, *remarks):
+    for text in problems:
         yield f'<p class="wrong">{_text(text)}</p>'
+    for text in remarks:
+        yield f'<p class="noted">{_text(text)}</p>'
     rows = (
         (name.replace("_", " "), _value(value), CHECKS.get(name, ""))
         for name, value in fields.items()
         if value is not None
     )
-    yield _rows(("figure", "value", "meaning"), rows, text_columns=3)
+    yield f'<div class="meant">{_rows(("figure", "value", "meaning"), rows, text_columns=3)}</div>'
 
 
 def _members(record: RunRecord) -> Iterator[str]:
     everybody = [*record.members, *record.gone]
     shown = sorted(everybody, key=lambda one: (-one.tokens, one.client_id))[:MAX_MEMBERS]
-    yield f"<h2>Members</h2><p>{len(record.members):,} members, and {len(record.gone):,} that left"
-    yield f"; the {len(shown)} with most tokens." if len(shown) < len(everybody) else "."
-    yield " Names, versions and trainers are clients' own words.</p>"
+    most = f"; the {len(shown)} with most tokens" if len(shown) < len(everybody) else ""
+    yield (
+        f"<h2>Members</h2><p>{len(record.members):,} members, and {len(record.gone):,} that left{most}."
+        " Names, versions and trainers are clients' own words.</p>"
+    )
     yield _rows(_MEMBER_COLUMNS, map(_member, shown), text_columns=_TEXT_COLUMNS)
 
 

@@ -89,7 +89,7 @@ async def _stored(place: str, *, audits: bool) -> RunRecord:
     async with store.copying():
         history = (await read_history(store.journal)).history
         last = None
-        async for segment in store.journal.history():
+        async for segment in store.journal.history(await store.journal.newest_segment()):
             last = segment
     if last is None:
         raise StoreFailed(f"{store.name} holds no journal")

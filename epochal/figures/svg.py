@@ -8,18 +8,22 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from epochal.figures.charts import PARTS, Chart, Line, LineChart, Waterfall, ticks
+from epochal.figures.charts import PART_WORDS, Chart, Line, LineChart, Waterfall, ticks
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 12, 46
 ROW_HEIGHT = 22
 LABEL_WIDTH = 250
 LEGEND_COLUMN = 180
+PART_COLUMN, PART_COLUMNS = 230, 3
+MIN_LETTER_WIDTH = 14
+"""Width of a bar from which on it has its letter."""
 MAX_DRAWN = 1e30
 """Greater values are not drawn: absurd ones that a client has claimed."""
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#332288", "#882255", "#44aa99",
 )  # fmt: skip
+LETTER = 'text-anchor="middle" font-size="11" fill="#000" stroke="#fff" stroke-width="3" paint-order="stroke"'
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 4", "12 5")
 
 
@@ -97,7 +101,7 @@ def _stroke(number: int) -> str:
 
 def _waterfall_svg(chart: Waterfall) -> str:
     used = sorted({bar.part for row in chart.rows for bar in row.bars})
-    height = TOP + ROW_HEIGHT * len(chart.rows) + BOTTOM + 18 * -(-len(used) // 4)
+    height = TOP + ROW_HEIGHT * len(chart.rows) + BOTTOM + 18 * -(-len(used) // PART_COLUMNS)
     return _svg(WIDTH, height, chart.name, chart.title, chart.note, _drawn_rows(chart, used))
 
 
@@ -115,11 +119,14 @@ def _drawn_rows(chart: Waterfall, used: Sequence[int]) -> Iterator[str]:
         label = f"{row.label} · {row.note}"
         yield f'<text x="{LABEL_WIDTH - 8}" y="{y + 15}" text-anchor="end" font-size="11">{escape(label)}</text>'
         for bar in row.bars:
-            told = f"{PARTS[bar.part][1]}: {bar.length_s:.3g} s"
+            words, width = PART_WORDS[bar.part], max(0.7, x_at(bar.length_s) - x_at(0))
+            told = f"{words.label}: {bar.length_s:.3g} s"
             yield (
-                f'<rect x="{x_at(bar.start_s):.1f}" y="{y + 3}" width="{max(0.7, x_at(bar.length_s) - x_at(0)):.1f}" '
+                f'<rect x="{x_at(bar.start_s):.1f}" y="{y + 3}" width="{width:.1f}" '
                 f'height="{ROW_HEIGHT - 6}" fill="url(#part-{bar.part})"><title>{escape(told)}</title></rect>'
             )
+            if width >= MIN_LETTER_WIDTH:
+                yield f'<text x="{x_at(bar.start_s) + width / 2:.1f}" y="{y + 15}" {LETTER}>{words.letter}</text>'
     ends = f"{x_at(chart.ends_s):.1f}"
     yield f'<path d="M{ends} {TOP}V{bottom}" stroke="currentColor" stroke-dasharray="4 3"/>'
     for seconds in ticks(0.0, high, 8):
@@ -129,9 +136,9 @@ def _drawn_rows(chart: Waterfall, used: Sequence[int]) -> Iterator[str]:
     x_middle = (LABEL_WIDTH + right) / 2
     yield f'<text x="{x_middle}" y="{bottom + 35}" text-anchor="middle">{escape(chart.x_label)}; dashed: its end</text>'
     for place, part in enumerate(used):
-        x, y = 12 + place % 4 * LEGEND_COLUMN, bottom + BOTTOM + 10 + place // 4 * 18
+        x, y = 12 + place % PART_COLUMNS * PART_COLUMN, bottom + BOTTOM + 10 + place // PART_COLUMNS * 18
         yield f'<rect x="{x}" y="{y - 10}" width="22" height="11" fill="url(#part-{part})"/>'
-        yield f'<text x="{x + 28}" y="{y}">{escape(PARTS[part][1])}</text>'
+        yield f'<text x="{x + 28}" y="{y}">{PART_WORDS[part].letter} {escape(PART_WORDS[part].label)}</text>'
 
 
 def _pattern(part: int) -> str:

@@ -116,7 +116,7 @@ def _claims(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
         return
     changed = [replace(group, batches_per_round=claim) for claim, group in zip(claims, groups, strict=True)]
     named = ", ".join(f"{claim} for {group.name!r}" for claim, group in zip(claims, groups, strict=True))
-    yield f"shares by speed: epochal client --batches-per-round {named}", state, changed, options
+    yield f"shares by speed: epochal client --share {named}", state, changed, options
 
 
 def _fewer_witnesses(

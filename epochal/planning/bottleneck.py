@@ -68,7 +68,7 @@ def _of_downloads(
 ) -> tuple[str, str, str]:
     current = last.run.round
     assert current is not None
-    count = sum(clients[one].copies for one in current.verified) - 1
+    count = sum(clients[one].result_copies for one in current.verified) - 1
     slowest = max(
         (clients[one] for one in current.plan.positions if last.step in clients[one].stages),
         key=lambda client: _fetching_s(client.stages[last.step]),

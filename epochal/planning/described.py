@@ -28,6 +28,10 @@ _TRAINED = re.compile(rf"({_AMOUNT})\s*([kM]?)\s+tokens/s")
 _SHARE = re.compile(r"(\d+)\s+batch(?:es)?")
 
 
+class UnclearClients(InvalidInput):
+    """A description of clients or of a link is not understood. The user's fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link, seen from whoever has it.
@@ -50,7 +54,7 @@ class ClientGroup:
         link: of each.
         round_trip_s: seconds that a message and its answer take.
         tokens_per_s: tokens that each trains in a second.
-        batches_per_round: its claim (`epochal client --batches-per-round`).
+        batches_per_round: its claim (`epochal client --share`).
         name: as it was written.
     """
 
@@ -66,58 +70,67 @@ UNLIMITED = Link(math.inf, math.inf)
 """The link of a server that is never the limit."""
 
 
-def parse_clients(text: str) -> ClientGroup:
+def parse_clients(text: str, place: str = "the clients") -> ClientGroup:
     """Return the clients that a text describes: number, link, round trip, tokens a second, and claim if it is not 1.
+
+    Args:
+        text: what is written.
+        place: where, for messages.
 
     Raises:
         InvalidInput: it describes none; the message says what is allowed.
     """
-    found = _GROUP.fullmatch(text)
+    quoted, found = f"{place} {text!r}", _GROUP.fullmatch(text)
     if found is None:
-        raise _wrong(text, f"it does not begin with a number of clients and a link, as in {CLIENTS_FORM}")
+        raise _wrong(quoted, f"it does not begin with a number of clients and a link, as in {CLIENTS_FORM}")
     count = int(found[1] or found[2] or 1)
     if not 1 <= count <= MAX_CLIENTS:
-        raise _wrong(text, f"{count} clients; allowed: 1 to {MAX_CLIENTS}")
+        raise _wrong(quoted, f"{count} clients; allowed: 1 to {MAX_CLIENTS}")
     rest = found[4]
     round_trip, rest = _taken(_ROUND_TRIP, rest)
     trained, rest = _taken(_TRAINED, rest)
     share, rest = _taken(_SHARE, rest)
     if rest.strip(" ,"):
         raise _wrong(
-            text, f"{rest.strip(' ,')!r} is not understood; allowed: {CLIENTS_FORM}, and a claim as in 4 batches"
+            quoted, f"{rest.strip(' ,')!r} is not understood; allowed: {CLIENTS_FORM}, and a claim as in 4 batches"
         )
     if trained is None:
-        raise _wrong(text, "it lacks how many tokens each trains in a second, as in 90k tokens/s")
+        raise _wrong(quoted, "it lacks how many tokens each trains in a second, as in 90k tokens/s")
     round_trip_s = 0.0 if round_trip is None else float(round_trip[1]) / (1000 if round_trip[2] == "ms" else 1)
     if round_trip_s > MAX_ROUND_TRIP_S:
-        raise _wrong(text, f"a round trip of {round_trip_s:g} s; allowed: at most {MAX_ROUND_TRIP_S:g} s")
+        raise _wrong(quoted, f"a round trip of {round_trip_s:g} s; allowed: at most {MAX_ROUND_TRIP_S:g} s")
     tokens_per_s = float(trained[1]) * {"": 1, "k": 1e3, "M": 1e6}[trained[2]]
     if tokens_per_s <= 0:
-        raise _wrong(text, "0 tokens/s; allowed: more")
+        raise _wrong(quoted, "0 tokens/s; allowed: a number above 0, as in 90k tokens/s")
     claim = 1 if share is None else int(share[1])
     if not 1 <= claim <= MAX_SHARE:
-        raise _wrong(text, f"{claim} batches; allowed: 1 to {MAX_SHARE}")
-    return ClientGroup(count, _link(text, found[3]), round_trip_s, tokens_per_s, claim, " ".join(text.split()))
+        raise _wrong(quoted, f"{claim} batches; allowed: 1 to {MAX_SHARE}")
+    return ClientGroup(count, _link(quoted, found[3]), round_trip_s, tokens_per_s, claim, " ".join(text.split()))
 
 
-def parse_link(text: str) -> Link:
-    """Return the link that a text describes. Raises `InvalidInput` if it describes none."""
+def _wrong(quoted: str, why: str) -> InvalidInput:
+    return UnclearClients(f"{quoted}: {why}")
+
+
+def parse_link(text: str, place: str = "") -> Link:
+    """Return the link that a text at this place describes. Raises `InvalidInput` if it describes none."""
+    quoted = f"{place} {text!r}".strip()
     if not re.fullmatch(rf"{_RATE}(/{_RATE})?", text.strip()):
-        raise InvalidInput(f"{text!r} is not a link; allowed: {LINK_FORM}")
-    return _link(text, text.strip())
+        raise UnclearClients(f"{quoted} is not a link; allowed: {LINK_FORM}")
+    return _link(quoted, text.strip())
 
 
-def _link(text: str, rates: str) -> Link:
+def _link(quoted: str, rates: str) -> Link:
     down, _, up = rates.partition("/")
-    return Link(_bytes_per_s(text, down), _bytes_per_s(text, up or down))
+    return Link(_bytes_per_s(quoted, down), _bytes_per_s(quoted, up or down))
 
 
-def _bytes_per_s(text: str, rate: str) -> float:
+def _bytes_per_s(quoted: str, rate: str) -> float:
     found = re.fullmatch(rf"({_AMOUNT})(\w+)", rate)
     assert found is not None, "it was looked at before"
     amount, unit = float(found[1]), found[2]
     if amount <= 0:
-        raise _wrong(text, f"a link of {rate}; allowed: more")
+        raise UnclearClients(f"{quoted}: a link of {rate}; allowed: a rate above 0, as in 20mbit")
     return amount * BYTES[unit] if unit in BYTES else amount * BITS[unit] / 8
 
 
@@ -127,14 +140,11 @@ def _taken(kind: re.Pattern[str], text: str) -> tuple[re.Match[str] | None, str]
     return (None, text) if found is None else (found, f"{text[: found.start()]} {text[found.end() :]}")
 
 
-def _wrong(text: str, why: str) -> InvalidInput:
-    return InvalidInput(f"the clients {text!r}: {why}")
-
-
-def parse_count(text: str) -> int:
-    """Return a number of parameters, as in 124M or 7B. Raises `InvalidInput` if it is none."""
+def parse_count(text: str, place: str = "") -> int:
+    """Return a number of parameters, as in 124M or 7B, at this place. Raises `InvalidInput` if it is none."""
     found = re.fullmatch(rf"({_AMOUNT})([kMB]?)", text.strip())
     count = 0 if found is None else round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[found[2]])
     if not 1 <= count <= MAX_PARAMETERS:
-        raise InvalidInput(f"{text!r} parameters; allowed: 1 to {MAX_PARAMETERS:.0e}, as in 124M or 7B")
+        quoted = f"{place} {text!r}".strip()
+        raise InvalidInput(f"{quoted}: not a number of parameters; allowed: 1 to {MAX_PARAMETERS}, as in 124M or 7B")
     return count

@@ -24,7 +24,7 @@ class GroupPlan:
         waiting_s: the rest of the round.
         sent_bytes, received_bytes: in one round.
         warm_up_s: from Warmup until it was ready, with all others at once.
-        delivered_part: part of its assignments that were applied.
+        delivered_part: part of its assignments that were applied; 1 if it had none.
     """
 
     group: ClientGroup

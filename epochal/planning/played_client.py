@@ -6,6 +6,8 @@ otherwise it fetches the outcome's results when it knows the outcome. It merges 
 overtaken is given up.
 """
 
+from dataclasses import dataclass
+
 from coordinator.machine import stimuli
 from coordinator.machine.checkpointers import current_checkpointer
 from coordinator.machine.run import Run
@@ -45,17 +47,31 @@ JITTER = 0.02
 METRICS = ResultMetrics(None, 0, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Numbers for which a played client stands, itself included.
+
+    Attributes:
+        clients: of clients.
+        results: of results for which each of its results stands; 0 if it only follows the run, and never has work.
+    """
+
+    clients: float
+    results: float
+
+
 class PlayedClient:
     """One client."""
 
-    def __init__(self, number: int, group: ClientGroup, copies: float, around: Surroundings) -> None:
+    def __init__(self, number: int, group: ClientGroup, copies: Copies, around: Surroundings) -> None:
         self.number = number
         self.group = group
-        self.copies = copies
+        self.copies = copies.clients
+        self.result_copies = copies.results
         self.public_key = f"{number:064x}"
         self.client_id = client_id_of(bytes.fromhex(self.public_key))
-        around.copies[self.client_id] = copies
-        self.line = PlayedLine(group, copies, around)
+        around.result_copies[self.client_id] = copies.results
+        self.line = PlayedLine(group, copies.clients, around)
         self.stages: dict[int, Stages] = {}
         self.warm_up_s: float | None = None
         """How long it took from its first Warmup until it was ready."""
@@ -83,11 +99,16 @@ class PlayedClient:
         yield from self.line.ask()
         capabilities = Capabilities(self.group.batches_per_round, codecs=SPOKEN)
         joined = stimuli.ClientJoined(self.client_id, self.public_key, capabilities, f"nonce {self.number}", 1e9)
-        yield from self.line.ask(joined)
+        yield from self._tell(joined)
         yield from self.line.ask(down_bytes=4000)
         yield from self.line.ask(down_bytes=1000)
         self._next_poll_s = around.timeline.now_s + self.line.half_s
         self.published(around.coordinator.run)
+
+    def _tell(self, stimulus: stimuli.Stimulus, up_bytes: int = 0) -> Part:
+        """Tell the coordinator something, if this client is a member; else the message only takes its time."""
+        refusal = yield from self.line.ask(stimulus if self.result_copies else None, up_bytes=up_bytes)
+        return refusal
 
     def published(self, run: Run) -> None:
         """Send the run's document to this client, as the answer to the request with which it waits."""
@@ -191,37 +212,38 @@ class PlayedClient:
         return self.line.begin(self.line.down, self._around.elsewhere, size_bytes)
 
     def _publish(self, key: tuple[int, int], stages: Stages) -> Part:
-        around, sizes = self._around, self._around.sizes
+        around, sizes, copies = self._around, self._around.sizes, self.result_copies
         result = self._result(key)
         report = ResultCommitment(key[0], key[1], result, sizes.result_bytes, METRICS)
         check_s = around.costs.of(around.state.merge.codec).check_s * sizes.parameter_count
         replica = digest(f"replica {key[0] - 1}")
         stages.alone_s = sizes.result_bytes / self.line.up.bytes_per_s + self.group.round_trip_s
         if sizes.is_delivered:
-            yield from self.line.send(sizes.result_bytes + REQUEST_BYTES + REPORT_BYTES, around.results_to)
-            yield around.coordinator.processed(self.copies, check_s)
+            yield from self.line.send(sizes.result_bytes + REQUEST_BYTES + REPORT_BYTES, around.results_to, copies)
+            yield around.coordinator.processed(copies, check_s)
             stages.sent_s = around.timeline.now_s
             refusal = yield around.coordinator.tell(stimuli.ResultDelivered(self.client_id, report, replica))
         else:
-            refusal = yield from self.line.ask(stimuli.ResultCommitted(self.client_id, report), up_bytes=REPORT_BYTES)
+            committed = stimuli.ResultCommitted(self.client_id, report)
+            refusal = yield from self.line.ask(committed, up_bytes=REPORT_BYTES, copies=copies)
             if refusal is not None or self._key != key:
                 return
             stages.alone_s += self.group.round_trip_s
             if around.through_store:
-                yield from self.line.ask()  # the store's signed URL
+                yield from self.line.ask(copies=copies)  # the store's signed URL
                 stages.alone_s += self.group.round_trip_s
-            yield from self.line.send(sizes.result_bytes + REQUEST_BYTES, around.results_to)
+            yield from self.line.send(sizes.result_bytes + REQUEST_BYTES, around.results_to, copies)
             stages.sent_s = around.timeline.now_s
             if around.through_store:
                 yield self.line.half_s
-                yield from self.line.ask()  # it has arrived there: the coordinator reads it
+                yield from self.line.ask(copies=copies)  # it has arrived there: the coordinator reads it
                 reading = Direction(around.to_coordinator.bytes_per_s)
-                read = begin_transfer(reading, around.to_coordinator, sizes.result_bytes, 1, self.copies)
+                read = begin_transfer(reading, around.to_coordinator, sizes.result_bytes, 1, copies)
                 yield read.done
             yield check_s + around.costs.hash_s * sizes.result_bytes
             verified = stimuli.ResultVerified(self.client_id, key[0], key[1], result, replica)
             refusal = yield around.coordinator.tell(verified)
-        self.line.count(0, ANSWER_BYTES)
+        self.line.count(0, ANSWER_BYTES, copies)
         if refusal is None:
             stages.verified_s = around.timeline.now_s
 
@@ -274,7 +296,7 @@ class PlayedClient:
         if self.warm_up_s is None:
             self.warm_up_s = around.timeline.now_s - started_s
         report = ReadyReport(step, digest(f"replica {step}"), FINGERPRINT)
-        yield from self.line.ask(stimuli.ClientBecameReady(self.client_id, report), up_bytes=REPORT_BYTES)
+        yield from self._tell(stimuli.ClientBecameReady(self.client_id, report), REPORT_BYTES)
 
     def _checkpoint(self, step: int, is_writer: bool) -> Process:
         """Claim the replica's digest, and upload it in its parts if this client is asked to."""
@@ -285,7 +307,7 @@ class PlayedClient:
         replica, size_bytes = digest(f"replica {step}"), around.sizes.checkpoint_bytes
         if not is_writer:
             claim = CheckpointReport(step, replica, None, 0)
-            yield from self.line.ask(stimuli.CheckpointReported(self.client_id, claim), up_bytes=REPORT_BYTES)
+            yield from self._tell(stimuli.CheckpointReported(self.client_id, claim), REPORT_BYTES)
             return
         yield around.costs.hash_s * size_bytes
         ranges = part_ranges(size_bytes, around.state.blobs.part_bytes)

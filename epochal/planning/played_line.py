@@ -75,7 +75,7 @@ class Surroundings:
         results_to, results_from: the link that results cross, to and from where they lie; as slow as whoever hands them
             out, which is the coordinator's processor where they are small and many.
         checkpoints_from: the same link, for checkpoints.
-        copies: number of clients for which each played one stands, itself included.
+        result_copies: number of results for which each of a client's results stands, itself included.
         client_count: number of all clients.
         witness_copies: number of witnesses for which each played one stands.
         fetch_part: of the clients for which played ones that are no witnesses stand, the part that are none either.
@@ -99,7 +99,7 @@ class Surroundings:
     client_count: int
     witness_copies: float
     fetch_part: float
-    copies: dict[ClientId, float] = field(default_factory=dict)
+    result_copies: dict[ClientId, float] = field(default_factory=dict)
 
 
 class PlayedLine:
@@ -125,12 +125,25 @@ class PlayedLine:
                 self.had_bytes += transfer.size_bytes - transfer.left_bytes
         self._under_way = []
 
-    def ask(self, stimulus: stimuli.Stimulus | None = None, up_bytes: int = 0, down_bytes: int = 0) -> Part:
-        """Send a request, and wait for its answer. Return why it was refused, or None."""
-        around = self._around
-        self.count(REQUEST_BYTES + up_bytes, ANSWER_BYTES + down_bytes)
+    def ask(
+        self,
+        stimulus: stimuli.Stimulus | None = None,
+        up_bytes: int = 0,
+        down_bytes: int = 0,
+        copies: float | None = None,
+    ) -> Part:
+        """Send a request, and wait for its answer. Return why it was refused, or None.
+
+        Args:
+            stimulus: what the coordinator is told; None if its machine is told nothing.
+            up_bytes: of the request, beside `REQUEST_BYTES`.
+            down_bytes: of the answer, beside `ANSWER_BYTES`.
+            copies: number of such requests for which it stands; None for one of each client.
+        """
+        around, copies = self._around, self.copies if copies is None else copies
+        self.count(REQUEST_BYTES + up_bytes, ANSWER_BYTES + down_bytes, copies)
         yield (REQUEST_BYTES + up_bytes) / self.up.bytes_per_s + self.half_s
-        yield around.coordinator.processed(self.copies)
+        yield around.coordinator.processed(copies)
         refusal: Refused | None = None
         if stimulus is not None:
             refusal = yield around.coordinator.tell(stimulus)
@@ -143,7 +156,7 @@ class PlayedLine:
             return
         around, each_bytes = self._around, self._around.sizes.result_bytes + ANSWER_BYTES
         connections = min(count, most_connections)
-        self.count(count * REQUEST_BYTES, 0)
+        self.count(count * REQUEST_BYTES, 0, copies)
         turns = -(-count // connections)
         yield turns * self.group.round_trip_s + around.costs.message_s
         yield self.slow_start_s(turns * each_bytes, self.down)
@@ -151,10 +164,10 @@ class PlayedLine:
         yield self.begin(self.down, around.results_from, rest_bytes, connections, copies=copies).done
         yield around.costs.hash_s * each_bytes
 
-    def send(self, size_bytes: int, server: ServerLink) -> Part:
-        """Send bytes: they have arrived when this is over."""
+    def send(self, size_bytes: int, server: ServerLink, copies: float) -> Part:
+        """Send bytes: they have arrived when this is over. So do those of the `copies` for which they stand."""
         yield self.slow_start_s(size_bytes, self.up)
-        yield self.begin(self.up, server, size_bytes).done
+        yield self.begin(self.up, server, size_bytes, copies=copies).done
         yield self.half_s
 
     def begin(
@@ -178,16 +191,17 @@ class PlayedLine:
             return 0.0
         return slow_start_s(size_bytes, direction.bytes_per_s, self.group.round_trip_s)
 
-    def count(self, up_bytes: float, down_bytes: float) -> None:
-        """Count the bytes of a message, which is too short to take a part of a link."""
+    def count(self, up_bytes: float, down_bytes: float, copies: float | None = None) -> None:
+        """Count the bytes of a message, which is too short to take a part of a link, and of its copies."""
+        copies = self.copies if copies is None else copies
         self.up.moved_bytes += up_bytes
         self.down.moved_bytes += down_bytes
-        self._around.to_coordinator.moved_bytes += self.copies * up_bytes
-        self._around.from_coordinator.moved_bytes += self.copies * down_bytes
+        self._around.to_coordinator.moved_bytes += copies * up_bytes
+        self._around.from_coordinator.moved_bytes += copies * down_bytes
 
     def count_of(self, clients: Collection[ClientId]) -> int:
         """Return the number of results for which those of these clients stand."""
-        return round(sum(map(self._around.copies.__getitem__, clients)))
+        return round(sum(map(self._around.result_copies.__getitem__, clients)))
 
     def merge_s(self, count: int) -> float:
         costs, sizes = self._around.costs, self._around.sizes

@@ -9,14 +9,15 @@ from coordinator.machine import stimuli
 from coordinator.machine.run import Run
 from epochal.planning.costs import Costs
 from epochal.planning.described import UNLIMITED, ClientGroup, Link
-from epochal.planning.played_client import PlayedClient
+from epochal.planning.played_client import Copies, PlayedClient
 from epochal.planning.played_coordinator import PlayedCoordinator, PlayedRound, digest
 from epochal.planning.played_line import Surroundings
 from epochal.planning.shared_links import ServerLink
 from epochal.planning.sizes import RunSizes
 from epochal.planning.virtual_time import Timeline
+from state.assignment import apportion
 from state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
-from state.config.state_file import Access, StateFile
+from state.config.state_file import Access, RunConfig, StateFile
 from state.documents import CheckpointRef
 from state.election import witness_count
 from state.phases import RunState
@@ -26,6 +27,8 @@ FOREVER_STEPS = 10**9
 WARMUPS = 3
 FEWEST_WITNESSES = 4
 """Number of witnesses that are played where not all clients are: their quorum is half of them, and one."""
+CLIENTS_PER_BATCH = 8
+"""Played clients for each batch of a played round, where most clients have none: enough that newcomers remain."""
 SPARE_S = 600.0
 MAX_EVENTS = 30_000_000
 """Maximum number of events of a played run: after that it goes on for ever, or nearly."""
@@ -150,8 +153,12 @@ def play(
         fetch_part=scale.fetch_part,
     )
     for group, count in zip(groups, scale.counts, strict=True):
-        copies = group.count / count
-        clients += [PlayedClient(len(clients) + number, group, copies, around) for number in range(count)]
+        first = len(clients)
+        if count:
+            copies = Copies(group.count / count, scale.result_copies or group.count / count)
+            clients += [PlayedClient(first + number, group, copies, around) for number in range(count)]
+        else:
+            clients.append(PlayedClient(first, group, Copies(float(group.count), 0.0), around))
     for client in clients:
         timeline.start(client.join())
 
@@ -208,9 +215,15 @@ class Scale:
     the servers' links and of the coordinator's processor. Witnesses are few however many clients there are, and are
     scaled apart.
 
+    Where a round has few batches for its clients, most of them have none: then a result stands for fewer clients than
+    the client that made it, so that a played round has enough results. Each group has its part of the played clients,
+    and one that is too small for a member has a played client that follows the run and never has work.
+
     Attributes:
-        counts: number of played clients of each group.
-        batches: of a round in which as much falls to each client.
+        counts: number of played members of each group.
+        batches: of a played round.
+        result_copies: number of results for which each stands; None for as many as the clients for which its client
+            stands.
         witnesses: number of played ones; 0 for everyone.
         witness_copies: number of witnesses for which each stands.
         fetch_part: see `Surroundings`.
@@ -219,6 +232,7 @@ class Scale:
 
     counts: tuple[int, ...]
     batches: int
+    result_copies: float | None
     witnesses: int
     witness_copies: float
     fetch_part: float
@@ -238,9 +252,13 @@ class Scale:
         config, whole = state.config, sum(group.count for group in groups)
         if whole <= most:
             counts = tuple(group.count for group in groups)
-            return cls(counts, batches, config.witness_nodes, 1.0, 1.0, config.min_clients, config.init_min_clients)
-        few = max(1, most // (4 * len(groups)))
+            least = config.min_clients, config.init_min_clients
+            return cls(counts, batches, None, config.witness_nodes, 1.0, 1.0, *least)
         copies = whole / most
+        result_copies = max(1.0, batches * CLIENTS_PER_BATCH / most)
+        if result_copies < copies:
+            return cls._of_few_batches(config, [group.count for group in groups], batches, result_copies, most)
+        few = max(1, most // (4 * len(groups)))
         counts = tuple(group.count if group.count <= few else max(few, round(group.count / copies)) for group in groups)
         played = sum(counts)
         claims = sum(group.count * group.batches_per_round for group in groups)
@@ -250,11 +268,33 @@ class Scale:
         return cls(
             counts,
             max(1, round(batches * played_claims / claims)),
+            None,
             played_witnesses,
             witnesses / played_witnesses,
             (1 - witnesses / whole) / (1 - played_witnesses / played),
             max(played_witnesses, round(config.min_clients * played / whole)),
             max(played_witnesses, round(config.init_min_clients * played / whole)),
+        )
+
+    @classmethod
+    def _of_few_batches(
+        cls, config: RunConfig, groups: Sequence[int], batches: int, result_copies: float, most: int
+    ) -> Self:
+        """Return the scale for rounds in which most clients have no work; `groups` are their numbers."""
+        whole = sum(groups)
+        witnesses = witness_count(whole, config.witness_nodes)
+        played_witnesses = max(min(witnesses, FEWEST_WITNESSES), round(witnesses / result_copies))
+        elected = min(witnesses, batches)  # of those that have delivered
+        played_elected = min(played_witnesses, batches)
+        return cls(
+            tuple(apportion(groups, most)),
+            max(1, round(batches / result_copies)),
+            result_copies,
+            played_witnesses,
+            witnesses / played_witnesses,
+            (1 - elected / whole) / (1 - played_elected / most),
+            max(played_elected, round(config.min_clients * most / whole)),
+            max(played_elected, round(config.init_min_clients * most / whole)),
         )
 
     def state(self, state: StateFile) -> StateFile:

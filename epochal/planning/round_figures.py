@@ -15,13 +15,13 @@ from state.wire import ClientId
 
 
 def applied_batches(measured: Sequence[PlayedRound], clients: Mapping[ClientId, PlayedClient]) -> float:
-    """Return the number of batches that rounds applied, with those of the clients for which played ones stand."""
+    """Return the number of batches that rounds applied, with those for which played ones stand."""
     total = 0.0
     for found in measured:
         current = found.run.round
         assert current is not None
         for client_id in current.verified:
-            total += total_batches(current.plan.assignments[client_id]) * clients[client_id].copies
+            total += total_batches(current.plan.assignments[client_id]) * clients[client_id].result_copies
     return total
 
 
@@ -72,8 +72,8 @@ def group_plans(
 ) -> tuple[GroupPlan, ...]:
     plans, start = [], 0
     for group, count in zip(groups, scale.counts, strict=True):
-        members = played.clients[start : start + count]
-        start += count
+        members = played.clients[start : start + max(1, count)]
+        start += len(members)
         plans.append(_group(group, members, measured, round_s))
     return tuple(plans)
 
@@ -110,12 +110,12 @@ def _group(
     }
     return GroupPlan(
         group=group,
-        batches=sum(stages.batches for _, stages in found) / max(1, len(found)),
+        batches=sum(stages.batches * one.result_copies / one.copies for one, stages in found) / max(1, len(found)),
         waiting_s=max(0.0, round_s - sum(parts.values())),
         sent_bytes=of(lambda s: s.sent_bytes),
         received_bytes=of(lambda s: s.received_bytes),
         warm_up_s=median([member.warm_up_s or math.inf for member in members]),
-        delivered_part=delivered / assigned if assigned else 0.0,
+        delivered_part=delivered / assigned if assigned else 1.0,
         **parts,
     )
 

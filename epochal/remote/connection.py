@@ -144,6 +144,10 @@ class RunConnection:
         """Return why the run is not faster: a sentence, and where the time of its last rounds went."""
         return self._ask(self._client.explanation())
 
+    def present(self) -> Moment:
+        """Return the run as it is, or was a moment ago: with the round under way, as far as its clients have come."""
+        return self._ask(self._client.present())
+
     def version(self, version: int) -> Moment:
         """Return the run as it was at a version of its document, which `history().version` names for each round."""
         return self._ask(self._client.moment(version))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from state.errors import InvalidInput
 from state.history import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures
 
 
@@ -66,9 +67,12 @@ class HistoryArrays:
         """Return a `pandas.DataFrame` with a column for each array, its index the number of the round.
 
         Raises:
-            ImportError: pandas is not installed.
+            InvalidInput: pandas is not installed.
         """
-        import pandas  # type: ignore[import-untyped, unused-ignore]
+        try:
+            import pandas  # type: ignore[import-untyped, unused-ignore]
+        except ImportError as error:
+            raise InvalidInput(f"to_pandas() needs the package pandas ({error}): pip install pandas") from error
 
         return pandas.DataFrame(self._arrays).set_index("number", drop=False)
 

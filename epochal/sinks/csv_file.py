@@ -106,6 +106,11 @@ class CsvSink:
         """Forget every row."""
         _cut(self._opened, len(_encoded(COLUMNS)))
 
+    def remove_empty(self) -> None:
+        """Remove the file if it holds no row; only before it is closed, while no other follower writes to it."""
+        if self._file is not None and self._file.seek(0, os.SEEK_END) <= len(_encoded(COLUMNS)):
+            self._path.unlink(missing_ok=True)
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

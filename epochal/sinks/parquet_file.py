@@ -5,6 +5,7 @@ A parquet file cannot be appended to. So rows go first to a CSV file beside it, 
 crash left in both are known by their numbers.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class ParquetSink:
     def __init__(self, path: Path) -> None:
         self.name = f"parquet:{path}"
         self._path = path
+        self._fresh = path.with_name(f".{path.name}.new")
         self._waiting = CsvSink(path.with_name(f".{path.name}.new-rows.csv"))
         self._waiting_count = 0
         self._merged_s = time.monotonic()
@@ -45,6 +47,7 @@ class ParquetSink:
         self._table()  # what is no such file is refused before anything is written
         self._waiting.open(run_id, lineage)
         try:
+            self._fresh.unlink(missing_ok=True)  # of a follower that was killed: nobody else writes it now
             self._merge()
             found = self._last()
         except BaseException:
@@ -78,6 +81,7 @@ class ParquetSink:
         try:
             if self._waiting_count:
                 self._merge()
+            self._waiting.remove_empty()
         finally:
             self._waiting.close()
 
@@ -98,7 +102,7 @@ class ParquetSink:
         """Replace the file by one with these rows, so that a reader finds the one or the other."""
         import pyarrow.parquet as pq
 
-        fresh = self._path.with_name(f".{self._path.name}.new")
+        fresh = self._fresh
         try:
             pq.write_table(table, fresh)
             with fresh.open("rb+") as file:
@@ -106,7 +110,8 @@ class ParquetSink:
             fresh.replace(self._path)
             sync_folder(self._path.parent)
         except OSError as error:
-            fresh.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
             raise SinkFailed(f"{self._path} cannot be written: {error.strerror or error}") from error
 
     def _table(self) -> Any:

@@ -120,7 +120,7 @@ def chosen_data(text: str, token_size: int, address: str) -> ChosenData:
         return _folder(Path(text), token_size, address)
     location = parse_location(text)
     if isinstance(location, DummyData):
-        return ChosenData('"Dummy"', None, None)
+        return ChosenData('"Dummy"                 # random bytes: nothing can be learnt from them', None, None)
     if isinstance(location, SingleUrl):
         size = {2: "TwoBytes", 4: "FourBytes"}[token_size]
         shown = f'location = {{ SingleUrl = {_quoted(text)} }}, token_size_in_bytes = "{size}", shuffle = "DontShuffle"'

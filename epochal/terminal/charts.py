@@ -7,6 +7,8 @@ from itertools import pairwise
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 AXIS_CHARS = 10
 MARK = "◆"
+MARK_GAP = 4
+"""Number of columns between two marks, so that they leave the bars to be seen; the last mark is always shown."""
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
@@ -38,7 +40,7 @@ def column_chart(
         values: finite; with a log axis those that are not positive count as the smallest positive one.
         width, height: of the chart in characters, the axis included.
         is_log: whether the axis is logarithmic.
-        marks: other values, each at the index of one of `values`; the axis includes them.
+        marks: other values in their order, each at the index of one of `values`; the axis includes them.
     """
     if not values or height < 1 or width <= AXIS_CHARS:
         return []
@@ -49,14 +51,18 @@ def column_chart(
     scaled = _logarithms(known) if is_log else known
     least, most = min(scaled), max(scaled)
     unit = (height * 8 - 1) / (most - least) if most > least else 0.0
+    drawn = set[int]()
+    for index in reversed(range(len(places))):
+        if all(abs(places[index] - places[other]) >= MARK_GAP for other in drawn):
+            drawn.add(index)
     eighths = [1 + round((value - least) * unit) for value in scaled[: len(means)]]
     heights = [round((value - least) * unit) // 8 for value in scaled[len(means) :]]
     lines = []
     for row in range(height - 1, -1, -1):
         bars = [_EIGHTHS[min(8, max(0, eighth - 8 * row))] for eighth in eighths]
-        for place, at in zip(places, heights, strict=True):
-            if at == row:
-                bars[place] = MARK
+        for index in drawn:
+            if heights[index] == row:
+                bars[places[index]] = MARK
         label = f"{high:.4g}" if row == height - 1 else f"{low:.4g}" if row == 0 else ""
         lines.append(f"{''.join(bars).ljust(width - AXIS_CHARS)} {label}")
     return lines

@@ -26,6 +26,7 @@ from run_manager.events import (
     TrainerOpened,
     WorkAssigned,
 )
+from runtime.run_words import PARTS
 from state.documents import RunDocument
 
 MAX_LOSSES = 512
@@ -130,7 +131,7 @@ class ClientProgress:
                 self.problem = ""
                 self._does("ready; waiting for the others", now_s)
             case PartBegan(part=part):
-                self._does(PARTS[part], now_s)
+                self._does(PARTS[part].label, now_s)
             case WorkAssigned(batch_count=count):
                 self.work = event
                 if not count:
@@ -181,16 +182,9 @@ class ClientProgress:
 STEPS = {
     "Observing": "waiting for the run to go on",
     "Warmup": "preparing: model, data and trainer",
-    "Training": "waiting for the round's model",
+    "Training": PARTS["replica"].label,
     "Witness": "attesting which results have arrived",
     "Cooldown": "waiting while a checkpoint is saved",
     "Finished": "the run is finished",
 }
 """What a client does in each step, in words."""
-PARTS = {
-    "replica": "waiting for the round's model",
-    "train": "training",
-    "encode": "encoding its result",
-    "upload": "sending its result",
-}
-"""What a client does in each part of a round, in words."""

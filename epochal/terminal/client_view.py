@@ -21,9 +21,9 @@ from epochal.cli import logs
 from epochal.cli.bars import shown_duration, terminal, work_line
 from epochal.status_panel import curve
 from epochal.terminal.client_progress import ClientProgress, Traffic
-from epochal.words import PHASES
 from run_manager.events import Event
 from runtime.long_work import LongWork, shown_on
+from runtime.run_words import PARTS, PHASES
 from runtime.visible_text import visible
 
 REFRESH_PER_S = 2.0
@@ -141,7 +141,7 @@ def _rows(progress: ClientProgress, now_s: float) -> Iterator[tuple[str, Text]]:
     document, trained, work = progress.document, progress.trained, progress.work
     doing = Text(visible(progress.activity), style="bold")
     doing.append(f", for {shown_duration(now_s - progress.activity_since_s)}", style="not bold")
-    if progress.activity == "training" and trained is not None:
+    if progress.activity == PARTS["train"].label and trained is not None:
         doing.append(f" (the last round took {trained.train_s:.1f} s)", style="not bold")
     yield "now", doing
     if document is not None:

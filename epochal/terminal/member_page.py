@@ -9,13 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.cli.bars import shown_duration
-from epochal.figures.charts import PARTS
+from epochal.terminal.flowing import Flow
 from epochal.terminal.pages import facts
-from epochal.terminal.round_page import LETTERS
+from runtime.run_words import FATES, PARTS
 from runtime.visible_text import visible
 from state.members import MemberDetail, MemberFigures
 
 MAX_SHOWN_ROUNDS = 50
+MAX_SHOWN_REASONS = 5
 UNKNOWN = "not known"
 
 
@@ -73,26 +74,35 @@ def _rounds(member: MemberDetail) -> RenderableType:
     """Return its part of the last rounds, the newest first."""
     if not member.rounds:
         return Text("It has had no part in the last rounds.", style="dim")
-    table = Table(box=None, padding=(0, 1), header_style="dim", title_justify="left")
-    legend = "  ".join(f"{LETTERS[name][0]} {name}" for name, _ in PARTS)
-    table.title = Text(f"its last rounds, in seconds ({legend})", style="dim")
+    shown = member.rounds[: -MAX_SHOWN_ROUNDS - 1 : -1]
+    known = [name for name in PARTS if any(getattr(one.figures, f"{name}_s") is not None for one in shown)]
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for title in ("round", "step"):
         table.add_column(title, no_wrap=True, justify="right")
-    table.add_column("work", no_wrap=True)
+    table.add_column("work")  # in two lines where the times need the room
     table.add_column("loss", no_wrap=True, justify="right")
-    for name, _ in PARTS:
-        table.add_column(LETTERS[name][0], no_wrap=True, justify="right")
-    for one in member.rounds[: -MAX_SHOWN_ROUNDS - 1 : -1]:
+    for name in known:
+        table.add_column(PARTS[name].letter, no_wrap=True, justify="right")
+    reasons = []
+    for one in shown:
         figures = one.figures
         attempt = f"+{one.attempt}" if one.attempt else ""
-        loss = "" if figures.loss is None else f"{figures.loss:.3f}"
-        times = (_seconds(getattr(figures, f"{name}_s")) for name, _ in PARTS)
-        table.add_row(f"{one.number:,}", f"{one.step:,}{attempt}", figures.fate, loss, *times)
-    return table
+        loss = "" if figures.loss is None else f"{figures.loss:#.4g}"
+        times = (_seconds(getattr(figures, f"{name}_s")) for name in known)
+        table.add_row(str(one.number), f"{one.step}{attempt}", FATES[figures.fate], loss, *times)
+        reasons += [f"round {one.number}: {FATES[figures.fate]}: {visible(figures.detail)}"] if figures.detail else []
+    legend = Flow(
+        ["its last rounds, in seconds:", *(f"{PARTS[name].letter} {PARTS[name].label}" for name in known)], "dim"
+    )
+    told = [Text("\n".join(reasons[:MAX_SHOWN_REASONS]), style="yellow")] if reasons else []
+    return Group(legend, table, *told)
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    """Return seconds in at most five characters."""
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{min(value, 99_999):.0f}"
 
 
 def _refusals(member: MemberDetail) -> RenderableType:

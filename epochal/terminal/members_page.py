@@ -12,13 +12,11 @@ from rich.text import Text
 
 from epochal.cli.bars import shown_duration
 from runtime.visible_text import visible
-from state.history import ClientFigures, Moment
-from state.members import MemberColumns, MemberFigures, MembersPage
+from state.members import MemberFigures, MembersPage
 
 MAX_FILTER_CHARS = 64
 NAME_CHARS = 20
-OF_NOW = frozenset({"state", "heard"})
-"""Columns that are known of the present only."""
+GAP_CHARS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,8 @@ COLUMNS = (
     MemberColumn("sent", lambda member: member.uploaded_bytes, decimal),
     MemberColumn("heard", lambda member: member.silent_s, lambda value: f"{shown_duration(value)} ago"),
     MemberColumn("version", lambda member: member.software or None, str),
+    MemberColumn("trainer", lambda member: member.trainer or None, str),
+    MemberColumn("received", lambda member: member.downloaded_bytes, decimal),
 )
 
 
@@ -129,74 +129,61 @@ def _searched(member: MemberFigures) -> str:
     return "\n".join(words).casefold()
 
 
-def members_then(moment: Moment, present: MembersPage | None) -> MembersPage:
-    """Return the clients of the last round that had ended at a moment, else of the one under way, as members.
-
-    Args:
-        moment: of the past.
-        present: members; versions and trainers are theirs.
-    """
-    ended = moment.last_round
-    clients = moment.under_way if ended is None else ended.clients
-    known = {} if present is None else {row.client_id: row for row in present.members.rows() + present.gone.rows()}
-    rows = [_row_then(client, known.get(client.client_id), has_ended=ended is not None) for client in clients]
-    document = moment.document
-    return MembersPage(document.run_id, document.lineage, document.version, moment.at_s, 1, MemberColumns.of(rows),
-                       MemberColumns.of(()))  # fmt: skip
-
-
-def _row_then(client: ClientFigures, known: MemberFigures | None, *, has_ended: bool) -> MemberFigures:
-    trained, waited, is_applied = client.train_s, client.data_s, client.fate == "applied"
-    name = client.name or ("" if known is None else known.name)
-    software, trainer = ("", "") if known is None else (known.software, known.trainer)
-    return MemberFigures(
-        client_id=client.client_id, name=name, software=software, trainer=trainer, ready=True, in_roster=True,
-        share=float(client.batches), claim=client.batches, missed=0, rest_s=None, silent_s=0.0, joined_s=None, left="",
-        applied=int(is_applied), lost=int(has_ended and not is_applied and client.fate != "idle"), tokens=client.tokens,
-        tokens_per_s=client.tokens / trained if trained else None, last_loss=client.loss,
-        data_wait=waited / (waited + trained) if waited is not None and trained else None, data_wait_s=waited or 0.0,
-        train_s=trained, result_bytes=client.result_bytes, uploaded_bytes=client.uploaded_bytes,
-        downloaded_bytes=client.downloaded_bytes,
-    )  # fmt: skip
-
-
-def members_page(
-    table: MembersTable, page: MembersPage | None, width: int, height: int, *, is_past: bool = False
-) -> RenderableType:
+def members_page(table: MembersTable, page: MembersPage | None, width: int, height: int) -> RenderableType:
     """Return the rows in sight, as many columns as there is room for, and a line about the rest.
+
+    The column by which rows are sorted is always among them.
 
     Args:
         table: the user's choices.
         page: the members; None while they are asked for.
         width, height: of the page in characters.
-        is_past: whether these are clients of an earlier round, of which less is known.
     """
     if page is None:
         return Text("Asking the coordinator…")
     rows = table.rows(page)
     seen = table.in_sight(page, max(1, height - 2))
-    shown = Table(box=None, padding=(0, 1), header_style="bold")
-    columns, room = [], width
-    titles = [column.title for column in COLUMNS if not (is_past and column.title in OF_NOW)]
-    for index, column in enumerate(COLUMNS):
-        if column.title not in titles:
-            continue
-        arrow = "" if index != table.order else " ▼" if table.is_reversed else " ▲"
-        cells = [_cell(column, row) for row in seen]
-        needed = max([len(column.title) + len(arrow), *map(cell_len, cells)]) + 2
-        if needed > room:
-            break
-        room -= needed
-        shown.add_column(column.title + arrow, no_wrap=True)
-        columns.append(cells)
-    for number, found in enumerate(zip(*columns, strict=True), table.top):
-        shown.add_row(*(Text(cell) for cell in found), style="reverse" if number == table.at else "")
+    shown = Table(box=None, padding=(0, GAP_CHARS, 0, 0), header_style="bold")
+    wanted = [index for index, column in enumerate(COLUMNS)
+              if column.title != "name" or index == table.order or any(row.name for row in rows)]  # fmt: skip
+    drawn = {index: _column(table, index, seen) for index in wanted}
+    chosen = _fitting({index: _width(*drawn[index]) for index in wanted}, width, table.order)
+    for index in chosen:
+        shown.add_column(drawn[index][0], no_wrap=True)
+    for number in range(len(seen)):
+        style = "reverse" if table.top + number == table.at else ""
+        shown.add_row(*(Text(drawn[index][1][number]) for index in chosen), style=style)
     last = min(len(rows), table.top + len(seen))
     place = f"{table.top + 1 if rows else 0} to {last} of {len(rows):,}"
     kept = f", filter {visible(table.wanted)!r}" if table.wanted else ""
-    hidden = len(titles) - len(columns)
+    hidden = len(wanted) - len(chosen)
     more = f"; {hidden} more columns on a wider terminal" if hidden else ""
     return Group(shown, Text(f"{place}{kept}{more}", style="dim"))
+
+
+def _column(table: MembersTable, index: int, seen: list[MemberFigures]) -> tuple[str, list[str]]:
+    """Return a column's title and its cells."""
+    arrow = "" if index != table.order else " ▼" if table.is_reversed else " ▲"
+    return COLUMNS[index].title + arrow, [_cell(COLUMNS[index], row) for row in seen]
+
+
+def _width(title: str, cells: list[str]) -> int:
+    return max([cell_len(title), *map(cell_len, cells)]) + GAP_CHARS
+
+
+def _fitting(widths: dict[int, int], room: int, order: int | None) -> list[int]:
+    """Return the first columns that there is room for, and in any case that of the order."""
+    room -= 0 if order is None else widths[order]
+    chosen = []
+    for index, needed in widths.items():
+        if index == order:
+            chosen.append(index)
+        elif room >= needed:
+            room -= needed
+            chosen.append(index)
+        else:
+            room = 0
+    return chosen
 
 
 def _cell(column: MemberColumn, member: MemberFigures) -> str:

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from epochal.terminal.flowing import Flow
 from epochal.terminal.operator_desk import ACTIONS, OperatorDesk
 from epochal.terminal.picture import RunPicture
 from runtime.visible_text import visible
@@ -28,9 +29,9 @@ def operate_page(picture: RunPicture, desk: OperatorDesk) -> RenderableType:
         end = "" if status is None or status.finish_after is None else f"; it ends after step {status.finish_after:,}"
         place = f"step {document.step:,} of {document.total_steps:,}{end}"
         parts.append(Text(f"The run is in {document.run_state.value}, at {place}."))
-    keys = "  ".join(f"{key} {ACTIONS[name].title}" for key, name in ACTION_KEYS.items())
+    parts.append(Flow([f"{key} {ACTIONS[name].title}" for key, name in ACTION_KEYS.items()], "dim"))
     token = "An admin token is in this view's memory; k forgets it." if desk.token else "Each needs the admin token."
-    parts.append(Text(f"{keys}. {token}", style="dim"))
+    parts.append(Text(token, style="dim"))
     asked = desk.asked
     if desk.outcome:
         parts.append(Text(desk.outcome, style="bold red" if desk.is_refused else "bold green"))

@@ -1,10 +1,10 @@
-"""The pages of a run's view: the run, trust, and how to join. `round_page.py` has the round's."""
+"""The page of the run: what it does, how far it is, and how it has gone. Others have files of their own."""
 
-import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
+from types import MappingProxyType
 
 from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
@@ -14,22 +14,18 @@ from rich.text import Text
 from epochal.cli.bars import shown_duration
 from epochal.terminal.charts import MARK, column_chart, smoothed
 from epochal.terminal.picture import RunPicture
-from epochal.words import PHASES
+from runtime.run_words import PHASES
 from runtime.visible_text import visible
-from state.audits import RecordedAudit
 from state.documents import CheckpointRef
 from state.evaluations import newest_evaluations
+from state.history import RoundFigures
 from state.intervals import counted_batches
-from state.join_guide import JoinGuide
-from state.members import RefusalCount
 
 SMOOTHING = 0.9
 MAX_SHOWN_EVALUATIONS = 3
-MAX_SHOWN_FAILURES = 5
 MAX_SHOWN_CHECKPOINTS = 20
 MIN_CHART_LINES = 3
-MAP_CHARS = 50
-KEY_FILE = "epochal.key"
+MAP_CHARS = 40
 
 
 def facts(rows: Iterator[tuple[str, RenderableType | str]]) -> Table:
@@ -42,21 +38,40 @@ def facts(rows: Iterator[tuple[str, RenderableType | str]]) -> Table:
     return table
 
 
-def run_page(picture: RunPicture, width: int, height: int, *, is_log: bool, is_smooth: bool) -> RenderableType:
+def _speed(row: RoundFigures) -> float | None:
+    return row.tokens / (row.ended_s - row.started_s) if row.ended_s > row.started_s else None
+
+
+LOSS = "training loss, nats per token"
+CURVES: Mapping[str, Callable[[RoundFigures], float | None]] = MappingProxyType(
+    {
+        LOSS: lambda row: row.loss,
+        "tokens per second of each round": _speed,
+        "members": lambda row: float(row.members),
+        "learning rate": lambda row: row.learning_rate,
+    }
+)
+"""What the chart of the run's page shows, one at a time."""
+
+
+def run_page(
+    picture: RunPicture, width: int, height: int, *, is_log: bool, is_smooth: bool, curve: str = LOSS
+) -> RenderableType:
     """Return the page of the run.
 
     Args:
         picture: of the run.
         width, height: in characters.
-        is_log: whether the loss has a logarithmic axis.
-        is_smooth: whether the loss is smoothed.
+        is_log: whether the chart has a logarithmic axis.
+        is_smooth: whether its values are smoothed.
+        curve: what it shows: one of `CURVES`.
     """
     rows = facts(_run_facts(picture))
-    known = [(row.step, row.loss) for row in picture.shown_rows() if row.loss is not None]
-    losses = [loss for _, loss in known]
-    drawn = smoothed(losses, SMOOTHING) if is_smooth else losses
+    known = [(row.step, value) for row in picture.shown_rows() if (value := CURVES[curve](row)) is not None]
+    values = [value for _, value in known]
+    drawn = smoothed(values, SMOOTHING) if is_smooth else values
     held = [(max(0, bisect_right(known, one.step, key=itemgetter(0)) - 1), one.loss)
-            for one in picture.shown_evaluations()]  # fmt: skip
+            for one in picture.shown_evaluations()] if curve == LOSS and known else []  # fmt: skip
     checkpoints = _checkpoints(picture.shown_checkpoints())
     console = Console(width=width)
     room = height - sum(len(console.render_lines(part)) for part in (rows, checkpoints)) - 2
@@ -64,7 +79,7 @@ def run_page(picture: RunPicture, width: int, height: int, *, is_log: bool, is_s
         room = height - len(console.render_lines(rows)) - 2
     lines = column_chart(drawn, width, max(MIN_CHART_LINES, room), is_log=is_log, marks=held)
     how = ", ".join(name for name, wanted in (("smoothed", is_smooth), ("log axis", is_log)) if wanted)
-    title = f"training loss, nats per token, over {sum(row.rounds for row in picture.shown_rows()):,} rounds"
+    title = f"{curve}, over {sum(row.rounds for row in picture.shown_rows()):,} rounds"
     title += f", and {MARK} held-out loss" if held else ""
     parts: list[RenderableType] = [rows]
     if lines:
@@ -72,7 +87,8 @@ def run_page(picture: RunPicture, width: int, height: int, *, is_log: bool, is_s
         chart.highlight_words([MARK], "bold yellow")
         parts += [Text(title + (f" ({how})" if how else ""), style="dim"), chart]
     else:
-        parts.append(Text("No round has ended yet that has a loss.", style="dim"))
+        missing = "No round has ended yet" + (" that has a loss." if curve == LOSS else ".")
+        parts.append(Text(missing, style="dim"))
     return Group(*parts, checkpoints)
 
 
@@ -98,8 +114,9 @@ def _run_facts(picture: RunPicture) -> Iterator[tuple[str, RenderableType | str]
         return
     phase = Text.assemble((document.run_state.value, "bold"), f": {PHASES[document.run_state]}")
     yield "phase", phase
-    if not picture.is_past and status is not None and status.waiting:
-        yield "waits", visible(status.waiting)
+    told = picture.moment if picture.is_past else status
+    if told is not None and told.waiting:
+        yield "now", f"the run {visible(told.waiting)}"
     step = min(document.step, document.total_steps)
     eta_s, tokens_per_s = picture.eta_s(), picture.tokens_per_s()
     left = "" if eta_s is None else f", about {shown_duration(eta_s)} to the end"
@@ -123,148 +140,19 @@ def _data(picture: RunPicture) -> str:
     assert document is not None, "it is shown"
     waiting, quarantined = document.carried_batches, document.quarantined_batches
     done = f"{document.data_indices_applied:,} samples applied, {counted_batches(waiting)} wait"
-    text = f"{done}, {counted_batches(quarantined)} quarantined"
+    text = f"{done}, {quarantined:,} quarantined"
     if moment is None or not moment.data.begun:
         return text
-    marks = ["█"] * MAP_CHARS
-    for mark, intervals in (("▒", moment.data.under_way), ("w", moment.data.waiting), ("Q", moment.data.quarantined)):
+    marks, legend = ["█"] * MAP_CHARS, ["█ applied"]
+    of_marks = (("▒", "under way", moment.data.under_way), ("w", "wait", moment.data.waiting),
+                ("Q", "quarantined", moment.data.quarantined))  # fmt: skip
+    for mark, word, intervals in of_marks:
+        legend += [f"{mark} {word}"] if intervals else []
         for interval in intervals:
             first = interval.start * MAP_CHARS // moment.data.begun
             last = min(MAP_CHARS - 1, interval.end * MAP_CHARS // moment.data.begun)
             marks[first : last + 1] = mark * (last + 1 - first)
-    return f"{text}\n{''.join(marks)}\n█ applied  ▒ under way  w waits  Q quarantined"
-
-
-def trust_page(picture: RunPicture) -> RenderableType:
-    """Return the page of what speaks for the run, and against it."""
-    status, document = picture.status, picture.document
-    if status is None or document is None:
-        return Text("Asking the coordinator…")
-    parts: list[RenderableType] = [facts(_trust_facts(picture))]
-    for title, count, items in (
-        ("quarantined: these batches failed again and again and are not trained on", status.quarantined_batches,
-         status.failed_data.quarantined),
-        ("failed: these batches wait for another attempt", status.waiting_batches, status.failed_data.waiting),
-    ):  # fmt: skip
-        if count:
-            lines = [f"{counted_batches(count)} {title}"]
-            lines += [f"  {item.batch_id}  {visible(item.message)}" for item in items[:MAX_SHOWN_FAILURES]]
-            if len(items) > MAX_SHOWN_FAILURES:
-                lines.append("  … `epochal quarantine list` shows all")
-            parts.append(Text("\n".join(lines), style="yellow"))
-    missed = [member for member in status.members if member.missed]
-    if missed:
-        parts.append(Text("results that did not come or were refused, by member:", style="dim"))
-        for member in sorted(missed, key=lambda member: -member.missed)[:MAX_SHOWN_FAILURES]:
-            who = f"{member.client_id[:12]} {visible(member.name)}".rstrip()
-            parts.append(Text(f"  {who}: {member.missed} missed, {visible(member.last_miss)}"))
-    parts.append(
-        Text("`epochal audit STORE` replays the journal and checks that each batch counted once.", style="dim")
-    )
-    return Group(*parts)
-
-
-def _trust_facts(picture: RunPicture) -> Iterator[tuple[str, str]]:
-    status, document = picture.status, picture.document
-    assert status is not None, "it is shown"
-    assert document is not None, "it is shown"
-    checkpoint = document.checkpoint
-    if checkpoint is not None:
-        yield "replica", f"digest {checkpoint.replica_digest} of step {checkpoint.step}"
-    trust = picture.trust
-    if trust is not None and trust.vouched is not None:
-        agreed = trust.vouched
-        differed = f", {agreed.differed} attested another digest" if agreed.differed else ""
-        who = f"{agreed.vouched} of {agreed.witnesses} elected witnesses attested digest {agreed.replica_digest}"
-        yield "vouched", f"{who} of replica {agreed.replica_step} (a quorum is {agreed.quorum}){differed}"
-    if trust is not None:
-        yield "last audit", _audit(trust.audit)
-        yield "refused", _kinds(trust.refusals) or "nothing: no result, checkpoint or round since the run began"
-        yield "requests", f"refused: {_kinds(trust.refused_requests) or 'none'}, since the coordinator started"
-    rebuild = "replicas disagreed or were not attested: clients rebuild theirs" if document.rebuild else "no"
-    yield "rebuild", rebuild
-    yield "data", f"{visible(status.data_fingerprint or 'not decided')}, decided by the {status.data_decided_by}"
-    for known in status.datasets[1:] if len(status.datasets) > 1 else ():
-        yield "other data", f"{known.member_count} members have {visible(known.data_fingerprint)} and wait"
-    yield "key", f"{document.coordinator_key}, with which the coordinator signs"
-    yield "lineage", f"{visible(document.lineage)}; another one would say that the run went back to a backup"
-    if status.store_problem is not None:
-        yield "store", f"nothing can be kept: {visible(status.store_problem)}"
-
-
-def _kinds(refusals: Sequence[RefusalCount]) -> str:
-    """Return numbers of refusals by kind, the most frequent first."""
-    ordered = sorted(refusals, key=lambda one: (-one.count, one.kind))
-    return ", ".join(f"{one.count:,} {visible(one.kind)}" for one in ordered)
-
-
-def _audit(last: RecordedAudit | None) -> str:
-    """Return what the last audit that was recorded found, and when."""
-    if last is None:
-        return "none was recorded: the operator's `epochal audit` does that"
-    report = last.report
-    when = datetime.fromtimestamp(last.recorded_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    found = "passed" if report.passed else f"{len(report.problems)} problems: {visible(report.problems[0])}"
-    computed = "" if report.recomputed_steps is None else f", {report.recomputed_steps} replicas computed again"
-    return f"{when}, at step {last.step}: {found}; {report.applied:,} batches applied once{computed}"
-
-
-def join_page(picture: RunPicture, url: str) -> RenderableType:
-    """Return the page that says how to join.
-
-    Args:
-        picture: of the run.
-        url: the coordinator's, as the user gave it.
-    """
-    guide = picture.guide
-    if guide is None:
-        return Text("Asking the coordinator…")
-    extras = f"[{','.join(guide.extras)}]" if guide.extras else ""
-    install = shlex.quote(f"epochal{extras}") if extras else "epochal"
-    return Group(
-        Text("1. Install, once", style="bold"),
-        Text(f"   pipx install {install}"),
-        Text("2. Join", style="bold"),
-        Text(f"   {join_command(guide, url)}"),
-        Text(),
-        facts(_needs(guide)),
-        Text(),
-        Text(f"The key in {KEY_FILE} is your place in the run. Ctrl-C finishes the round and leaves.", style="dim"),
-    )
-
-
-def join_command(guide: JoinGuide, url: str) -> str:
-    """Return the command that joins the run, for a shell."""
-    words = ["epochal", "client", shlex.quote(visible(url)), "--trainer", shlex.quote(visible(guide.trainer))]
-    words += ["--key", KEY_FILE, "--new-key"]
-    words += ["--invitation", "CODE"] if guide.access == "invitations" else []
-    words += ["--data", "PATH"] if guide.data.own else []
-    words += ["--insecure"] if guide.data.insecure else []
-    return " ".join(words)
-
-
-def _needs(guide: JoinGuide) -> Iterator[tuple[str, str]]:
-    admissions = {
-        "open": "nothing: anyone may join",
-        "keys": "a key that the operator has admitted",
-        "invitations": "an invitation from the operator, in the place of CODE",
-    }
-    yield "admission", admissions[guide.access]
-    more = f", which can import {visible(guide.task_encoder)}" if guide.task_encoder else ""
-    yield "software", f"Python 3.11 or newer, epochal {visible(guide.version)}, trainer {visible(guide.trainer)}{more}"
-    places = ", ".join(visible(place) for place in guide.data.places) or guide.data.kind
-    own = "; a copy of your own, in the place of PATH" if guide.data.own else ""
-    here = "; reached from the coordinator's machine only" if guide.data.loopback else ""
-    yield "data", f"{places}{own}{here}"
-    room = guide.room
-    if room is None:
-        yield "room", "not known before the run's first checkpoint"
-        return
-    yield "memory", f"{decimal(room.trainer_bytes)} for {room.parameter_count:,} parameters and their optimizer"
-    yield "disk", f"{decimal(room.spool_bytes)} for temporary files, with {room.clients:,} clients"
-    down = max(0, room.clients - 1) * room.result_bytes
-    rounds = f"{decimal(room.result_bytes)} up and {decimal(down)} down in each round"
-    yield "network", f"{decimal(room.download_bytes)} once, then {rounds}"
+    return f"{text}\n{''.join(marks)}  {'  '.join(legend)}"
 
 
 def place_line(picture: RunPicture) -> Text:

@@ -36,16 +36,16 @@ class RunPicture:
         detailed_from: number of the first round whose clients are held.
         detail: the round that is shown, with its clients.
         selected: number of the round that the user chose; None for the last one.
-        explanation: why the run is not faster.
-        members: all of them.
+        explanation: why the run is not faster, at the time that is shown.
+        members: all of them, at the time that is shown.
         member: the one whose own page is open, once it has arrived.
         evaluations: of the run, as they were recorded; None until they have arrived.
         checkpoints: those that are held, the newest last.
         actions: of the run's operators.
         guide: how to join.
-        trust: the last audit, who vouched for the replica, and what was refused.
+        trust: the last audit, who vouched for the replica, and what was refused, at the time that is shown.
         place: index of the row at which the user looks back; None for the present.
-        moment: the run as it was there, once it has arrived.
+        moment: the run as it was there, or with the clients of the round under way as it is, once it has arrived.
         problem: what is wrong with the coordinator; "" if it answers.
         note: the last news about the connection, or about a request of the user.
     """
@@ -84,7 +84,12 @@ class RunPicture:
     def forget_rows(self) -> None:
         """Forget the rounds, because the run went back."""
         self.rows.clear()
-        self.place, self.moment, self.selected = None, None, None
+        self.selected = None
+        self.look_at(None)
+
+    def look_at(self, place: int | None) -> None:
+        """Show the run at the end of this row, or the present; what is known of another time is forgotten."""
+        self.place, self.moment, self.members, self.trust, self.explanation = place, None, None, None, None
 
     @property
     def is_past(self) -> bool:

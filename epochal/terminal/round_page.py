@@ -7,35 +7,41 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from epochal.figures.charts import PARTS as FIGURE_PARTS
-from epochal.figures.charts import BarRow, Waterfall, waterfall
+from epochal.figures.charts import PART_WORDS, BarRow, Waterfall, waterfall
 from epochal.terminal.charts import letter_bar
+from epochal.terminal.flowing import Flow
 from epochal.terminal.picture import RunPicture
+from runtime.run_words import FATES, PARTS
 from runtime.visible_text import visible
 from state.explanation import ClientMedians, SpeedExplanation
-from state.history import RoundDetail
+from state.history import Moment, RoundDetail
 
-LETTERS = {
-    "document": (".", "dim"),
-    "replica": ("r", "cyan"),
-    "data": ("d", "yellow"),
-    "train": ("T", "green"),
-    "encode": ("e", "magenta"),
-    "upload": ("U", "red"),
-    "check": ("c", "blue"),
-    "attest": ("a", "cyan"),
-    "download": ("D", "red"),
-    "merge": ("m", "blue"),
+COLOURS = {
+    "document": "dim",
+    "replica": "cyan",
+    "data": "yellow",
+    "train": "green",
+    "encode": "magenta",
+    "upload": "red",
+    "check": "blue",
+    "attest": "cyan",
+    "download": "red",
+    "merge": "blue",
 }
-"""Letter and colour of each part of a client's round."""
+"""Colour of each part of a client's round."""
+STYLES = {PARTS[name].letter: colour for name, colour in COLOURS.items()}
+"""The same by the part's letter."""
 WAITS = "-"
 """Stands for time between a client's result and what it does next."""
 NOTHING_YET = "No round has ended yet of which the clients are known."
 NAME_CHARS = 18
-FATE_CHARS = 8
+FATE_CHARS = max(map(len, FATES.values()))
 END_CHARS = 12
 MAX_MEDIANS = 5
-STYLES = dict(LETTERS.values())
+MAX_REASONS = 5
+"""Number of clients of which it is said why their work was not applied."""
+MAX_AWAITED = 8
+"""Number of clients of the round under way that are named."""
 
 
 def round_page(picture: RunPicture, width: int) -> RenderableType:
@@ -46,14 +52,16 @@ def round_page(picture: RunPicture, width: int) -> RenderableType:
         width: in characters.
     """
     parts: list[RenderableType] = []
-    explanation = picture.explanation
-    sentence = "" if picture.status is None else picture.status.explanation
+    explanation, status, moment = picture.explanation, picture.status, picture.moment
+    sentence = "" if status is None or picture.is_past else status.explanation
     if explanation is not None:
         sentence = explanation.sentence
-    if sentence and not picture.is_past:
+    if sentence:
         parts.append(Text(visible(sentence), style="bold"))
-    if explanation is not None and explanation.unknown and not picture.is_past:
+    if explanation is not None and explanation.unknown:
         parts.append(Text(visible(explanation.unknown), style="dim"))
+    if moment is not None and moment.under_way:
+        parts.append(Text(_under_way(moment)))
     detail = picture.shown_detail()
     if detail is None:
         text = "Being read…" if picture.is_past and picture.moment is None else NOTHING_YET
@@ -64,7 +72,8 @@ def round_page(picture: RunPicture, width: int) -> RenderableType:
         parts += [_head(detail), waterfall_lines(drawn, width), _legend()]
         if len(drawn.rows) < len(detail.clients):
             parts.append(Text(drawn.note, style="dim"))
-    if explanation is not None and explanation.clients and not picture.is_past:
+        parts += _reasons(detail, names)
+    if explanation is not None and explanation.clients:
         parts += [Text(), _medians(explanation)]
     return Group(*parts)
 
@@ -77,6 +86,34 @@ def _names(picture: RunPicture) -> dict[str, str]:
     if picture.explanation is not None:
         names |= {client.client_id: client.name for client in picture.explanation.clients}
     return names
+
+
+def _who(client_id: str, name: str) -> str:
+    return f"{client_id[:8]} {visible(name)}".rstrip()[:NAME_CHARS]
+
+
+def _under_way(moment: Moment) -> str:
+    """Return how far the round under way is, and whose results it awaits."""
+    work = moment.document.round
+    busy = [client for client in moment.under_way if client.batches]
+    awaited = [client for client in busy if client.delivered_s is None]
+    step = "" if work is None else f" step {work.step}, attempt {work.attempt + 1},"
+    since = "" if moment.round_s is None else f" for {moment.round_s:.1f} s:"
+    came = f"{len(busy) - len(awaited)} of {len(busy)} results came"
+    names = ", ".join(_who(client.client_id, client.name) for client in awaited[:MAX_AWAITED])
+    more = f" and {len(awaited) - MAX_AWAITED} more" if len(awaited) > MAX_AWAITED else ""
+    return f"under way:{step}{since} {came}" + (f"; awaited: {names}{more}" if names else "")
+
+
+def _reasons(detail: RoundDetail, names: dict[str, str]) -> list[RenderableType]:
+    """Return why clients' work was not applied, as far as it is known."""
+    told = [client for client in detail.clients if client.detail]
+    lines = []
+    for client in told[:MAX_REASONS]:
+        who = _who(client.client_id, names.get(client.client_id, client.name))
+        lines.append(f"{who}: {FATES[client.fate]}: {visible(client.detail)}")
+    lines += [f"… and {len(told) - MAX_REASONS} more"] if len(told) > MAX_REASONS else []
+    return [Text("\n".join(lines), style="yellow")] if lines else []
 
 
 def _head(detail: RoundDetail) -> Text:
@@ -115,7 +152,7 @@ def bar_of(row: BarRow, scale: float) -> Text:
     """Return a client's parts of a round as letters, so many for each second, and what lies between as waits."""
     pieces, end_s = list[tuple[str, float]](), 0.0
     for bar in sorted(row.bars, key=lambda bar: bar.start_s):
-        pieces += [(WAITS, bar.start_s - end_s), (LETTERS[FIGURE_PARTS[bar.part][0]][0], bar.length_s)]
+        pieces += [(WAITS, bar.start_s - end_s), (PART_WORDS[bar.part].letter, bar.length_s)]
         end_s = bar.start_s + bar.length_s
     text = Text()
     for letter in letter_bar(pieces, scale):
@@ -123,27 +160,23 @@ def bar_of(row: BarRow, scale: float) -> Text:
     return text
 
 
-def _legend() -> Text:
-    text = Text()
-    for name, words in FIGURE_PARTS:
-        letter, style = LETTERS[name]
-        text.append(letter, style=style)
-        text.append(f" {words}  ", style="dim")
-    text.append(f"{WAITS} waits for others", style="dim")
-    return text
+def _legend() -> Flow:
+    parts = [Text.assemble((part.letter, STYLES[part.letter]), (f" {part.label}", "dim")) for part in PARTS.values()]
+    return Flow([*parts, Text(f"{WAITS} waits for others", style="dim")])
 
 
 def _medians(explanation: SpeedExplanation) -> RenderableType:
     """Return the medians over the last rounds of the slowest clients, and of all that are known."""
     table = Table(box=None, padding=(0, 1), header_style="dim", title_justify="left")
     table.title = Text(f"medians over the last {explanation.rounds} rounds, in seconds", style="dim")
-    fields = [f"{name}_s" for name, _ in FIGURE_PARTS]
+    fields = [f"{name}_s" for name in PARTS]
     table.add_column("client", no_wrap=True)
-    for name, _ in FIGURE_PARTS:
-        table.add_column(LETTERS[name][0], no_wrap=True, justify="right")
+    for part in PARTS.values():
+        table.add_column(part.letter, no_wrap=True, justify="right")
     for client in explanation.clients[:MAX_MEDIANS]:
-        who = f"{client.client_id[:8]} {visible(client.name)}".rstrip()[:NAME_CHARS]
-        table.add_row(Text(who), *(_seconds(getattr(client, field)) for field in fields))
+        table.add_row(
+            Text(_who(client.client_id, client.name)), *(_seconds(getattr(client, field)) for field in fields)
+        )
     table.add_row(Text("median of all"), *(_seconds(_median(explanation.clients, field)) for field in fields))
     return table
 

@@ -25,6 +25,8 @@ MEMBERS_S = 3.0
 RECORDS_S = 5.0
 """Time between two requests for evaluations, checkpoints and actions."""
 EXPLANATION_S = 3.0
+PRESENT_S = 2.0
+"""Time between two requests for the clients of the round under way, and for where the batches are."""
 GUIDE_S = 30.0
 DETAIL_S = 0.5
 """Shortest time between two requests for the last round."""
@@ -76,6 +78,7 @@ class RunReader:
             group.create_task(self._repeat(self._read_members, MEMBERS_S))
             group.create_task(self._repeat(self._read_member, MEMBERS_S))
             group.create_task(self._repeat(self._read_trust, MEMBERS_S))
+            group.create_task(self._repeat(self._read_present, PRESENT_S))
             group.create_task(self._repeat(self._read_records, RECORDS_S))
             group.create_task(self._repeat(self._read_explanation, EXPLANATION_S))
             group.create_task(self._repeat(self._read_guide, GUIDE_S))
@@ -106,12 +109,12 @@ class RunReader:
     def look_at(self, place: int | None) -> None:
         """Show the run as it was at the end of this row; None for the present."""
         picture = self.picture
-        picture.place, picture.moment = place, None
-        if place is None:
-            self._wanted_version = None
+        if place == picture.place:
             return
-        self._wanted_version = picture.rows[place].version
+        picture.look_at(place)
+        self._wanted_version = None if place is None else picture.rows[place].version
         self._is_asked.set()
+        self.hurry()
 
     async def _follow_rounds(self) -> None:
         feed, picture = RoundFeed(self._client, self._policy), self.picture
@@ -122,6 +125,7 @@ class RunReader:
             async for one in news:
                 if isinstance(one, OtherLineage):
                     picture.forget_rows()
+                    self._wanted_version = None
                     picture.note = "The run went back to an earlier state: its history is read again."
                 else:
                     picture.add(one.page)
@@ -140,12 +144,33 @@ class RunReader:
         self.picture.document = await self._answered(lambda: self._client.run_document(None, 0.0))
 
     async def _read_trust(self) -> None:
-        if self.shown == "trust":
-            self.picture.trust = await self._answered(self._client.trust)
+        if self.shown == "trust" and not (self.picture.is_past and self.picture.trust):
+            await self._read_then(self._client.trust, partial(setattr, self.picture, "trust"))
 
     async def _read_members(self) -> None:
-        if self.shown == "members":
-            self.picture.members = await self._answered(self._client.members)
+        if self.shown == "members" and not (self.picture.is_past and self.picture.members):
+            await self._read_then(self._client.members, partial(setattr, self.picture, "members"))
+
+    async def _read_then(self, ask: Callable[[int | None], Awaitable[T]], keep: Callable[[T], None]) -> None:
+        """Keep the answer at the version that is looked at, if it is still looked at."""
+        version = self._wanted_version
+        try:
+            answer = await self._answered(partial(ask, version))
+        except Refused as refusal:
+            if refusal.kind not in NOT_NOW:
+                raise
+            self.picture.note = refusal.message
+            return
+        if version == self._wanted_version:
+            keep(answer)
+
+    async def _read_present(self) -> None:
+        picture = self.picture
+        if self.shown not in ("run", "round") or picture.is_past:
+            return
+        moment = await self._answered(partial(self._client.present, SHOWN_CLIENTS))
+        if not picture.is_past:
+            picture.moment = moment
 
     async def _read_member(self) -> None:
         wanted = self._wanted_member
@@ -169,8 +194,8 @@ class RunReader:
             self.picture.actions = await self._answered(self._client.actions)
 
     async def _read_explanation(self) -> None:
-        if self.shown == "round":
-            self.picture.explanation = await self._answered(self._client.explanation)
+        if self.shown == "round" and not (self.picture.is_past and self.picture.explanation):
+            await self._read_then(self._client.explanation, partial(setattr, self.picture, "explanation"))
 
     async def _read_guide(self) -> None:
         self.picture.guide = await self._answered(self._client.join_guide)

@@ -9,18 +9,19 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Input, Static
 
+from epochal.terminal.flowing import GAP, Flow
 from epochal.terminal.glossary import help_page
+from epochal.terminal.join_page import join_page
 from epochal.terminal.member_page import member_page
-from epochal.terminal.members_page import MAX_FILTER_CHARS, MembersTable, members_page, members_then
+from epochal.terminal.members_page import MAX_FILTER_CHARS, MembersTable, members_page
 from epochal.terminal.operate_page import ACTION_KEYS, operate_page
 from epochal.terminal.operator_desk import MAX_ANSWER_CHARS, OperatorDesk
-from epochal.terminal.pages import join_page, place_line, run_page, trust_page
+from epochal.terminal.pages import CURVES, LOSS, place_line, run_page
 from epochal.terminal.picture import RunPicture
 from epochal.terminal.round_page import round_page
 from epochal.terminal.run_reader import RunReader
+from epochal.terminal.trust_page import trust_page
 from runtime.visible_text import visible
-from state.history import Moment
-from state.members import MembersPage
 from state.wire import ClientId
 
 DRAW_S = 0.5
@@ -31,20 +32,20 @@ JUMP = 10
 HEAD_LINES = 3
 FOOT_LINES = 2
 KEYS = {
-    "run": "l log axis  s smooth",
-    "round": "[ older round  ] newer round",
-    "members": "o sort  r reverse  / filter  Enter opens  ↑ ↓ PgUp PgDn Home End",
-    "member": "Esc all members  e eject  ↑ ↓",
-    "trust": "",
-    "join": "",
-    "operate": "",
-    "help": "↑ ↓",
+    "run": ("c next chart", "l log axis", "s smooth"),
+    "round": ("[ older round", "] newer round"),
+    "members": ("o sort", "r reverse", "/ filter", "Enter opens", "↑ ↓ PgUp PgDn Home End"),
+    "member": ("Esc all members", "e eject"),
+    "trust": (),
+    "join": (),
+    "operate": ("k forgets the token",),
+    "help": (),
 }
-ONLY_NOW = "This page is of now: pages 1, 2 and 3 show the past."
-CLIENTS_THEN = "The clients of the last round before that time, the slowest first."
-TIMELESS = frozenset({"members", "member", "operate", "help"})
-"""Pages whose keys leave no room for those of time."""
-TIME_KEYS = "← → PgUp PgDn Home back in time  n now"
+ONLY_NOW = "This page is of now: pages 1 to 4 show the past."
+PAGE_KEYS = ("q quit", "? help", "1-7 or Tab pages")
+TIME_KEYS = ("← → PgUp PgDn Home back in time", "n now")
+MEMBERS_TIME_KEYS = ("← → back in time", "n now")
+"""Where the others move in the table."""
 
 
 class WatchApp(App[None]):
@@ -78,6 +79,7 @@ class WatchApp(App[None]):
         Binding("home", "first", priority=True),
         Binding("end", "last", priority=True),
         Binding("n", "now"),
+        Binding("c", "curve"),
         Binding("l", "log"),
         Binding("s", "smooth"),
         Binding("left_square_bracket", "older(-1)"),
@@ -101,7 +103,7 @@ class WatchApp(App[None]):
         self._desk = desk
         self._page = "run"
         self._member: ClientId | None = None
-        self._then: tuple[Moment, MembersPage] | None = None
+        self._curve = LOSS
         self._is_log = self._is_smooth = False
 
     def compose(self) -> ComposeResult:
@@ -131,8 +133,9 @@ class WatchApp(App[None]):
         self.query_one("#head", Static).update(self.head())
         self.query_one("#page", Static).update(self.body())
         page = "member" if self._page == "members" and self._member is not None else self._page
-        keys = "  ".join(part for part in (KEYS[page], "" if page in TIMELESS else TIME_KEYS) if part)
-        self.query_one("#foot", Static).update(Text(f"q quit  ? help  1-7 or Tab pages  {keys}"))
+        of_time = MEMBERS_TIME_KEYS if page == "members" else () if page == "help" else TIME_KEYS
+        keys = Flow([GAP.join(PAGE_KEYS + of_time), *KEYS[page]])
+        self.query_one("#foot", Static).update(keys)
 
     def head(self) -> RenderableType:
         """Return the lines above every page."""
@@ -154,32 +157,20 @@ class WatchApp(App[None]):
         width, height = max(20, size.width - 2), max(4, size.height - HEAD_LINES - FOOT_LINES)
         picture = self._picture
         if self._page == "run":
-            return run_page(picture, width, height, is_log=self._is_log, is_smooth=self._is_smooth)
+            return run_page(picture, width, height, is_log=self._is_log, is_smooth=self._is_smooth, curve=self._curve)
         if self._page == "round":
             return round_page(picture, width)
         if self._page == "help":
             return help_page()
         if self._page == "members" and self._member is None:
-            room = height - self._input_is_open - picture.is_past
-            drawn = members_page(self._table, self._shown_members(), width, room, is_past=picture.is_past)
-            return Group(Text(CLIENTS_THEN, style="yellow"), drawn) if picture.is_past else drawn
+            return members_page(self._table, picture.members, width, height - self._input_is_open)
+        if self._page == "trust":
+            return trust_page(picture)
         if self._page == "members":
             page = member_page(picture.member, picture.note)
-        elif self._page == "operate":
-            page = operate_page(picture, self._desk)
         else:
-            page = trust_page(picture) if self._page == "trust" else join_page(picture, picture.address)
+            page = operate_page(picture, self._desk) if self._page == "operate" else join_page(picture, picture.address)
         return Group(Text(ONLY_NOW, style="yellow"), page) if picture.is_past else page
-
-    def _shown_members(self) -> MembersPage | None:
-        picture = self._picture
-        if not picture.is_past:
-            return picture.members
-        if picture.moment is None:
-            return None
-        if self._then is None or self._then[0] is not picture.moment:  # the table keeps its rows while this is the same
-            self._then = picture.moment, members_then(picture.moment, picture.members)
-        return self._then[1]
 
     @property
     def _input_is_open(self) -> bool:
@@ -213,7 +204,7 @@ class WatchApp(App[None]):
     def action_jump(self, by: int) -> None:
         """Go by a tenth of the history; on the members' page by a screen."""
         if self._page == "members":
-            self._table.move(by * (self.size.height - HEAD_LINES - FOOT_LINES - 2), self._shown_members())
+            self._table.move(by * (self.size.height - HEAD_LINES - FOOT_LINES - 2), self._picture.members)
             self.draw()
             return
         self.action_time(by * max(1, len(self._picture.rows) // JUMP))
@@ -229,7 +220,7 @@ class WatchApp(App[None]):
     def action_last(self) -> None:
         """Go to the last row: of the members, or to now."""
         if self._page == "members":
-            self._table.move(len(self._table.rows(self._shown_members())), self._shown_members())
+            self._table.move(len(self._table.rows(self._picture.members)), self._picture.members)
             self.draw()
         else:
             self.action_now()
@@ -240,6 +231,12 @@ class WatchApp(App[None]):
             self._desk.cancel()
         self._reader.look_at(None)
         self._reader.select(None)
+        self.draw()
+
+    def action_curve(self) -> None:
+        """Show something else in the chart of the run's page."""
+        names = list(CURVES)
+        self._curve = names[(names.index(self._curve) + 1) % len(names)]
         self.draw()
 
     def action_log(self) -> None:
@@ -265,7 +262,7 @@ class WatchApp(App[None]):
     def action_move(self, by: int) -> None:
         """Move by a line."""
         if self._page == "members" and self._member is None:
-            self._table.move(by, self._shown_members())
+            self._table.move(by, self._picture.members)
             self.draw()
         else:
             self.query_one("#scroll").scroll_relative(y=by, animate=False)
@@ -307,7 +304,7 @@ class WatchApp(App[None]):
     def action_enter(self) -> None:
         """Open the chosen member's own page."""
         if self._page == "members" and self._member is None:
-            chosen = self._table.chosen(self._shown_members())
+            chosen = self._table.chosen(self._picture.members)
             if chosen is not None:
                 self._show_member(chosen.client_id)
 

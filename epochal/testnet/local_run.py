@@ -25,7 +25,7 @@ from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE
 from epochal.cli.options import DATA_SERVER_TOKEN_VARIABLE
 from epochal.cli.run import ADMIN_TOKEN_SHOWN
 from epochal.figures.report import REPORT_NAME, write_report
-from epochal.figures.run_record import read_record
+from epochal.figures.run_record import RunRecord, read_record
 from epochal.testnet.child_processes import Child, Children
 from epochal.testnet.demo_data import DemoData, write_demo_data
 from epochal.testnet.demos import demo_of
@@ -120,7 +120,7 @@ class LocalRun:
                     asyncio.timeout(self._options.timeout_s),
                     await CoordinatorClient.connect(url, RetryPolicy(attempts=1)) as coordinator,
                 ):
-                    status = await self._watch(children, coordinator, url)
+                    await self._watch(children, coordinator, url)
                     self._training_s = time.monotonic() - training_began_s
                     problems = await self._await_evaluations(coordinator)
             except TimeoutError:
@@ -131,14 +131,15 @@ class LocalRun:
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             problems += await self._await_clients()
         audit = await audit_store(self._store, recompute=True)
-        problems += await self._write_report(audit)
+        record = replace(await read_record(self._store), audit=audit)
+        problems += await self._write_report(record)
         if self._demo.is_exported:
             problems += await export_and_load(self._store, self._options.run_dir / MODEL_FOLDER)
-        return self._report(status, data, audit, problems)
+        return self._report(record, data, audit, problems)
 
-    def _report(self, status: RunStatus, data: DemoData, audit: AuditReport, problems: list[str]) -> Report:
+    def _report(self, record: RunRecord, data: DemoData, audit: AuditReport, problems: list[str]) -> Report:
         """Compare what clients logged, what the audit found and what the loss should be."""
-        first, last = ends_of_losses([loss for _, loss in status.loss_history])
+        first, last = ends_of_losses([row.loss for row in record.rows if row.loss is not None])
         compared, differing = compare_digests([child.log_path for child in self._clients])
         problems += audit.problems
         problems += [f"replica {step} differs between clients" for step in differing]
@@ -150,7 +151,7 @@ class LocalRun:
             clients=len(self._clients),
             rounds=audit.rounds,
             epochs=len(self._epochs),
-            tokens=status.tokens_applied,
+            tokens=record.tokens,
             loss_first=first,
             loss_last=last,
             held_out_loss_first=self._evaluations[0].loss if self._evaluations else None,
@@ -173,10 +174,9 @@ class LocalRun:
             problems=tuple(problems),
         )
 
-    async def _write_report(self, audit: AuditReport) -> list[str]:
+    async def _write_report(self, record: RunRecord) -> list[str]:
         """Leave the run's page in its folder; return why it could not be written, as sentences."""
         try:
-            record = replace(await read_record(self._store), audit=audit)
             await asyncio.to_thread(write_report, record, self._options.run_dir / REPORT_NAME)
         except EpochalError as error:
             return [f"the report could not be written: {error.message}"]
@@ -188,7 +188,7 @@ class LocalRun:
         try:
             options.run_dir.mkdir(parents=True, exist_ok=True)
             if any(options.run_dir.iterdir()):
-                raise EpochalError(f"{options.run_dir} is not empty; give a new --run-dir")
+                raise InvalidInput(f"--run-dir {options.run_dir} is not empty; allowed: a new or empty folder")
         except OSError as error:
             raise InvalidInput(f"--run-dir {options.run_dir} cannot be used: {error.strerror or error}") from error
         data = write_demo_data(options.run_dir / "data", held_out=options.run_dir / "held-out")
@@ -248,13 +248,13 @@ class LocalRun:
         )
 
     async def start_client(self, children: Children, url: str) -> None:
-        """Start one more client."""
+        """Start one more client, which tells the run its name, `client-N`."""
         name = f"client-{len(self._clients) + 1}"
         environment = self._demo.client_environment(self._options.client_count)
-        arguments = ("client", url, "--trainer", self._options.trainer)
+        arguments = ("client", url, "--name", name, "--trainer", self._options.trainer)
         self._clients.append(await children.start(name, *arguments, environment=environment))
 
-    async def _watch(self, children: Children, coordinator: CoordinatorClient, url: str) -> RunStatus:
+    async def _watch(self, children: Children, coordinator: CoordinatorClient, url: str) -> None:
         feed = DocumentFeed(coordinator)
         while True:
             document = await feed.poll(POLL_S)
@@ -264,7 +264,7 @@ class LocalRun:
             status = await coordinator.status()
             self._show(status, self._notes)
             if status.run_state is RunState.FINISHED:
-                return status
+                return
             self.check_children(children)
 
     async def _make_chaos(self, children: Children, document: RunDocument, url: str) -> None:
@@ -275,11 +275,11 @@ class LocalRun:
             self._killed_at = document.step
             self._killed = self._clients[1]
             self._killed.kill()
-            self._notes.append(f"round {document.step}: {self._killed.name} was killed without warning")
+            self._notes.append(f"step {document.step}: {self._killed.name} was killed without warning")
         if self._joined_at is None and document.step >= join_at:
             self._joined_at = document.step
             await self.start_client(children, url)
-            self._notes.append(f"round {document.step}: {self._clients[-1].name} joins")
+            self._notes.append(f"step {document.step}: {self._clients[-1].name} joins")
 
     async def _await_evaluations(self, coordinator: CoordinatorClient) -> list[str]:
         """Wait for the evaluation of the last checkpoint, and return what is wrong with them all."""

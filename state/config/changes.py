@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from state.config.mistakes import show
+from state.config.mistakes import show_at
 from state.config.model import P2P, P2PGcs
 from state.config.state_file import StateFile
 
@@ -46,7 +46,10 @@ COORDINATORS_OWN = ("run_state", "progress", "data_generations")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: the dotted path, and the value before and after as a file spells it; None for a missing line."""
+    """One difference: the dotted path, and the value before and after as a file spells it; None for a missing line.
+
+    Webhooks' addresses are left out.
+    """
 
     path: str
     before: str | None
@@ -93,7 +96,8 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[Change]:
         for key in old:
             yield from _differences(f"{path}.{key}" if path else key, old[key], new[key])
     elif old != new:
-        yield Change(path, *(None if value is None else show(value) for value in (old, new)))
+        place = tuple(path.split("."))
+        yield Change(path, *(None if value is None else show_at(place, value) for value in (old, new)))
 
 
 def _is_under(change: Change, paths: tuple[str, ...]) -> bool:

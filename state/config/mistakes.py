@@ -13,6 +13,7 @@ import tomli
 from pydantic import BaseModel, ValidationError
 
 from state.config.free_table import WrongEntry
+from state.config.hidden_values import shown_key, shown_line, shown_value
 from state.config.schema import ABSENT, MAX_INTEGER, Known, Path, known_places
 from state.errors import InvalidConfig, Mistake
 
@@ -42,7 +43,8 @@ def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) ->
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise InvalidConfig(source, _mistakes(known_places(model), rules, tree, error)) from error
+        mistakes = _mistakes(known_places(model), rules, tree, error)
+    raise InvalidConfig(source, mistakes)  # without its cause, whose text has what the mistakes hide
 
 
 def parse_tree(text: str, source: str) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def _line_of(error: Exception) -> str:
     """Return the line at which the text stops being TOML, as the end of a message; "" where it is not known."""
     if not isinstance(error, tomli.TOMLDecodeError):
         return ""
-    line = error.doc.split("\n")[error.lineno - 1].strip()
+    line = shown_line(error.doc, error.lineno)
     shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line[:MAX_VALUE_CHARS])
     return f": `{shown}`" if shown else ""
 
@@ -80,7 +82,8 @@ def broken_rules(
             continue
         values = [_value_at(tree, path, known.at(path).default) for path in paths]
         if not rule.holds(*values):
-            mistakes.append(Mistake(rule.fields[0], show(values[0]), rule.allowed.format(*map(show, values))))
+            shown = [show_at(path, value) for path, value in zip(paths, values, strict=True)]
+            mistakes.append(Mistake(rule.fields[0], shown[0], rule.allowed.format(*shown)))
     return mistakes
 
 
@@ -88,6 +91,11 @@ def show(value: Any) -> str:
     """Return the value as a file spells it, cut to `MAX_VALUE_CHARS`."""
     text = _spell(value)
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 1]}…"
+
+
+def show_at(path: Path, value: Any, *, is_unknown: bool = False) -> str:
+    """Return the value at a path as a file spells it, cut, and without what may be a secret."""
+    return show(shown_value(value, path, is_unknown=is_unknown))
 
 
 def _spell(value: Any) -> str:
@@ -147,7 +155,7 @@ def _unknown_key(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
         allowed = "only known keys"
     else:
         allowed = f"only the keys {', '.join(parent.children)}" if parent.children else parent.allowed
-    return Mistake(_dotted(path), show(_value_at(tree, path, "")), allowed, nearest)
+    return Mistake(_dotted(path), show_at(path, _value_at(tree, path, ""), is_unknown=True), allowed, nearest)
 
 
 def _wrong_value(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
@@ -161,7 +169,7 @@ def _wrong_value(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
     spelled = next(iter(value), "") if isinstance(value, Mapping) else value
     misspelt = isinstance(spelled, str) and spelled not in place.children
     nearest = _nearest(spelled, place.children) if misspelt else None
-    return Mistake(_dotted(path), show(value), allowed, nearest)
+    return Mistake(_dotted(path), show_at(path, value), allowed, nearest)
 
 
 def _nearest(key: str, candidates: Iterable[str]) -> str | None:
@@ -180,7 +188,7 @@ def _value_at(tree: Any, path: Path, default: Any) -> Any:
 
 
 def _dotted(path: Path) -> str:
-    return ".".join(map(str, path))
+    return ".".join(map(shown_key, path))
 
 
 def _overlap(one: Path, other: Path) -> bool:

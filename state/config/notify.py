@@ -24,12 +24,17 @@ WebhookUrl: TypeAlias = Annotated[
     Field(
         pattern=rf"^(https?://[^\s\x00-\x1f\x7f/][^\s\x00-\x1f\x7f]*|{_VARIABLE})$",
         max_length=MAX_WEBHOOK_CHARS,
+        repr=False,
         description='"https://…", "http://…", or "env:NAME" for the value of an environment variable',
     ),
 ]
 WebhookSecret: TypeAlias = Annotated[
     str | None,
-    Field(pattern=rf"^{_VARIABLE}$", description='"env:NAME", an environment variable that holds it, or no such line'),
+    Field(
+        pattern=rf"^{_VARIABLE}$",
+        repr=False,
+        description='"env:NAME", an environment variable that holds it, or no such line',
+    ),
 ]
 
 

@@ -72,13 +72,13 @@ class _Named:
 class Section(_Named, BaseModel):
     """One table of a file."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class SingleValue(_Named, RootModel[V]):
     """A variant whose content is one value, in `root`; subclasses name it."""
 
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class TokenSize(StrEnum):

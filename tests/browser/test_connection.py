@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from coordinator.serve import ServeOptions, serving
 from runtime.http_server import Endpoint
+from tests.support.bounds import BOUND_S
 from tests.support.browser import opened
 from tests.support.certificates import self_signed
 from tests.support.nginx import with_locations
 from tests.support.ports import free_port
+from tests.support.restarted_run import restarted_run
 from tests.support.served import GENESIS
 from tests.support.states import state_file
 
@@ -33,6 +35,35 @@ async def test_page_says_that_the_coordinator_is_gone_and_comes_back(browser: "B
             version = running.handlers.service.published.version
             await page.locator("#timeline").get_by_text(f"Now: version {version}", exact=True).wait_for()
         assert complaints.unexpected == []
+
+
+async def test_page_of_a_run_that_goes_back_reads_its_history_again(browser: "Browser", tmp_path: Path) -> None:
+    async with (
+        restarted_run(tmp_path / "run", config__client_timeout_s=BOUND_S) as run,
+        opened(browser) as (page, told),
+    ):
+        told.expected = ["ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "503", "404"]
+        await run.play(2)
+        await run.stop()
+        run.copy_to(tmp_path / "copy")
+        await run.start()
+        await run.play(2)
+        await page.goto(run.url)
+        steps = page.locator("[data-figure=step]")
+        await steps.get_by_text("4 of 1,000 done").wait_for()
+        await run.stop()
+        run.go_back_to(tmp_path / "copy")
+        await run.start(is_restored=True)
+        await steps.get_by_text("2 of 1,000 done").wait_for()
+        await run.play(3)
+        await steps.get_by_text("5 of 1,000 done").wait_for()
+        latest = run.served.service.published.version
+        back = page.get_by_role("button", name="One round back")
+        for row in [row for row in run.served.service.history.history.rows if row.version < latest][::-1]:
+            await back.click()
+            said = f"version {row.version}, after round {row.number}, step {row.step}"
+            await page.locator(f"#timeline input[aria-valuetext='{said}']").wait_for()
+        assert told.unexpected == []
 
 
 async def test_page_works_below_a_path_behind_a_proxy_with_tls(browser: "Browser", tmp_path: Path) -> None:

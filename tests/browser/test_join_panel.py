@@ -68,6 +68,10 @@ async def test_facts_are_those_of_the_api(browser: "Browser", tmp_path: Any) -> 
             await shown(page, run)
             facts = await page.locator("dl.facts").inner_text()
             assert "anyone may join" in facts
+            assert "None: it computes on the processor." in facts
+            assert await command(page, "Command that checks the machine") == [
+                *("epochal", "doctor", str(run.http.base_url).rstrip("/"))
+            ]
             assert f"{guide['room']['parameter_count']} parameters" in facts
             assert (
                 f"{guide['room']['spool_bytes']} B for temporary files with {guide['room']['clients']} clients" in facts

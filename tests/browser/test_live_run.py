@@ -81,6 +81,10 @@ async def keep_pictures(page: "Page", run: RealRun, folder: Path) -> None:
             assert await page.evaluate("document.documentElement.scrollWidth") <= width, part
             taken = await page.screenshot(path=folder / f"{part or 'run'}-{width}.png")
             assert len(taken) > 5_000, "there is something to see"
+    await page.set_viewport_size({"width": 1280, "height": 1500})
+    await page.goto(f"{run.url}/#/round")
+    await page.locator("main").locator(PARTS["round"]).first.wait_for()
+    await page.screenshot(path=folder / "round-whole.png")
 
 
 async def test_each_part_shows_the_run_while_a_client_is_killed(browser: "Browser", tmp_path: Path) -> None:

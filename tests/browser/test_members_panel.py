@@ -131,6 +131,39 @@ async def test_filter_finds_by_name_id_version_and_state(
         await said(page, f"{wanted:,} shown; 10,000 members in all")
 
 
+async def test_those_that_have_left_are_shown_if_wanted(
+    browser: "Browser", run: ShownRun, many: dict[str, Any]
+) -> None:
+    few = {name: values[:4] for name, values in many["members"].items()}
+    gone = {name: values[4:6] for name, values in many["members"].items()} | {"left": ["withdrew", "fell silent"]}
+    async with opened(browser) as (page, complaints):
+        await play(page, {"members": many | {"members": few, "gone": gone}})
+        await run.open(page, "members")
+        await said(page, "4 members")
+        await page.get_by_label("Show those that have left").check()
+        await said(page, "6 shown; 4 members in all")
+        assert {row["State"] for row in await rows(page)} >= {"withdrew", "fell silent"}
+        await page.get_by_label("Show those that have left").uncheck()
+        await said(page, "4 members")
+        assert complaints.unexpected == []
+
+
+async def test_members_without_a_name_are_sorted_by_id(browser: "Browser", run: ShownRun, many: dict[str, Any]) -> None:
+    few = {name: values[:12] for name, values in many["members"].items()}
+    named = sorted(name for name in few["name"] if name)
+    unnamed = sorted(found for found, name in zip(few["client_id"], few["name"], strict=True) if not name)
+    async with opened(browser) as (page, _):
+        await play(page, {"members": many | {"members": few}})
+        await run.open(page, "members")
+        await said(page, "12 members")
+        shown = await rows(page)
+        assert sorted(row["Member"] for row in shown[: len(named)]) == named
+        assert [row["Id"] for row in shown[len(named) :]] == unnamed
+        await page.get_by_role("button", name="Member").click()
+        shown = await rows(page)
+        assert [row["Id"] for row in shown[len(named) :]] == unnamed[::-1]
+
+
 async def test_few_elements_show_ten_thousand_rows(browser: "Browser", run: ShownRun, many: dict[str, Any]) -> None:
     async with opened(browser) as (page, _):
         await play(page, {"members": many})
@@ -141,7 +174,9 @@ async def test_few_elements_show_ten_thousand_rows(browser: "Browser", run: Show
         await grid.press("Control+End")
         last = (await rows(page))[-1]
         assert await page.locator(".grid-row").count() < 60
-        assert last["Member"] == "lab-9998"
+        columns = many["members"]
+        unnamed = [found for found, name in zip(columns["client_id"], columns["name"], strict=True) if not name]
+        assert last["Id"] == max(unnamed)
         indices = await page.evaluate(
             "(rows) => [...document.querySelectorAll(rows)].map((row) => Number(row.getAttribute('aria-rowindex')))",
             IN_SIGHT,
@@ -194,3 +229,24 @@ async def test_unknown_member_is_said_to_be_unknown(browser: "Browser", run: Sho
         complaints.expected.append("404")
         await run.open(page, f"member/{'ab' * 16}")
         await page.get_by_text("it has not joined this run, or left long ago").wait_for()
+
+
+async def test_members_page_at_a_version_has_the_figures_of_then(browser: "Browser", run: ShownRun) -> None:
+    client_id = run.clients[0].client_id
+    version = (await run.asked("history"))["rounds"]["version"][1]
+    then = (await run.asked(f"history/versions/{version}/members"))["members"]
+    applied = then["applied"][then["client_id"].index(client_id)]
+    now = (await run.asked(f"members/{client_id}"))["figures"]["applied"]
+    assert applied < now
+    async with opened(browser) as (page, complaints):
+        await run.open(page, f"member/{client_id}?version={version}")
+        await page.get_by_text(f"At version {version}, ").wait_for()
+        await page.locator("dl.facts").get_by_text(f"{applied} applied, ").wait_for()
+        rounds = page.get_by_role("region", name="Its last rounds").locator("tbody tr")
+        assert [(await row.inner_text()).split("\t")[0] for row in await rounds.all()] == ["1", "0"]
+        assert "What was refused of it is shown with the present" in await page.locator("main").inner_text()
+        await page.get_by_role("button", name="Live").click()
+        await page.locator("dl.facts").get_by_text(f"{now} applied, ").wait_for()
+        await run.open(page, f"member/{client_id}?version=0")
+        await page.get_by_text("it was no member.").wait_for()
+        assert complaints.unexpected == []

@@ -12,12 +12,21 @@ import pytest_asyncio
 from tests.support.browser import SIZES, opened
 from tests.support.played_rounds import play_round
 from tests.support.served import GENESIS, Served, WireClient, served_over_sockets, training
+from tests.support.shown_run import shown_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page, Route
 
 ROUNDS = 3
 """Few enough that the time limit of the round under way does not follow them yet: it waits for its clients."""
+PARTS = {
+    "round": ".waterfall li",
+    "members": ".grid [role=gridcell] a",
+    "trust": "dl.facts",
+    "join": "dl.facts",
+    "operate": "input[type=password]",
+}
+"""Parts of the page, and an element of each that is there once the coordinator has answered."""
 PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
 
 
@@ -78,6 +87,17 @@ async def test_figures_are_those_of_the_api(browser: "Browser", watched: Watched
         assert await figure(page, "learning rate") == f"{rounds['learning_rate'][-1]:g}"
         assert await figure(page, "checkpoint") == f"step 0, {document['checkpoint']['size_bytes']} B"
         assert document["reason"] in await page.locator(".lead").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("zone", "words"), [("Asia/Kolkata", "Asia/(Kolkata|Calcutta) \\(UTC\\+5:30\\)"), ("UTC", "UTC")]
+)
+async def test_footer_says_in_which_time_zone_times_are(
+    browser: "Browser", watched: Watched, zone: str, words: str
+) -> None:
+    async with opened(browser, timezone_id=zone) as (page, _):
+        await page.goto(watched.url)
+        await page.locator("footer").get_by_text(re.compile(f"Times are of your time zone, {words}\\.")).wait_for()
 
 
 async def test_chart_as_a_table_has_the_rounds_losses(browser: "Browser", watched: Watched) -> None:
@@ -178,6 +198,25 @@ async def test_unknown_panel_is_named_as_text(browser: "Browser", watched: Watch
         await page.goto(f"{watched.url}#/{name}")
         await page.get_by_role("heading", name="There is no such page").wait_for()
         assert f"“{name}”" in await page.locator("main").inner_text()
+        assert complaints.unexpected == []
+
+
+@pytest.mark.parametrize("rule", ["members", "admin"])
+async def test_whole_page_works_with_the_token_that_opens_it(browser: "Browser", tmp_path: Path, rule: str) -> None:
+    async with shown_run(tmp_path, rounds=2, access__dashboard=rule) as run, opened(browser) as (page, complaints):
+        complaints.expected = ["401"]
+        token = run.admin_token if rule == "admin" else run.clients[0].token
+        assert token is not None
+        await page.goto(run.url)
+        await page.get_by_label("Token", exact=True).fill(token)
+        refused = list[str]()
+        page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
+        await page.keyboard.press("Enter")
+        await until_shown(page, "member", "3, 3 ready")
+        for part, element in PARTS.items():
+            await run.open(page, part)
+            await page.locator("main").locator(element).first.wait_for()
+        assert refused == []
         assert complaints.unexpected == []
 
 

@@ -94,7 +94,16 @@ async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched:
         bars = shown.locator(f"[data-client='{watched.clients[0].client_id}'] .bars")
         assert "upload" in str(await bars.get_attribute("aria-label"))
         awaited = shown.locator(f"[data-client='{watched.clients[1].client_id}']")
-        assert "… awaited" in await awaited.inner_text()
+        assert "… awaited: nothing has come yet" in await awaited.inner_text()
+        assert "usually there after" in await awaited.inner_text()
+        assert "nothing told yet" in str(await awaited.locator(".bars").get_attribute("aria-label"))
+        assert (
+            "its result is being sent"
+            in await shown.locator(f"[data-client='{watched.clients[0].client_id}']").inner_text()
+        )
+        said = await shown.locator("p").first.inner_text()
+        assert all(client.client_id[:12] in said for client in watched.clients), "all three are awaited"
+        await page.get_by_role("heading", name=f"The round under way: step {ROUNDS + 1}", exact=True).wait_for()
         await section(page, f"Round {ROUNDS - 1}, the last one").wait_for()
 
 
@@ -134,7 +143,7 @@ async def test_last_round_of_an_earlier_version_is_the_one_of_then(browser: "Bro
         await section(page, "Round 0, the last one").locator(".waterfall li").first.wait_for()
         moment = await watched.asked(f"/history/versions/{version}")
         under_way = section(page, "The round under way")
-        assert f"Step {moment['document']['round']['step']}, attempt 1" in await under_way.inner_text()
+        assert f"step {moment['document']['round']['step']}\n\nAttempt 1, " in await under_way.inner_text()
 
 
 @pytest.mark.parametrize("word", ["99", "x"])

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
+from runtime.explanations import explanations
 from tests.support.browser import opened
 from tests.support.played_answers import play
 from tests.support.shown_run import ShownRun, shown_run
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Browser, Page, Route
 
 AUDIT: dict[str, Any] = {
     "rounds": 3, "applied": 1234, "duplicates": 0, "missing": 0, "quarantined": 0, "unapplied": 12,
@@ -29,7 +30,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ShownRu
 
 async def shown(page: "Page", run: ShownRun) -> str:
     await run.open(page, "trust")
-    await page.get_by_role("heading", name="Refusals").wait_for()
+    await page.get_by_role("heading", name="Refusals", exact=True).wait_for()
     return str(await page.locator("main").inner_text())
 
 
@@ -59,6 +60,21 @@ async def test_trust_at_a_version_is_that_of_then(browser: "Browser", run: Shown
         assert complaints.unexpected == []
 
 
+async def test_witnesses_of_long_ago_are_not_known(browser: "Browser", run: ShownRun) -> None:
+    async def forgets(route: "Route") -> None:
+        answer = await route.fetch()
+        told = await answer.json() | {"vouched": None, "is_vouched_known": False}
+        await route.fulfill(response=answer, json=told)
+
+    async with opened(browser) as (page, _):
+        await page.route("**/trust", forgets)
+        await run.open(page, "trust")
+        await page.get_by_text("who vouched for the last replica is not known").wait_for()
+        assert (
+            "not known: the last applied round is in a part of the journal" in await page.locator("main").inner_text()
+        )
+
+
 async def test_audit_is_shown_once_it_was_reported(browser: "Browser", run: ShownRun) -> None:
     headers = {"Authorization": f"Bearer {run.admin_token}"}
     async with opened(browser) as (page, _):
@@ -82,7 +98,28 @@ async def test_every_refusal_is_counted_by_kind(browser: "Browser", run: ShownRu
     async with opened(browser) as (page, _):
         await shown(page, run)
         rows = await page.locator("[data-part=requests] tbody tr").all_inner_texts()
+        rows += await page.locator("[data-part=usual] tbody tr").all_inner_texts()
         assert {row.split("\t")[0]: int(row.split("\t")[1]) for row in rows} == told
+
+
+async def test_usual_refusals_stand_apart_and_each_kind_is_explained(browser: "Browser", run: ShownRun) -> None:
+    view = await run.asked("trust")
+    counts = {"stale-round": 19, "forbidden": 2, "rate-limited": 40, "of-a-later-version": 1}
+    view |= {"refused_requests": [{"kind": kind, "count": count} for kind, count in counts.items()]}
+    async with opened(browser) as (page, complaints):
+        await play(page, {"trust": view})
+        await shown(page, run)
+        parts = ("requests", "usual")
+        rows = {part: await page.locator(f"[data-part={part}] tbody tr").all_inner_texts() for part in parts}
+        assert [row.split("\t")[:2] for row in rows["usual"]] == [["rate-limited", "40"], ["stale-round", "19"]]
+        assert [row.split("\t")[0] for row in rows["requests"]] == ["forbidden", "of-a-later-version"]
+        assert explanations()["forbidden"].summary in rows["requests"][0]
+        assert rows["requests"][1].split("\t")[2] == ""
+        async with page.context.expect_page() as opening:
+            await page.get_by_role("link", name="stale-round").click()
+        explained = await opening.value
+        await explained.get_by_role("heading", name="stale round").wait_for()
+        assert complaints.unexpected == []
 
 
 async def test_quarantine_names_batches_reasons_and_members(browser: "Browser", run: ShownRun) -> None:
@@ -103,7 +140,8 @@ async def test_quarantine_names_batches_reasons_and_members(browser: "Browser", 
         assert await page.get_by_role("link", name="lab 1").get_attribute("href") == f"#/member/{client_id}"
         assert "5 batches left the run" in text
         kinds = await page.locator("[data-part=refusals] tbody tr").all_inner_texts()
-        assert kinds == ["corrupt\t7", "result-invalid\t2"]
+        assert [row.split("\t")[:2] for row in kinds] == [["corrupt", "7"], ["result-invalid", "2"]]
+        assert explanations()["corrupt-data"].summary in kinds[0]
 
 
 async def test_problems_of_an_audit_are_said_first(browser: "Browser", run: ShownRun) -> None:

@@ -13,10 +13,13 @@ import pytest
 
 from coordinator.api.requests import STALE_HEADER
 from coordinator.store.open import open_store_reader
+from coordinator_client.http import CoordinatorClient
 from state.deliveries import MEDIA_TYPE, Delivery
+from state.errors import Refused
 from state.phases import RunState
 from tests.support.by_hand import joined_by_hand
 from tests.support.database_relay import DatabaseRelay, database_relay
+from tests.support.hand_client import HandClient
 from tests.support.postgres_server import PostgresServer, postgres_server
 from tests.support.processes import RealRun, at_round, in_phase, in_training
 from tests.support.replicas import Replica, Replicas, Surroundings, replicated_run
@@ -290,3 +293,36 @@ async def test_result_whose_replica_is_killed_is_there_whole_or_not(
             assert (await hand.api.send_result(delivery)).result_verified
             assert await hand.results_in(document) == (hand.client_id,)
             assert await fetched(hand.api, bound.result_sha256) == data
+
+
+async def test_access_that_one_replica_was_told_of_holds_at_another(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 2, access={"mode": "invitations"}) as replicas:
+        run, (first, second) = replicas.run, replicas.all
+        token = {"EPOCHAL_ADMIN_TOKEN": replicas.admin_token()}
+        made = await run.command_here("invite", str(first.http.base_url), "--uses", "1", **token)
+        made.expect(0, "admits 1 client")
+        code = made.out.split()[1]
+        clients = [HandClient(CoordinatorClient(second.http, run.watch.api.run_id), number) for number in (1, 2)]
+        await clients[0].api.join(await clients[0].join_request(code))
+        with pytest.raises(Refused, match="invitation"):
+            await clients[1].api.join(await clients[1].join_request(code))
+        listed = await run.command_here("invite", str(first.http.base_url), "--list", **token)
+        listed.expect(0, "1 of 1 used")
+        revoked = await run.command_here("invite", str(first.http.base_url), "--revoke", listed.out.split()[0], **token)
+        revoked.expect(0, "had admitted 1 of 1")
+        (await run.command_here("invite", str(second.http.base_url), "--list", **token)).expect(0, "no invitation")
+
+
+async def test_key_admitted_at_one_replica_joins_at_another(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 2, access={"mode": "keys"}) as replicas:
+        run, (first, second) = replicas.run, replicas.all
+        token = {"EPOCHAL_ADMIN_TOKEN": replicas.admin_token()}
+        client = HandClient(CoordinatorClient(second.http, run.watch.api.run_id), 1)
+        with pytest.raises(Refused, match="is not among this run's"):
+            await client.join()
+        key = client.key.public_key
+        (await run.command_here("access", "add", str(first.http.base_url), key, **token)).expect(0, "may join")
+        await client.join()
+        (await run.command_here("access", "remove", str(first.http.base_url), key, **token)).expect(0, "may not join")
+        with pytest.raises(Refused, match="is not among this run's"):
+            await client.join()

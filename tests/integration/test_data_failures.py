@@ -19,6 +19,8 @@ from tests.support.processes import in_phase, in_training, prepared_run, real_ru
 from tests.support.token_files import SEQ_LEN, SEQUENCES, write_served_tokens, write_tokens
 
 POLL_S = 30.0
+LAST_STEP = 30
+"""Of a run that loses its data server in its third step: a quick client is not yet there when the server ends."""
 LAST_SEQUENCES = 3
 BAD_INDEX = 29
 FEW_FILES = 1024
@@ -28,16 +30,16 @@ FEW_FILES = 1024
 async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     location = {"Server": f"127.0.0.1:{port}"}
-    overrides = {"config__total_steps": 60, "model__LLM__data_location": location}
+    overrides = {"config__total_steps": LAST_STEP, "model__LLM__data_location": location}
     async with real_run(tmp_path / "run", 2, **overrides) as run:
         server, _ = await run.start_server("data-1", "data-server", str(config), "--coordinator", run.url)
         await run.until(in_training(3))
         server.kill()
         assert await server.wait(BOUND_S) == -signal.SIGKILL
-        assert (await run.status()).step < 60, "it died in the middle of the run"
+        assert (await run.status()).step < LAST_STEP, "it died in the middle of the run"
         server, _ = await run.start_server("data-2", "data-server", str(config), "--coordinator", run.url)
         report = await run.finish()
-        assert report.rounds == 60
+        assert report.rounds == LAST_STEP
         assert report.quarantined == 0, "unavailable data are not bad data"
         server.process.send_signal(signal.SIGINT)
         assert await server.wait(BOUND_S) == 0
@@ -48,7 +50,7 @@ async def test_run_over_tls_goes_on_when_one_of_two_data_servers_ends(tmp_path: 
     certificate, key = self_signed(tmp_path)
     ports = (port, free_port())
     location = {"Server": "tls://" + ",".join(f"127.0.0.1:{port}" for port in ports)}
-    async with prepared_run(tmp_path / "run", config__total_steps=40, model__LLM__data_location=location) as run:
+    async with prepared_run(tmp_path / "run", config__total_steps=LAST_STEP, model__LLM__data_location=location) as run:
         await run.start_coordinator()
         serve = ("data-server", str(config), "--coordinator", run.url)
         tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
@@ -63,7 +65,7 @@ async def test_run_over_tls_goes_on_when_one_of_two_data_servers_ends(tmp_path: 
         servers[0].process.send_signal(signal.SIGTERM)
         assert await servers[0].wait(BOUND_S) == 0
         report = await run.finish()
-        assert (report.rounds, report.quarantined) == (40, 0)
+        assert (report.rounds, report.quarantined) == (LAST_STEP, 0)
 
 
 async def test_data_server_beyond_this_machine_needs_tls_or_consent(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ async def test_run_trains_inside_an_event_loop_and_leaves_nothing(tmp_path: Path
         assert [row.number for row in connection.follow()] == [0, 1]
         assert run.wait(BOUND_S).run_state is RunState.FINISHED
         assert list(connection.history().step) == [1, 2]
+        assert [client.name for client in connection.round(1).clients] == ["client-1"]
     assert [pid for pid in pids if lives(pid)] == []
     with pytest.raises(EpochalError, match="was stopped"):
         run.connect()

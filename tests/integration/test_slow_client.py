@@ -21,7 +21,7 @@ STATE: dict[str, Any] = {
     "config__global_batch_size_end": 12,
     "config__total_steps": 1000,
     "config__max_round_train_time": 60,
-    "model__LLM__ngram": {"context": 2, "embedding": 16, "hidden": 400},
+    "model__LLM__ngram": {"context": 2, "embedding": 16, "hidden": 150},
     "merge__codec": "float32",
 }
 UP_BYTES_PER_S = 50_000.0

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from epochal.figures.run_record import read_record
 from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
 from tests.support.processes import log_lines, run_command
 
 UP_BOUND_S = 300.0
 """Seconds for `epochal up --trainer torch`, which trains rounds of 37,000 tokens; on two idle cores it takes 40."""
+WITHOUT_END = ("--no-chaos", "--clients", "1", "--trainer", "null", "--rounds", "100000")
 REPORT_FIELDS = {
     *("clients", "rounds", "tokens", "loss_first", "loss_last", "replicas_identical", "duplicates", "missing"),
     *("quarantined", "unapplied", "replay_identical", "wall_s"),
@@ -38,6 +40,8 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     assert report["replay_identical"] is True
     assert report["killed_at_step"] >= 2
     assert report["joined_at_step"] >= 3
+    record = await read_record(str(tmp_path / "run"))
+    assert {member.name for member in (*record.members, *record.gone)} == {f"client-{number}" for number in range(1, 5)}
     audited = await run_command("audit", (tmp_path / "run").as_uri(), "--recompute", "--json")
     assert (audited.code, json.loads(audited.out)["rounds"]) == (0, report["rounds"])
     (await run_command("up", "--run-dir", str(tmp_path / "run"))).expect(1, "is not empty")
@@ -62,14 +66,13 @@ async def test_up_with_torch_survives_chaos_and_exports_a_llama(tmp_path: Path) 
 
 
 async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Path) -> None:
-    arguments = ("--no-chaos", "--timeout", "1", "--clients", "1", "--run-dir", str(tmp_path / "run"))
-    ran = await run_command("up", *arguments)
+    ran = await run_command("up", *WITHOUT_END, "--timeout", "1", "--run-dir", str(tmp_path / "run"))
     ran.expect(1, "did not finish within 1 s")
 
 
 async def training_up(run: Path) -> tuple[asyncio.subprocess.Process, int]:
     """Return `epochal up` with one client in its first round, and the process id of its coordinator."""
-    arguments = (sys.executable, "-m", "epochal", "up", "--no-chaos", "--clients", "1", "--run-dir", str(run))
+    arguments = (sys.executable, "-m", "epochal", "up", *WITHOUT_END, "--run-dir", str(run))
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE, env=environment)
     assert process.stdout is not None

@@ -17,6 +17,9 @@ from tests.support.ports import free_port
 from tests.support.served import GENESIS, Served, WireClient, training
 from tests.support.states import state_file
 
+PATIENT = {"config__total_steps": 1000, "config__client_timeout_s": BOUND_S}
+"""State file of a run that does not end, and in which silence drops nobody: only a test makes its members speak."""
+
 
 class RestartedRun:
     """One run in a folder, served at one address whenever it is.
@@ -30,9 +33,7 @@ class RestartedRun:
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._state = state_file(
-            config__waiting_for_members_extra_time=0.001, **({"config__total_steps": 1000} | overrides)
-        )
+        self._state = state_file(config__waiting_for_members_extra_time=0.001, **(PATIENT | overrides))
         self._stack: contextlib.AsyncExitStack | None = None
         self._served: Served | None = None
         self._clients: list[WireClient] = []

@@ -8,6 +8,11 @@ export function whole(value) {
   return isKnown(value) ? Math.round(value).toLocaleString("en") : UNKNOWN;
 }
 
+/** 1, "client" → "1 client"; 2 → "2 clients". */
+export function counted(value, word) {
+  return `${whole(value)} ${word}${value === 1 ? "" : "s"}`;
+}
+
 const SCALES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 /** 1234567 → "1.23 M": three digits and the power of a thousand. */
@@ -64,6 +69,14 @@ export function moment(seconds) {
 export function clock(seconds) {
   const text = moment(seconds);
   return text.startsWith(moment(Date.now() / 1000).slice(0, 10)) ? text.slice(11) : text;
+}
+
+/** The time zone of the times that are shown, such as "Europe/Berlin (UTC+1)". */
+export function timeZone(at = new Date()) {
+  const minutes = -at.getTimezoneOffset(), size = Math.abs(minutes);
+  const offset = `UTC${minutes < 0 ? "−" : "+"}${Math.floor(size / 60)}${size % 60 ? `:${String(size % 60).padStart(2, "0")}` : ""}`;
+  const { timeZone: name } = Intl.DateTimeFormat().resolvedOptions();
+  return name && name !== "UTC" ? `${name} (${offset})` : "UTC";
 }
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu;

@@ -24,8 +24,8 @@ export function compare(first, second, isDescending, isId = false) {
 /**
  * The rows are numbers from 0; what they show, the columns say.
  *
- * Each column is { name, title, hint, width (in characters), isText, isId, value(row), text(row), sayWhy(row) }: `value` is
- * what is sorted by, `text` what is shown, and `sayWhy`, if there is one, a longer text for the cell's title.
+ * Each column is { name, title, hint, width (in characters), isText, isId, value(row), tie(row), text(row), sayWhy(row) }: `value`
+ * is what is sorted by, `tie`, if there is one, an id by which rows of the same value are, `text` what is shown, and `sayWhy`, if there is one, a longer text for the cell's title.
  */
 export class Grid {
   #rows = []; // numbers of the rows that are shown, in their order
@@ -139,7 +139,8 @@ export class Grid {
     const values = new Array(this.#all);
     for (const row of rows) values[row] = column.value(row);
     const { isDescending } = this.sorted;
-    rows.sort((first, second) => compare(values[first], values[second], isDescending, column.isId) || first - second);
+    const tied = (first, second) => (column.tie ? compare(column.tie(first), column.tie(second), isDescending, true) : 0) || first - second;
+    rows.sort((first, second) => compare(values[first], values[second], isDescending, column.isId) || tied(first, second));
     this.#rows = rows;
     const found = this.#activeKey === null ? -1 : rows.findIndex((row) => this.#keyOf(row) === this.#activeKey);
     if (found >= 0) this.#active.place = found;

@@ -2,7 +2,7 @@
 
 import { Api } from "./api.js";
 import { fill, h, setText } from "./elements.js";
-import { visible } from "./format.js";
+import { timeZone, visible } from "./format.js";
 import { PANELS, panelOf } from "./panels.js";
 import { Router } from "./router.js";
 import { Store } from "./store.js";
@@ -19,9 +19,10 @@ let shown = null; // { name, panel } of what is mounted
 let wanted = null;
 
 function showLinks(place) {
+  const current = place.panel === "member" ? "members" : place.panel;
   for (const [name, link] of links) {
     link.href = router.link(name);
-    if (name === place.panel) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    if (name === current) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
 }
 
@@ -104,6 +105,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   main.focus();
 });
 fill(document.getElementById("nav"), h("ul", {}, [...links.values()].map((link) => h("li", {}, link))));
+setText(document.getElementById("zone"), `Times are of your time zone, ${timeZone()}.`);
 new Timeline(document.getElementById("timeline"), store, router);
 store.subscribe(update);
 if (router.place.version !== null) store.look(router.place.version);

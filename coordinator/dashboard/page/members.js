@@ -32,6 +32,11 @@ export class MemberColumns {
     return columns[name]?.[isPresent ? row : row - this.presentCount] ?? null;
   }
 
+  /** Return all fields of a member. */
+  row(row) {
+    return Object.fromEntries(Object.keys(this.#present).map((name) => [name, this.get(name, row)]));
+  }
+
   id(row) {
     return this.get("client_id", row);
   }

@@ -1,19 +1,5 @@
 // The pieces of a client's time in a round. Nothing is guessed: what a client does not say is a piece of its own.
 
-/** The parts of a round, in their order: a letter for each, beside its colour and its pattern. */
-export const PARTS = {
-  document: { letter: "W", label: "waiting for the document", word: "document" },
-  replica: { letter: "R", label: "getting the model ready", word: "replica" },
-  data: { letter: "D", label: "data", word: "data" },
-  train: { letter: "T", label: "training", word: "training" },
-  encode: { letter: "E", label: "encoding", word: "encoding" },
-  upload: { letter: "U", label: "upload", word: "upload" },
-  check: { letter: "C", label: "check", word: "check" },
-  attest: { letter: "A", label: "attestation", word: "attestation" },
-  download: { letter: "L", label: "download", word: "download" },
-  merge: { letter: "M", label: "merge", word: "merge" },
-  unknown: { letter: "?", label: "not told", word: "not told" },
-};
 /** What a client does until its result is there, in this order. */
 const UNTIL_RESULT = ["document", "replica", "data", "train", "encode", "upload", "check"];
 const SHORTEST_S = 1e-4;

@@ -99,7 +99,7 @@ export class Store {
   /** Read the run document by itself: events only begin once the coordinator has read the history. */
   async #readDocument() {
     try {
-      const found = await this.api.json(this.path(""));
+      const found = await this.api.json(this.path(""), { token: null }); // with a member's token, its client would count as heard
       this.document ??= found;
       this.changed();
     } catch { /* the events bring it, or say why not */ }
@@ -251,7 +251,7 @@ export class Store {
 
   /** Keep `present` up to date, with up to `slowest()` clients of each round. Return a function that ends this. */
   follow(everyMs = ASK_AGAIN_MS, slowest = () => 0) {
-    const place = () => (this.isLive && this.document ? this.#momentPath(this.document.version, slowest()) : null);
+    const place = () => (this.isLive && this.document ? this.path(`history/present?slowest=${slowest()}`) : null);
     return this.poll(place, everyMs, (moment) => {
       this.present = moment;
       this.changed();

@@ -16,8 +16,8 @@ export class Timeline {
     this.input = h("input", { id, type: "range", min: 0, max: 0, step: 1, "aria-describedby": `${id}-what` });
     this.what = h("p", { id: `${id}-what`, class: "what" });
     this.live = h("button", { type: "button", class: "live" }, "Live");
-    this.back = h("button", { type: "button", "aria-label": "One round back" }, "‹ round");
-    this.forth = h("button", { type: "button", "aria-label": "One round on" }, "round ›");
+    this.back = h("button", { type: "button", "aria-label": "One round back" }, "‹", h("span", { class: "word" }, " round"));
+    this.forth = h("button", { type: "button", "aria-label": "One round on" }, h("span", { class: "word" }, "round "), "›");
     fill(element,
       h("label", { for: id, title: "Each change of the run's published state has a number: its version." }, "Version"),
       this.back, this.input, this.forth, this.live, this.what,

@@ -2,26 +2,21 @@
 
 import { fill, h } from "./elements.js";
 import { bytes, duration, percent, shortId, visible, whole } from "./format.js";
-import { term, WORDS } from "./glossary.js";
-import { longest, PARTS, piecesOf } from "./pieces.js";
+import { term } from "./glossary.js";
+import { longest, piecesOf } from "./pieces.js";
+import { FATES, PARTS } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MIN_LETTER_PERCENT = 2.5;
 const TICKS = 4;
+const LATE = 1.5; // times the usual time, after which a result is late
 /** Lines of each part's pattern in a square of 8 by 8: so that parts differ without their colours. */
 const PATTERNS = {
   document: "", replica: "M0 4H8", data: "M4 0V8", train: "M0 0L8 8", encode: "M0 8L8 0", upload: "M0 2H8M0 6H8",
   check: "M2 0V8M6 0V8", attest: "M0 0L8 8M0 8L8 0", download: "M0 4H8M4 0V8", merge: "M2 2h1v1h-1zM6 6h1v1h-1z",
   unknown: "M1 1h1v1h-1zM5 5h1v1h-1z",
 };
-export const FATES = {
-  applied: "✓ applied",
-  lost: "△ came, but was not applied",
-  rejected: "✕ broke a rule",
-  failed: "✕ failed",
-  missing: "○ nothing came",
-  idle: "– had no work",
-};
+const MARKS = { applied: "✓", lost: "△", rejected: "✕", failed: "✕", missing: "○", idle: "–" };
 
 function s(tag, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, tag);
@@ -40,10 +35,10 @@ export function patterns() {
 
 /** Return what each letter and pattern stands for. */
 export function legend() {
-  const shown = Object.entries(PARTS).map(([part, { letter, label, word }]) =>
+  const shown = Object.entries(PARTS).map(([part, { letter, label }]) =>
     h("li", {}, s("svg", { class: "swatch", "aria-hidden": "true" },
       s("rect", { width: "100%", height: "100%", fill: `url(#part-${part})`, class: "piece" })),
-    `${letter} `, word in WORDS ? term(word, label) : label));
+    `${letter} `, term(label)));
   return h("ul", { class: "legend" }, shown);
 }
 
@@ -52,9 +47,12 @@ export function endOf(rows, roundS) {
   return rows.reduce((end, { pieces }) => pieces.reduce((most, { start, seconds }) => Math.max(most, start + seconds), end), roundS) || 1;
 }
 
-function bar({ part, start, seconds, isOpen, isBeside = false }, endS) {
+const labelOf = ({ part, isOpen }) => (isOpen && part === "unknown" ? "nothing told yet" : PARTS[part].label);
+
+function bar(piece, endS) {
+  const { part, start, seconds, isOpen, isBeside = false } = piece;
   const x = (start / endS) * 100, width = (seconds / endS) * 100;
-  const text = `${PARTS[part].label}: ${duration(seconds)}${isOpen ? " so far" : ""}`;
+  const text = `${labelOf(piece)}: ${duration(seconds)}${isOpen ? " so far" : ""}`;
   const rect = s("rect", {
     x: `${x}%`, y: isBeside ? "55%" : "10%", width: `${width}%`, height: isBeside ? "35%" : "80%", fill: `url(#part-${part})`, class: isOpen ? "piece open" : "piece",
   }, s("title", {}, text));
@@ -87,31 +85,60 @@ export function slowestPart(client, pieces) {
   return `${PARTS[found.part].label} ${duration(found.seconds)}, ${percent(found.seconds / total)}${rate}`;
 }
 
-/** A client's name and the beginning of its id, as a link to its own page. */
+/** A client's name and the beginning of its id. */
+export function called({ name, client_id: id }) {
+  return name ? `${visible(name)} (${shortId(id)})` : shortId(id);
+}
+
+/** The same as a link to its own page. */
 export function clientLink(client, router) {
-  const label = client.name ? `${visible(client.name)} (${shortId(client.client_id)})` : shortId(client.client_id);
-  return h("a", { href: router.link("member", client.client_id) }, h("bdi", {}, label));
+  return h("a", { href: router.link("member", client.client_id) }, h("bdi", {}, called(client)));
+}
+
+/** Return whether a round that is under way waits for a client's result. */
+export function isAwaited(client) {
+  return client.batches > 0 && client.fate === "missing";
+}
+
+/** Return how a client's work stands: [text, class]. */
+function standing(client, isUnderWay, isTraining) {
+  if (isUnderWay && isAwaited(client)) {
+    return [client.committed_s === null ? "… awaited: nothing has come yet" : "… awaited: its result is being sent", "missing"];
+  }
+  if (isUnderWay && client.fate === "lost") { // whether it is applied, the round's end decides
+    const isAttesting = !isTraining && client.witness && client.attested_s === null;
+    return [isAttesting ? "✓ came; its attestation is awaited" : "✓ came", "applied"];
+  }
+  return [`${MARKS[client.fate]} ${FATES[client.fate]}`, client.fate];
+}
+
+/** Return when a client's result usually comes, where it is awaited. */
+function usually(client, usualS, roundS) {
+  if (usualS === undefined || usualS === null || !isAwaited(client)) return null;
+  const isLate = roundS > LATE * usualS;
+  return h("span", { class: isLate ? "late" : "quiet" }, `usually there after ${duration(usualS)}${isLate ? ": it is late" : ""}`);
 }
 
 /**
  * Return a waterfall of these clients.
  *
  * @param {Object[]} clients of a round, in the order in which they are shown.
- * @param {Object} round { roundS, trainS, isUnderWay }: how long it took, or has taken; trainS is null if it is not over.
+ * @param {Object} round { roundS, trainS, isUnderWay, usual }: how long it took, or has taken; trainS is null if it is not over;
+ *   `usual` has the seconds after which results usually come, by client.
  */
-export function waterfall(clients, { roundS, trainS, isUnderWay }, router) {
+export function waterfall(clients, { roundS, trainS, isUnderWay, usual = new Map() }, router) {
   const rows = clients.map((client) => ({ client, pieces: piecesOf(client, roundS, isUnderWay) }));
   const endS = endOf(rows, roundS);
   const items = rows.map(({ client, pieces }) => {
-    const said = pieces.map(({ part, seconds, isOpen }) => `${PARTS[part].label} ${duration(seconds)}${isOpen ? " so far" : ""}`);
+    const said = pieces.map((piece) => `${labelOf(piece)} ${duration(piece.seconds)}${piece.isOpen ? " so far" : ""}`);
     const lines = [line(roundS, endS, "end")];
     if (trainS !== null) lines.push(line(trainS, endS, "trained"));
-    const isOut = isUnderWay && client.fate === "missing";
+    const [stands, fate] = standing(client, isUnderWay, trainS === null);
     const came = client.delivered_s === null ? "" : `result after ${duration(client.delivered_s)}`;
     const slow = slowestPart(client, pieces);
     return h("li", { "data-client": client.client_id },
       h("p", { class: "who" }, clientLink(client, router), client.witness ? term("witness", " · witness") : null,
-        h("span", { class: `fate ${client.fate}` }, isOut ? "… awaited" : isUnderWay && client.fate === "lost" ? "✓ came" : FATES[client.fate]),
+        h("span", { class: `fate ${fate}` }, stands), isUnderWay ? usually(client, usual.get(client.client_id), roundS) : null,
         h("span", { class: "quiet" }, [`${whole(client.batches)} batches`, came].filter(Boolean).join(", ")),
         slow ? h("span", { class: "slow" }, `longest: ${slow}`) : null,
         client.detail ? h("span", { class: "quiet" }, h("bdi", {}, visible(client.detail))) : null),
@@ -121,13 +148,13 @@ export function waterfall(clients, { roundS, trainS, isUnderWay }, router) {
 }
 
 /** Return the same as a table of numbers. */
-export function table(clients, caption, router) {
+export function table(clients, caption, router, isUnderWay = false) {
   const parts = Object.keys(PARTS).filter((part) => part !== "unknown");
   const head = ["client", ...parts.map((part) => PARTS[part].label), "result", "end of its work"];
   const rows = clients.map((client) => h("tr", {},
     h("th", { scope: "row" }, clientLink(client, router)),
     parts.map((part) => h("td", {}, duration(client[`${part}_s`] ?? null))),
-    h("td", {}, bytes(client.result_bytes || null)), h("td", {}, client.fate)));
+    h("td", {}, bytes(client.result_bytes || null)), h("td", {}, isUnderWay && isAwaited(client) ? "awaited" : FATES[client.fate])));
   const found = h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head.map((label) => h("th", { scope: "col" }, label)))), h("tbody", {}, rows));
   return h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": caption }, found);
 }

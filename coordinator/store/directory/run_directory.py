@@ -61,6 +61,10 @@ TESTNET_FOLDER = "coordinator"
 MAX_LOCK_BYTES = 512
 
 
+class StoreInUse(StoreFailed):
+    """Another process serves the run in this run directory. Do not retry before it has ended."""
+
+
 def run_directory_in(folder: Path) -> Path | None:
     """Return the run directory with a journal that the folder is, or contains if `epochal up` made it; else None."""
     return next((path for path in (folder, folder / TESTNET_FOLDER) if segment_paths(path)), None)
@@ -220,7 +224,7 @@ def _take_lock(run_dir: Path) -> BinaryIO:
         file.seek(0)
         owner = _owner_in(file.read(MAX_LOCK_BYTES))[0] or "unknown"
         file.close()
-        raise StoreFailed(f"{run_dir} is served by another coordinator already (process {owner})") from None
+        raise StoreInUse(f"{run_dir} is served by another coordinator already (process {owner})") from None
     file.truncate(0)
     file.write(b"%d\n" % os.getpid())
     file.flush()

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.api.dashboard import RULES
 from coordinator.dashboard.page_files import page_files
+from coordinator.dashboard.page_words import MODULES
 from tests.support.contract import check_described
 from tests.support.served import Served, problem
 
@@ -31,9 +32,9 @@ async def test_root_is_not_found_for_who_reads_no_html(coordinator: Served, acce
 
 
 @pytest.mark.parametrize("name", sorted(page_files()))
-async def test_file_is_sent_as_it_is_on_disk(coordinator: Served, name: str) -> None:
+async def test_file_is_sent_as_it_is_on_disk_or_made(coordinator: Served, name: str) -> None:
     answer = await coordinator.http.get(f"/dashboard/{name}", headers={"Accept-Encoding": "identity"})
-    assert answer.content == (PAGE / name).read_bytes()
+    assert answer.content == (MODULES[name]().encode() if name in MODULES else (PAGE / name).read_bytes())
     assert "content-encoding" not in answer.headers
     assert answer.headers["content-security-policy"] == RULES
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -42,7 +43,8 @@ async def test_file_is_sent_as_it_is_on_disk(coordinator: Served, name: str) -> 
 
 async def test_every_file_on_disk_is_sent(coordinator: Served) -> None:
     on_disk = {str(path.relative_to(PAGE)) for path in PAGE.rglob("*") if path.is_file()}
-    assert on_disk == set(page_files())
+    assert on_disk | MODULES.keys() == set(page_files())
+    assert not on_disk & MODULES.keys()
 
 
 async def test_file_is_sent_compressed_and_once(coordinator: Served) -> None:
@@ -75,7 +77,7 @@ def test_modules_are_loaded_ahead_of_their_imports() -> None:
     needed, waiting = set[str](), ["main.js", "panels/run.js"]
     while waiting:
         name = waiting.pop()
-        source = (PAGE / name).read_text(encoding="utf-8")
+        source = "" if name in MODULES else (PAGE / name).read_text(encoding="utf-8")
         for found in re.findall(r'^import .* from "([^"]+)";', source, re.MULTILINE):
             imported = str((PAGE / name).parent.joinpath(found).resolve().relative_to(PAGE))
             waiting += [] if imported in needed else [imported]

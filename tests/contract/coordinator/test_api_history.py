@@ -22,6 +22,7 @@ PLACES = (
     "/history/versions/0",
     "/history/versions/0/members",
     "/history/versions/0/trust",
+    "/history/present",
     "/history/explanation",
     "/events",
 )
@@ -184,18 +185,7 @@ async def test_history_that_is_being_read_is_not_shown_yet(played: tuple[Served,
     assert int(answer.headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        "/history",
-        "/history/rounds/0",
-        "/history/versions/0",
-        "/history/versions/0/members",
-        "/history/versions/0/trust",
-        "/history/explanation",
-        "/events",
-    ],
-)
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("rule", "nobody", "wrong", "member"),
     [("members", "unauthorized", "unauthorized", None), ("admin", "unauthorized", "forbidden", "forbidden")],
@@ -243,6 +233,28 @@ async def test_present_moment_is_made_from_memory_and_agrees_with_the_journal(
     assert [client.result_bytes > 0 for client in shown.under_way].count(True) == 1
 
 
+async def test_present_is_the_same_for_all_who_ask_at_about_the_same_time(
+    played: tuple[Served, list[WireClient]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, clients = played
+    url = f"{coordinator.run_url}/history/present?slowest=1"
+    monkeypatch.setattr("coordinator.history_views.SAME_PRESENT_S", 3600.0)
+    first = await coordinator.http.get(url)
+    shown: Moment = parse_document(Moment, first.content)
+    assert shown.document.version == coordinator.service.published.version
+    assert len(shown.under_way) == 1
+    await play_round(coordinator, clients)
+    assert (await coordinator.http.get(url)).content == first.content, "though the run has gone on"
+    assert (await coordinator.http.get(url, headers={"If-None-Match": first.headers["etag"]})).status_code == 304
+    monkeypatch.setattr("coordinator.history_views.SAME_PRESENT_S", 0.0)
+    monkeypatch.setattr("coordinator.history_views.REST_PER_WORK", 0.0)
+    await coordinator.http.get(
+        f"{coordinator.run_url}/history/versions/{coordinator.service.published.version}?slowest=1"
+    )
+    later: Moment = parse_document(Moment, (await coordinator.http.get(url)).content)
+    assert later.document.version == coordinator.service.published.version > shown.document.version
+
+
 async def test_slowest_clients_come_first_and_as_few_as_asked(played: tuple[Served, list[WireClient]]) -> None:
     coordinator, _ = played
     url = f"{coordinator.run_url}/history/rounds/2"
@@ -258,3 +270,26 @@ async def test_slowest_clients_come_first_and_as_few_as_asked(played: tuple[Serv
         assert moment.last_round is not None
         assert (len(moment.last_round.clients), len(moment.under_way)) == (count, count)
     assert problem(await coordinator.http.get(f"{url}?slowest=-1")) == "invalid-parameter"
+
+
+async def test_operator_reads_the_run_document_and_results(coordinator: Served) -> None:
+    await training(coordinator, 2)
+    step = coordinator.service.run.step
+    for token, status in ((ADMIN, 200), ("guess", 401)):
+        for place in ("", f"/rounds/{step}/results"):
+            url = f"{coordinator.run_url}{place}"
+            answer = await coordinator.http.get(url, headers={"Authorization": f"Bearer {token}"})
+            assert answer.status_code == status, place
+
+
+async def test_member_that_looks_at_the_run_is_not_heard_by_it() -> None:
+    state = state_file(config__waiting_for_members_extra_time=0.001, access__dashboard="members")
+    async with served(state) as coordinator:
+        client = WireClient(coordinator, 1)
+        await client.join()
+        liveness, client_id = coordinator.service.liveness, client.client_id
+        heard_s = liveness.silent_s(client_id, 0.0)
+        headers = {"Authorization": f"Bearer {client.token}"}
+        await coordinator.service.history.is_read.wait()
+        assert (await coordinator.http.get(f"{coordinator.run_url}/history", headers=headers)).status_code == 200
+        assert liveness.silent_s(client_id, 0.0) == heard_s

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.notify.notifier import Notifier, open_webhook_client
+from coordinator.notify.notifier import MAX_SHOWN_ANSWER_CHARS, Notifier, open_webhook_client, tell
 from coordinator.notify.webhooks import Address, addresses_of
 from coordinator.serve import ServeOptions, serving
 from coordinator.store.memory import MemoryStore
 from runtime.http_server import Endpoint
 from runtime.retry import RetryPolicy
 from state.config.state_file import StateFile
+from state.notices import Notice
 from tests.support.bounds import BOUND_S
 from tests.support.played_rounds import play_round
 from tests.support.served import GENESIS, Served, served, training
@@ -123,6 +124,30 @@ async def test_webhook_that_refuses_is_not_asked_again(webhooks: WebhookServer) 
         await next_of(webhooks)
         await notifier.finish()
         assert results == ["members refused"]
+
+
+@pytest.mark.parametrize("status", [404, 500])
+async def test_answer_that_repeats_address_and_secret_is_told_without_them(
+    webhooks: WebhookServer, status: int
+) -> None:
+    path = "/services/T00PLANTED/B00PLANTED?token=Q00PLANTED"
+    secret, filling = "S00PLANTED", "x" * (MAX_SHOWN_ANSWER_CHARS - 12)
+    webhooks.statuses, webhooks.answer = [status], f"{filling}{path} {secret} in {webhooks.url}{path}".encode()
+    address = Address("name", "notify.webhooks.0", f"{webhooks.url}{path}", "json", ("end",), secret)
+    async with open_webhook_client() as client:
+        answer = await tell(client, address, "run", Notice("end", "", "it has ended", 1.0))
+        webhooks.statuses, webhooks.answer = [status], f"no {path} with {secret}".encode()
+        short = await tell(client, address, "run", Notice("end", "", "it has ended", 1.0))
+    assert f"HTTP {status}: xxx" in answer.reason
+    assert "no /…/…/…?… with …" in short.reason
+    assert not [part for part in ("T00", "B00", "Q00", "S00") if part in answer.reason + short.reason]
+
+
+async def test_address_that_is_no_url_is_told_without_it(webhooks: WebhookServer) -> None:
+    address = Address("name", "notify.webhooks.0", "https://host:T00PLANTED/x", "json", ("end",))
+    async with open_webhook_client() as client:
+        answer = await tell(client, address, "run", Notice("end", "", "it has ended", 1.0))
+    assert (answer.result, "T00PLANTED" in answer.reason) == ("retried", False)
 
 
 async def test_webhook_that_hangs_is_not_in_the_way(webhooks: WebhookServer, tmp_path: Path) -> None:

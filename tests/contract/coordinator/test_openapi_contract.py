@@ -19,7 +19,7 @@ from tests.support.heavy import need_module
 from tests.support.served import Served
 from tests.support.states import state_file
 
-MAX_TIME_S = 14
+MAX_TIME_S = 10
 """Time for each run of generated requests."""
 SLOW_START_S = 60
 """Time for the generator to start and end, on a machine that does other things."""

@@ -28,6 +28,8 @@ from tests.support.data_http_client import ONE_TRY, with_header
 from tests.support.nginx import nginx
 
 DATA = np.random.default_rng(0).integers(0, 256, 400_000, dtype=np.uint8).tobytes()
+SILENCE_S = 1.0
+"""Silence after which a server is given up, where a test waits for that; the first request is answered by then."""
 PLACES = [(5, 105), (20_000, 20_001), (50_000, 150_000), (200_000, 200_128), (399_000, 400_000)]
 
 
@@ -224,9 +226,10 @@ async def test_several_ranges_wait_as_the_server_asks(folder: Path) -> None:
 
 async def test_several_ranges_from_a_silent_server_end_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Several(folder, lambda request, reply: replace(reply, body=b"", announced_bytes=102_000, hangs=True))
+    # Before the connection is opened: the timer that began with its first request is the one that ends the next.
+    monkeypatch.setattr(data_providers.sources.http.connection, "SILENCE_TIMEOUT_S", SILENCE_S)
     async with http_server(server) as url:
         source = await HttpSource.open([f"{url}/a.bin"], ONE_TRY)
-        monkeypatch.setattr(data_providers.sources.http.connection, "SILENCE_TIMEOUT_S", 0.05)
         with pytest.raises(SourceUnavailable, match="in time"):
             await read_places(source)
         await source.aclose()

@@ -185,6 +185,7 @@ def test_arrow_batch_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeyp
 
 
 def test_arrow_file_is_refused_with_its_reason(tmp_path: Path) -> None:
+    need_module("pyarrow")
     import pyarrow
 
     path = tmp_path / "a.arrow"

@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"chat": True, "seq_len": 128, "validation": "10%", "d
 END = b"\xff"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _need_its_parts() -> None:
     need_module("jinja2")
     need_module("pyarrow")

@@ -1,6 +1,7 @@
 """`epochal report` and `epochal plot`: a run as one page and as files, from its store and from its coordinator."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from epochal.figures.charts import LineChart, charts_of, smoothed, ticks, waterfall
+from epochal.figures.charts import MAX_MARKS, Line, LineChart, charts_of, smoothed, ticks, waterfall
 from epochal.figures.report import report_html
 from epochal.figures.run_record import RunRecord, read_record
+from epochal.figures.svg import HEIGHT, chart_svg
 from state.wire import ClientId
 from tests.support.bounds import BOUND_S
 from tests.support.cli import run_main, run_main_in_thread
@@ -67,11 +69,35 @@ async def test_report_has_all_of_the_run(record: RunRecord) -> None:
         "max_round_train_time = 60",
         "loss [nats/token]",
         "tokens/s",
-        "Round 2, client by client",
+        "Round 2 (step 3), client by client",
     ):
         assert expected in page.text, expected
     assert "[access]" not in page.text
     assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "a"})
+
+
+async def test_report_says_what_became_of_the_data_and_who_left(record: RunRecord) -> None:
+    assert record.audit is not None
+    lost = replace(record.rows[-1], carried_batches=3, quarantined_batches=2)
+    remarked = replace(record.audit, remarks=("quarantined, and not trained on: 2 batches",))
+    gone = replace(record.members[0], left="fell silent")
+    shown = replace(record, rows=(*record.rows[:-1], lost), audit=remarked, gone=(gone,))
+    page = report_html(shown)
+    applied = sum(row.applied_batches for row in record.rows)
+    assert f"<td>{applied:,} batches applied, 3 wait, 2 quarantined</td>" in page
+    assert '<p class="noted">quarantined, and not trained on: 2 batches</p>' in page
+    assert 'class="wrong"' not in page, "a remark is no failed check"
+    assert "and 1 that left. Names" in page
+    assert "<td>left: fell silent</td>" in page
+
+
+async def test_many_evaluations_hide_no_curve(record: RunRecord) -> None:
+    one = evaluated(record).evaluations[0]
+    for count, has_marks in ((MAX_MARKS, True), (MAX_MARKS + 1, False)):
+        many = replace(record, evaluations=tuple(replace(one, step=step) for step in range(count)))
+        loss = charts_of(many)[0]
+        assert isinstance(loss, LineChart)
+        assert loss.lines[-1].has_marks is has_marks
 
 
 async def test_hostile_words_are_text(record: RunRecord) -> None:
@@ -185,6 +211,40 @@ async def test_absurd_claims_stretch_no_bar(record: RunRecord) -> None:
     chart = waterfall(replace(detail, figures=figures, clients=(replace(claims, attested_s=4.5),)), {})
     bars = [(bar.start_s, bar.start_s + bar.length_s) for bar in chart.rows[0].bars]
     assert bars == [(0.0, 3.0), (0.0, 4.5), (5.0, 10.0)]
+
+
+async def test_evaluations_are_drawn_at_the_round_of_their_replica(record: RunRecord) -> None:
+    loss = charts_of(evaluated(record))[0]
+    assert isinstance(loss, LineChart)
+    assert [row.step for row in record.rows] == [1, 2, 3]
+    assert loss.lines[-1].xs == (-1.0, 1.0), "replica 0 was before the first round, replica 2 came of the second"
+
+
+async def test_members_with_most_tokens_come_first(record: RunRecord) -> None:
+    few, many = (replace(record.members[0], name=f"lab {tokens}", tokens=tokens) for tokens in (7, 70))
+    page = report_html(replace(record, members=(few, many)))
+    assert page.index("lab 70") < page.index("lab 7<")
+
+
+def test_higher_values_are_drawn_higher_between_the_axes() -> None:
+    line = Line("one", (0.0, 1.0, 2.0), (1.0, 3.0, 2.0))
+    svg = chart_svg(LineChart("x", "X", "note", "round", "y", (line,), from_zero=False))
+    (path,) = re.findall(r'd="M([0-9. L-]+)" fill="none" stroke="#0072b2"', svg, re.IGNORECASE)
+    points = [tuple(map(float, point.split())) for point in path.split("L")]
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
+    low, high, middle = (y for _, y in points)
+    assert 0 < high < middle < low < HEIGHT
+    assert middle == pytest.approx((low + high) / 2, abs=0.11)
+
+
+async def test_merged_rows_stand_for_each_of_their_rounds(record: RunRecord) -> None:
+    few = as_one(rows(1, 3))
+    assert few.rounds == 3
+    charts = {chart.name: chart for chart in charts_of(replace(record, rows=(few, *rows(4, 4))))}
+    sizes = charts["bytes"]
+    assert isinstance(sizes, LineChart)
+    assert sizes.lines[0].xs == (3.0, 4.0), "a point lies at its last round"
+    assert sizes.lines[0].ys == (0.0021, 0.0021), "megabytes of one round"
 
 
 def test_smoothed_loss_counts_a_merged_row_for_each_of_its_rounds() -> None:

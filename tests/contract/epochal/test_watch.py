@@ -107,6 +107,24 @@ async def test_run_that_went_back_replaces_what_it_forgot(run: RestartedRun, tmp
     assert (lineages[0], lineages[2]) != (lineages[2], lineages[0])
 
 
+async def test_follower_of_a_run_that_goes_back_under_it_replaces_what_was(run: RestartedRun, tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    await run.play(2)
+    await run.stop()
+    run.copy_to(tmp_path / "copy")
+    await run.start()
+    await run.play(2)
+    async with watching(run, path):
+        await written(path, 4)
+        await run.stop()
+        run.go_back_to(tmp_path / "copy")
+        await run.start(is_restored=True)
+        await run.play(3)
+        await written(path, 5)
+    assert read(path) == kept(run)
+    assert [one.number for one in read(path)] == [0, 1, 2, 3, 4]
+
+
 async def test_rounds_that_were_merged_meanwhile_are_written_as_their_rest(
     monkeypatch: pytest.MonkeyPatch, run: RestartedRun, tmp_path: Path
 ) -> None:

@@ -26,25 +26,29 @@ from tests.support.restarted_run import RestartedRun, restarted_run
 from tests.support.screens import screen_text, until_shown
 
 QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)
+QUICK_S = 0.2
+"""Time between two questions, and two drawings: with less, a busy machine does nothing else, and keys wait."""
 SIZE = (80, 24)
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("STATUS_S", "MEMBERS_S", "RECORDS_S", "EXPLANATION_S", "DETAIL_S"):
-        monkeypatch.setattr(run_reader, name, 0.05)
-    monkeypatch.setattr(watch_app, "DRAW_S", 0.05)
+    for name in ("STATUS_S", "MEMBERS_S", "RECORDS_S", "EXPLANATION_S", "DETAIL_S", "PRESENT_S"):
+        monkeypatch.setattr(run_reader, name, QUICK_S)
+    monkeypatch.setattr(watch_app, "DRAW_S", QUICK_S)
 
 
 @contextlib.asynccontextmanager
-async def view_of(run: RestartedRun) -> AsyncIterator[tuple[Pilot[Any], ViewerClient]]:
-    """Yield a view of the run at work, and a client to compare it with."""
+async def view_of(run: RestartedRun, token: str | None = None) -> AsyncIterator[tuple[Pilot[Any], ViewerClient]]:
+    """Yield a view of the run at work, which shows this token, and a client to compare it with."""
     async with (
         asyncio.timeout(BOUND_S),
         await ViewerClient.connect(run.url, QUICK) as client,
         await ViewerClient.connect(run.url, QUICK) as api,
         asyncio.TaskGroup() as group,
     ):
+        client.show(token)
+        api.show(token)
         reader = RunReader(client, QUICK, RunPicture(run.url))
         reading = group.create_task(reader.run())
         desk = OperatorDesk(partial(connect_operator, run.url), run.url)
@@ -80,6 +84,43 @@ async def test_pages_show_what_the_api_says(tmp_path: Path) -> None:
             await until_shown(pilot, status.data_fingerprint[:40], "elected witnesses attested", "none was recorded")
             await pilot.press("5")
             await until_shown(pilot, f"epochal client {run.url} --trainer", "admission")
+
+
+async def test_chart_shows_one_curve_after_the_other(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(2)
+        async with view_of(run) as (pilot, _):
+            for title in ("training loss, nats per token", "tokens per second", "members", "learning rate", "training"):
+                await until_shown(pilot, f"{title}", "over 2 rounds")
+                await pilot.press("c")
+
+
+async def test_round_under_way_is_shown_while_its_results_come(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(1)
+        async with view_of(run) as (pilot, _):
+            await until_shown(pilot, "█ applied  ▒ under way")
+            await pilot.press("2")
+            await until_shown(pilot, "under way: step 2, attempt 1,", "0 of 2 results came; awaited: ")
+
+
+@pytest.mark.parametrize(("dashboard", "kind"), [("admin", "admin"), ("members", "admin"), ("members", "member")])
+async def test_run_that_few_may_see_is_shown_with_a_token(tmp_path: Path, dashboard: str, kind: str) -> None:
+    async with restarted_run(tmp_path / "run", access__dashboard=dashboard) as run:
+        await run.play(2)
+        token = run.admin_token if kind == "admin" else run.member_token
+        async with view_of(run, token) as (pilot, api):
+            (checkpoint,) = await api.checkpoints()
+            await until_shown(pilot, "over 2 rounds", checkpoint.blob_sha256[:16], "█ applied")
+            for key, text in (("2", "round 1: step 2"), ("3", "1 to 2 of 2"), ("4", "attested replica"),
+                              ("5", "epochal client"), ("6", "genesis")):  # fmt: skip
+                await pilot.press(key)
+                await until_shown(pilot, text)
+            await pilot.press("3", "enter")
+            await until_shown(pilot, "its last rounds")
+            assert token not in screen_text(pilot.app)
+            await pilot.press("1", "home")
+            await until_shown(pilot, "PAST: round 0", "over 1 rounds")
 
 
 async def test_every_page_has_its_keys_and_fits_a_small_terminal(tmp_path: Path) -> None:
@@ -124,11 +165,15 @@ async def test_back_in_time_the_run_is_as_it_was(tmp_path: Path) -> None:
             await until_shown(pilot, "PAST: round 1")
             await pilot.press("2")
             await until_shown(pilot, "round 1: step 2")
-            assert moment.last_round is not None
-            ids = [client.client_id[:12] for client in moment.last_round.clients]
-            await pilot.press("3")
-            await until_shown(pilot, "The clients of the last round before that time", *ids)
+            await pilot.press("left", "3")
+            then = await api.members(row.version)
+            assert (then.members.applied, (await api.members()).members.applied) == ((1, 1), (4, 4))
+            await until_shown(pilot, "PAST: round 0", *(client_id[:12] for client_id in then.members.client_id))
             await pilot.press("4")
+            vouched = (await api.trust(row.version)).vouched
+            assert vouched is not None
+            await until_shown(pilot, f"attested replica {vouched.replica_step} ", vouched.replica_digest)
+            await pilot.press("5")
             await until_shown(pilot, "This page is of now")
             await pilot.press("n", "1")
             await until_shown(pilot, "· now", "step        5 of 1,000")

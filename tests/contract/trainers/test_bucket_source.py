@@ -10,6 +10,7 @@ from state.config.data_location import S3, Gcp
 from state.config.model import Gcs, S3Checkpoint
 from state.errors import InvalidInput, ModelUnavailable
 from tests.support.data_http import HttpReply, HttpRequest, http_server
+from tests.support.heavy import need_module
 from tests.support.model_files import CONFIG, write_model
 from tests.support.s3_server import BUCKET
 from trainers.sources import reading
@@ -65,6 +66,7 @@ def test_folder_or_bucket_that_is_not_there_is_named(bucket: Any, s3_url: str) -
 
 
 async def test_bucket_that_fails_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("obstore")
     import asyncio
 
     async def answer(request: HttpRequest) -> HttpReply:

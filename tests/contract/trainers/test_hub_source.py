@@ -178,6 +178,7 @@ def test_name_that_no_repository_can_have_is_refused(hub: FakeHub, text: str) ->
 
 
 def test_errors_of_the_librarys_transfers_are_named() -> None:
+    need_module("huggingface_hub")
     denied = hub_error(PermissionError("401 from the store of large files"), "hf://org/model")
     assert isinstance(denied, InvalidInput)
     assert "HF_TOKEN" in denied.message

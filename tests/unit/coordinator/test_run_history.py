@@ -9,8 +9,9 @@ import pytest
 
 from coordinator.kept_history import KeptHistory
 from coordinator.machine.history import History
-from coordinator.machine.instructions import Instruction
-from coordinator.machine.records import Kept, opened_by, replay, replay_tail
+from coordinator.machine.instructions import Instruction, OutcomeDecided
+from coordinator.machine.records import Kept, opened_by, replay, replay_tail, replay_unchecked
+from coordinator.machine.run import Run
 from coordinator.run_history import JournalHistory, RunHistory, read_history
 from coordinator.store.directory.journal_files import HISTORY_FILE
 from coordinator.store.journal import Segment
@@ -68,6 +69,29 @@ async def running(kept: KeptRun) -> tuple[RunHistory, int]:
         await history.is_read.wait()
     task.cancel()
     return history, replay(kept.segments[-1]).document.version
+
+
+@pytest.mark.parametrize("bound", ["MAX_WAITING", "MAX_WAITING_ROUNDS"])
+async def test_what_waits_for_a_history_to_be_read_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun, bound: str
+) -> None:
+    monkeypatch.setattr(f"coordinator.run_history.{bound}", 5)
+    history, told = RunHistory(journal_of(kept), InlineWorker()), 0
+
+    def take(_run: Run, instructions: tuple[Instruction, ...], record: Kept) -> None:
+        nonlocal told
+        history.take(instructions, record)
+        told += len([one for one in instructions if isinstance(one, OutcomeDecided)])
+        assert (len(history._waiting) if bound == "MAX_WAITING" else history._waiting_rounds) <= 5
+
+    for segment in kept.segments:
+        replay_unchecked(opened_by(segment.snapshot), segment.records, take)
+    assert told > 20, "more than may wait"
+    task = asyncio.create_task(history.run())
+    async with asyncio.timeout(60):
+        await history.is_read.wait()
+    task.cancel()
+    assert history.history.next == told, "what was thrown away is in the journal"
 
 
 def documents_of(segments: tuple[Segment, ...]) -> dict[int, RunDocument]:

@@ -85,7 +85,7 @@ def test_wrong_variable_is_named_without_its_value(environment: dict[str, str], 
 @pytest.mark.parametrize(
     ("webhooks", "expected"),
     [
-        ([{"url": "ftp://x"}], ["notify.webhooks.0.url", "ftp://x", "env:NAME"]),
+        ([{"url": "ftp://x"}], ["notify.webhooks.0.url", "(not shown)", "env:NAME"]),
         ([{"url": "https://x", "shap": "slack"}], ["notify.webhooks.0.shap", "shape"]),
         ([{"url": "https://x", "on": ["death"]}], ["notify.webhooks.0.on", "no-outcome"]),
         (

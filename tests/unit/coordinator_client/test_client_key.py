@@ -23,7 +23,7 @@ def test_key_file_is_made_once(tmp_path: Path) -> None:
 
 
 def test_missing_key_file_is_not_made_unless_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"typo\.key does not exist; check the path, or add --new-key"):
+    with pytest.raises(InvalidInput, match=r"typo\.key does not exist; check the path, or make a key there"):
         load_key(tmp_path / "typo.key")
     assert not list(tmp_path.iterdir())
 

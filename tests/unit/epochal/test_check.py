@@ -306,3 +306,13 @@ def test_state_file_of_the_page_on_torch_is_complete(tmp_path: Path, monkeypatch
     ran = checked(tmp_path, text)
     ran.expect(0, "the model has 221,545,472 parameters: a checkpoint takes 1.77 GB", "is valid")
     assert ran.err == ""
+
+
+@pytest.mark.parametrize("command", ["check", "coordinator", "plan", "notify"])
+@pytest.mark.parametrize("lines", ['secret = "T00PLANTED"', 'ulr = "https://x/T00PLANTED"', "secret = T00PLANTED"])
+def test_commands_show_no_secret_of_a_webhook_with_a_mistake(tmp_path: Path, command: str, lines: str) -> None:
+    path = tmp_path / "state.toml"
+    path.write_text(f'{state_text()}\n[[notify.webhooks]]\nurl = "https://x"\n{lines}\n')
+    more = ["--clients", "2 x 1gbit 10k tokens/s"] if command == "plan" else []
+    ran = run_main(command, str(path), *more)
+    assert (ran.code, "T00PLANTED" in ran.out + ran.err) == (2, False)

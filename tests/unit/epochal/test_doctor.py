@@ -1,6 +1,7 @@
 """`epochal doctor`: what it finds of a machine, of the way to a real coordinator, and of what a run needs."""
 
 import json
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,17 @@ from epochal.doctor import machine as doctored
 from epochal.doctor.findings import Finding
 from epochal.doctor.machine import Machine, merge_finding
 from epochal.doctor.way import Asked, look_at_way, needs_of
+from runtime.explanations import explanations
 from runtime.http_server import Endpoint
 from state.join_guide import JoinData, JoinGuide, JoinRoom
 from tests.support.certificates import self_signed
 from tests.support.cli import run_main
+from tests.support.ports import free_port
 from tests.support.served import GENESIS
 from tests.support.states import state_file
 from tests.support.webhook_server import webhook_server
 
+DOCTOR = Path(doctored.__file__).parent
 GIB = 2**30
 NO_MACHINE = Machine(frozenset({"torch"}), 8 * GIB, 4 * GIB, Path("/spool"), GIB, ())
 DATA = JoinData("made up", (), 0, own=False, loopback=False, insecure=False)
@@ -70,7 +74,9 @@ async def test_way_to_a_coordinator_is_measured_over_tls(tmp_path: Path) -> None
         assert "valid until" in found["TLS"].found
         untrusted = await way(running.url)
         assert untrusted["Reachability"].verdict == "problem"
-        assert "certificate" in untrusted["Reachability"].found.lower()
+        assert (
+            "is not trusted (self-signed certificate); --tls-ca names whom to trust" in untrusted["Reachability"].found
+        )
 
 
 async def test_coordinator_that_does_not_answer_is_a_problem() -> None:
@@ -109,3 +115,18 @@ def test_command_shows_each_finding_and_fails_for_a_problem() -> None:
     machine = {"Python", "Packages", "Extras", "GPU", "Memory", "Disk", "Test merge"}
     assert found.keys() == machine | {"Reachability"}
     assert [name for name, verdict in found.items() if verdict == "problem"] == ["Reachability"]
+
+
+def test_findings_name_only_kinds_that_are_explained() -> None:
+    small = replace(NO_MACHINE, gpu_bytes=1, spool_bytes=1)
+    found = list(needs_of(replace(GUIDE, packaged=True), small))
+    assert {one.kind for one in found if one.kind} == {"unknown-trainer", "does-not-fit", "spool-full"}
+    named = re.findall(r'"(?!nvidia)([a-z]+(?:-[a-z]+)+)"\)', "".join(path.read_text() for path in DOCTOR.glob("*.py")))
+    assert len(set(named)) > 5
+    assert [kind for kind in named if kind not in explanations()] == []
+
+
+async def test_coordinator_that_is_away_is_explained() -> None:
+    found = (await way(f"http://127.0.0.1:{free_port()}"))["Reachability"]
+    assert (found.verdict, found.kind) == ("problem", "coordinator-unreachable")
+    assert found.found.endswith("does not answer: connection refused")

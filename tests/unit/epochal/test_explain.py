@@ -1,6 +1,9 @@
 """`epochal explain`, and the messages that lead to it."""
 
 import logging
+from pathlib import Path
+
+import pytest
 
 from epochal.cli.logs import TextFormatter
 from runtime.explanations import explanations
@@ -26,7 +29,38 @@ def test_unknown_kind_is_answered_with_the_nearest() -> None:
 
 
 def test_failed_command_says_where_its_error_is_explained() -> None:
-    run_main("audit", "no-such-run").expect(2, "\nsee: epochal explain invalid-input")
+    run_main("audit", "no-such-run").expect(2, "\nsee: epochal explain no-run-there")
+    run_main("audit", "--no-such-option").expect(2, "\nsee: epochal explain invalid-input")
+
+
+def test_command_that_ends_well_or_with_figures_names_no_explanation(tmp_path: Path) -> None:
+    for command in (("--version",), ("audit", "-h"), ("init", str(tmp_path / "run"), "--yes")):
+        ran = run_main(*command)
+        ran.expect(0)
+        assert "epochal explain" not in ran.err
+
+
+def test_wrong_input_because_of_a_more_exact_error_is_explained_as_that(tmp_path: Path) -> None:
+    run_main("data", "inspect", str(tmp_path / "nowhere")).expect(2, "\nsee: epochal explain data-not-there")
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (("pause", "http://127.0.0.1:1"), "admin-token-missing"),
+        (("key", "show", "nowhere.key"), "wrong-key-file"),
+        (("init", "run", "--clients", "many", "--yes"), "unclear-clients"),
+        (("client", "http://127.0.0.1:1", "--trainer", "nope"), "unknown-trainer"),
+        (("trainer-service", "--host", "0.0.0.0"), "would-be-unencrypted"),
+    ],
+)
+def test_common_mistake_has_an_explanation_of_its_own(
+    command: tuple[str, ...], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EPOCHAL_ADMIN_TOKEN", raising=False)
+    run_main(*command).expect(2, f"\nsee: epochal explain {kind}\n")
+    assert kind in explanations()
 
 
 def test_first_warning_of_a_kind_says_where_it_is_explained() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from epochal.commands.init import DEFAULT_CLIENTS
 from epochal.starting.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
 from state.config.data_file import check_together, parse_data_config
 from state.config.state_file import StateFile, parse_state
@@ -33,6 +34,51 @@ def test_defaults_make_a_file_that_check_takes_without_warnings(tmp_path: Path) 
     checked = run_main("check", str(tmp_path / "My Run!" / "state.toml"))
     checked.expect(0, "is valid")
     assert "note:" not in checked.err
+
+
+def test_without_a_terminal_it_says_which_defaults_it_took(tmp_path: Path) -> None:
+    ran = run_main("init", str(tmp_path / "run"), "--seq-len", "64", "--clients", CLIENTS)
+    ran.expect(0, "taken by default", "--run-id run\n", "--data dummy\n", "--vocabulary 256\n", "--model ngram\n")
+    ran.expect(0, "--access open\n", "--tokens (not said: a hundred rounds)")
+    taken = ran.out.partition("taken by default")[2]
+    assert "--seq-len" not in taken
+    assert "--clients" not in taken
+
+
+def test_all_options_leave_no_default_to_tell(tmp_path: Path, tokens: Path) -> None:
+    ran = run_main(
+        *("init", str(tmp_path / "run"), "--run-id", "r", "--data", str(tokens), "--vocabulary", "256", "--model"),
+        *("ngram", "--seq-len", "64", "--clients", CLIENTS, "--tokens", "1M", "--access", "open"),
+    )
+    ran.expect(0)
+    assert "taken by default" not in ran.out
+    assert "random bytes" not in ran.out
+
+
+def test_made_up_data_are_said_to_be_random_and_how_to_have_others(tmp_path: Path) -> None:
+    ran = run_main("init", str(tmp_path / "run"), "--yes")
+    ran.expect(0, "The data are random bytes", "epochal prepare TEXT.txt --tokenizer bytes --out data")
+    assert "# random bytes: nothing can be learnt" in (tmp_path / "run" / "state.toml").read_text()
+
+
+def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("TEXT.txt").write_text("words to learn from\n" * 4000)
+    said = run_main("init", "run", "--yes").out
+    commands = [
+        line.split()[1:] for line in said.splitlines() if line.startswith(("  epochal prepare", "  epochal init"))
+    ]
+    assert [command[0] for command in commands] == ["prepare", "init"]
+    for command in commands:
+        run_main(*command).expect(0)
+    run_main("check", "OTHER_DIR/state.toml", "--data-config", "OTHER_DIR/data.toml").expect(0, "is valid")
+
+
+def test_written_run_is_planned_for_its_clients_without_warnings(tmp_path: Path) -> None:
+    run_main("init", str(tmp_path), "--yes").expect(0)
+    planned = run_main("plan", str(tmp_path / "state.toml"), "--clients", DEFAULT_CLIENTS)
+    planned.expect(0, "to the end")
+    assert "warnings  " not in planned.out
 
 
 def test_folder_of_tokens_gets_a_data_file_that_fits(tmp_path: Path, tokens: Path) -> None:

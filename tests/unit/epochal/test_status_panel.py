@@ -180,3 +180,34 @@ def test_status_says_what_the_run_waits_for_and_why_it_is_not_faster() -> None:
     shown = console.export_text()
     assert "The run waits for results of 7f3a\\x1b[31m, at most 4 s more." in shown
     assert "61 % of the time is the upload of 7f3a." in shown
+
+
+def shown_at_80(status: RunStatus) -> str:
+    console = Console(file=StringIO(), width=80, record=True)
+    console.print(status_panel(status))
+    return console.export_text()
+
+
+@pytest.mark.parametrize("rest", ["", " 61 % of the last rounds was training."])
+def test_wait_of_a_run_that_stands_is_said_once(rest: str) -> None:
+    words = "waits for members: 1 of 2 have joined"
+    shown = shown_at_80(replace(status_of(1, None), waiting=words, explanation=f"The run stands: it {words}.{rest}"))
+    assert shown.count("1 of 2 have joined") == 1
+    assert rest.strip() in shown
+
+
+def test_names_go_on_below_after_a_space_or_a_hyphen() -> None:
+    status = status_of(3, 2.5)
+    names = ("the lab of müller", "a-long-laboratory-name-of-32-char", "short")
+    members = (replace(member, name=name) for member, name in zip(status.members, names, strict=True))
+    shown = shown_at_80(replace(status, members=tuple(members)))
+    parts = [part for name in names for part in name.replace("-", "- ").split()]
+    assert [part for part in parts if part not in shown] == []
+    assert "…" not in shown
+    assert shown.count("in round") == shown.count("0.25 of 1") == shown.count("0 s ago") == 3
+
+
+def test_name_without_a_place_to_break_is_shown_whole() -> None:
+    status = status_of(1, 2.5)
+    shown = shown_at_80(replace(status, members=(replace(status.members[0], name="x" * 32),)))
+    assert shown.count("x") == 32

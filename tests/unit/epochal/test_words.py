@@ -8,7 +8,8 @@ from coordinator.audit import AuditReport
 from coordinator.backup import BackupReport
 from epochal.cli.checks import print_checks
 from epochal.testnet.report import Report
-from epochal.words import CHECKS, PHASES
+from epochal.words import CHECKS
+from runtime.run_words import PHASES
 from state.phases import RunState
 
 TITLES = {"run_id", "problems", "remarks"}

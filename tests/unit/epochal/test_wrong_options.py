@@ -9,6 +9,7 @@ from tests.support.cli import run_main
 from tests.support.heavy import need_module
 from tests.support.states import state_text
 
+PLAN, ONE = ("plan", "state.toml", "--clients"), "1gbit 1k tokens/s"
 CLIENT = ("client", "http://127.0.0.1:1", "--reconnect", "3600")
 
 
@@ -35,11 +36,22 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((*CLIENT, "--data", "../nope.bin"), "--data ../nope.bin: there is no such file or folder (/"),
         ((*CLIENT, "--data", "nope.json"), "--data nope.json: there is no such file or folder"),
         ((*CLIENT, "--cache", "cache", "--cache-bytes", "3"), "a data cache of 3 bytes"),
-        ((*CLIENT, "--key", "typo.key"), "key file typo.key does not exist; check the path, or add --new-key"),
+        ((*CLIENT, "--key", "typo.key"), "key file typo.key does not exist; check the path, or make a key there"),
         ((*CLIENT, "--key", "typo/my.key", "--new-key"), "key file typo/my.key: there is no folder typo"),
         ((*CLIENT, "--new-key"), "--new-key goes with --key PATH"),
         ((*CLIENT, "--tls-ca", "missing.pem"), "--tls-ca missing.pem: No such file or directory"),
         ((*CLIENT, "--tls-ca", __file__), f"--tls-ca {__file__}: [X509"),
+        (("invite", "http://127.0.0.1:1", "--uses", "0"), "--uses 0: allowed: 1 to 10000 clients"),
+        (("invite", "http://127.0.0.1:1", "--uses", "-3"), "--uses -3: allowed: 1 to 10000 clients"),
+        (("invite", "http://127.0.0.1:1", "--expires", "0d"), "--expires '0d': allowed: a number and a unit"),
+        ((*PLAN, "0 x 1gbit 1k tokens/s"), "--clients '0 x 1gbit 1k tokens/s': 0 clients; allowed: 1 to 20000"),
+        ((*PLAN, "1gbit 1k tokens/s 0 batches"), "--clients '1gbit 1k tokens/s 0 batches': 0 batches; allowed: 1 to"),
+        ((*PLAN, "1gbit 0 tokens/s"), "--clients '1gbit 0 tokens/s': 0 tokens/s; allowed: a number above 0"),
+        ((*PLAN, "0mbit 1 tokens/s"), "--clients '0mbit 1 tokens/s': a link of 0mbit; allowed: a rate above 0"),
+        ((*PLAN, ONE, "--coordinator", "0mbit"), "--coordinator '0mbit': a link of 0mbit; allowed: a rate above 0"),
+        ((*PLAN, ONE, "--store", "fast"), "--store 'fast' is not a link; allowed: \"1gbit/1gbit\""),
+        ((*PLAN, ONE, "--parameters", "0"), "--parameters '0': not a number of parameters; allowed: 1 to 1000"),
+        (("check", "state.toml", "--clients", ""), "--clients '': it does not begin with a number of clients"),
         (("up", "--trainer", "nope"), "there is no trainer 'nope'"),
         (("up", "--report", "missing/report.json"), "--report missing/report.json cannot be written: No such file"),
         (("up", "--run-dir", "file/run"), "--run-dir file/run cannot be used: Not a directory"),

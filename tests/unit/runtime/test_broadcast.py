@@ -1,8 +1,12 @@
 """`runtime/broadcast.py`: everyone who waits is woken, once each time."""
 
 import asyncio
+import math
+from collections import Counter
 
-from runtime.broadcast import Broadcast, PacedBroadcast
+import pytest
+
+from runtime.broadcast import SLICE_S, TURN_PART, Broadcast, PacedBroadcast
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -54,7 +58,7 @@ async def woken_at_s(broadcast: PacedBroadcast) -> float:
 @in_virtual_time
 async def test_paced_notification_wakes_a_few_at_once_and_many_later() -> None:
     broadcast = PacedBroadcast(prompt_count=2, per_s=10)
-    for count, expected_s in ((2, 0.0), (30, 3.0)):
+    for count, first_s, last_s in ((2, 0.0, 0.0), (30, 3.0, 3.0 + 29 * SLICE_S)):
         since_s = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(woken_at_s(broadcast)) for _ in range(count)]
@@ -62,11 +66,41 @@ async def test_paced_notification_wakes_a_few_at_once_and_many_later() -> None:
             assert broadcast.is_prompt is (count == 2)
             broadcast.notify()
             broadcast.notify()
-        assert {task.result() - since_s for task in waiting} == {expected_s}
+        woken_s = [task.result() - since_s for task in waiting]
+        assert woken_s == sorted(woken_s), "who waits for long is not told last"
+        assert (woken_s[0], woken_s[-1]) == pytest.approx((first_s, last_s))
 
 
 @in_virtual_time
-async def test_paced_notification_after_a_long_silence_wakes_all_at_once() -> None:
+async def test_paced_notification_wakes_some_after_the_others() -> None:
+    broadcast = PacedBroadcast(prompt_count=8, per_s=500)
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(woken_at_s(broadcast)) for _ in range(1000)]
+        await asyncio.sleep(0)
+        broadcast.notify()
+    together = Counter(round(task.result() / SLICE_S) for task in waiting)
+    assert max(together.values()) == math.ceil(500 * SLICE_S / TURN_PART)
+    assert max(task.result() for task in waiting) < 1000 / 500 * TURN_PART
+
+
+@in_virtual_time
+async def test_paced_notification_during_a_turn_begins_another_one() -> None:
+    broadcast = PacedBroadcast(prompt_count=0, per_s=10)
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(woken_at_s(broadcast)) for _ in range(10)]
+        await asyncio.sleep(0)
+        broadcast.notify()
+        late = group.create_task(woken_at_s(broadcast))
+        await asyncio.sleep(SLICE_S)
+        for task in waiting:
+            task.cancel()
+        broadcast.notify()
+    assert late.result() == pytest.approx(1.0), "the turn whose tasks have gone does not swallow it"
+    assert broadcast.turn_count == 2
+
+
+@in_virtual_time
+async def test_paced_notification_after_a_long_silence_begins_at_once() -> None:
     broadcast = PacedBroadcast(prompt_count=0, per_s=10)
     broadcast.notify()
     await asyncio.sleep(100)
@@ -74,7 +108,8 @@ async def test_paced_notification_after_a_long_silence_wakes_all_at_once() -> No
         waiting = [group.create_task(woken_at_s(broadcast)) for _ in range(30)]
         await asyncio.sleep(0)
         broadcast.notify()
-    assert {task.result() for task in waiting} == {100.0}
+    assert waiting[0].result() == 100.0
+    assert waiting[-1].result() == pytest.approx(100.0 + 29 * SLICE_S)
 
 
 @in_virtual_time

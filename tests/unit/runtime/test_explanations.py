@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from docs import said_kinds
-from runtime.explanations import explanation_of, explanations, kind_of, kinds_like
+from runtime.explanations import Explanation, explanation_of, explanations, is_usual, kind_of, kinds_like
 from state.errors import EpochalError, InvalidInput, Refused, SpoolFull, StoreLost
 from state.messages import FailureKind
 from state.refusals import Refusal
@@ -54,6 +54,20 @@ def test_kind_is_found_however_it_is_spelt(name: str) -> None:
     found = explanation_of(name)
     assert found is not None
     assert found.kind == "store-failed"
+
+
+def test_usual_refusals_are_those_that_clients_answer_by_themselves() -> None:
+    usual = [found for found in explanations().values() if found.is_usual]
+    assert {found.group for found in usual} == {"refusals"}
+    assert [found.kind for found in usual if not found.remedy.startswith(("Nothing", "Clients wait"))] == []
+    assert is_usual("stale-round")
+    assert not any(is_usual(kind) for kind in ("unauthorized", "result-invalid", "corrupt", "never-said"))
+
+
+@pytest.mark.parametrize("found", explanations().values(), ids=lambda found: found.kind)
+def test_summary_is_one_sentence(found: Explanation) -> None:
+    assert found.means.startswith(found.summary)
+    assert found.summary.endswith((".", "?"))
 
 
 def test_misspelt_kind_has_near_ones() -> None:

@@ -36,6 +36,13 @@ def test_a_slow_upload_is_named_with_its_client_share_and_rate() -> None:
     assert found.unknown == ""
 
 
+def test_second_cause_is_a_sentence_of_its_own_where_it_has_a_verb() -> None:
+    attests = figures_of_client(1, committed_s=4.0, delivered_s=4.1, train_s=4.0, attested_s=6.0)
+    said = sentence(*rounds(attests, train_s=4.2, witness_s=2.0))
+    assert "; in another 3" in said, said
+    assert "% results are in and witnesses fetch and attest them" in said
+
+
 def test_sums_over_clients_do_not_count() -> None:
     many = [figures_of_client(number, merge_s=50.0, idle_s=60.0, data_s=0.5) for number in range(2, 30)]
     slowest = figures_of_client(1, committed_s=4.9, delivered_s=5.2, train_s=4.6)
@@ -166,3 +173,10 @@ def test_parts_add_up_to_the_time_that_passed(details: list[RoundDetail]) -> Non
     found = explained(details, {client(1): "<b>'x'"})
     assert found.sentence.endswith(".")
     assert sum(part.share for part in found.parts) <= 1.01
+
+
+def test_a_client_that_has_left_keeps_the_name_of_its_rounds() -> None:
+    details = rounds(figures_of_client(1), figures_of_client(2, **SLOW, name="lab-b"), train_s=14.0)
+    found = explained(details, {client(1): "lab-a"})
+    assert {row.client_id: row.name for row in found.clients} == {client(1): "lab-a", client(2): "lab-b"}
+    assert "('lab-b')" in found.sentence

@@ -43,9 +43,16 @@ function dataWords({ kind, places, place_count: count, own }) {
 function trainerWords(guide) {
   const name = visible(guide.trainer);
   if (guide.packaged) return `The trainer ${name}, from a package that your machine must have; the run's operator knows which.`;
-  if (guide.trainer === "torch") return "PyTorch and transformers (the extra torch), and for a model that is not tiny a GPU.";
+  if (guide.trainer === "torch") return "PyTorch and transformers (the extra torch).";
   if (guide.trainer === "null") return "Nothing to compute with: this run does no arithmetic.";
-  return "A processor: the embedded model needs no GPU and no further package.";
+  return "The embedded model needs no further package.";
+}
+
+function gpuWords({ trainer, packaged, room }) {
+  if (packaged) return "As its package asks for.";
+  if (trainer !== "torch") return "None: it computes on the processor.";
+  const memory = room === null ? "" : ` with more than ${bytes(room.trainer_bytes)} of memory free: activations come on top`;
+  return `One that PyTorch uses (CUDA or MPS)${memory}. Without one a client computes on the processor, which only a tiny model suits.`;
 }
 
 function roomWords(guide) {
@@ -88,12 +95,14 @@ export default class JoinPanel {
     this.fields = h("div", { class: "fields" });
     this.install = copyable("Command that installs", "");
     this.join = copyable("Command that joins", "");
+    this.doctor = copyable("Command that checks the machine", "");
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
     this.body = h("div", { hidden: true },
       h("h2", {}, "1. Install, once"), this.install.element,
       h("h2", {}, "2. Join"), this.fields, this.join.element,
       h("p", { class: "quiet" }, `The key in ${KEY_FILE} is your place in the run: with it a client that returns goes on as the same `
         + "member. Ctrl-C finishes the round and leaves. The client's log names the address of its own page here."),
+      h("p", {}, "Whether a machine is fit for it, this command says, without joining:"), this.doctor.element,
       this.notes,
       h("h2", {}, "What your machine must have"), this.needs,
     );
@@ -124,6 +133,7 @@ export default class JoinPanel {
     const needs = [
       ["Admission", accessWords(guide)],
       ["Software", `Python 3.11 or newer, epochal ${visible(guide.version)}. ${trainerWords(guide)}`],
+      ["GPU", gpuWords(guide)],
       ["Data", dataWords(guide.data)],
       ...roomWords(guide),
     ];
@@ -169,6 +179,7 @@ export default class JoinPanel {
 
   #showCommands() {
     this.install.setText(installCommand(this.#guide));
+    this.doctor.setText(`epochal doctor ${quoted(this.address)}`);
     this.join.setText(joinCommand(this.#guide, this.address, this.#given));
   }
 }

@@ -2,27 +2,25 @@
 
 import { fill, h, setText } from "../elements.js";
 import { bytes, digits, duration, moment, percent, short, visible, whole } from "../format.js";
-import { stateOf } from "../members.js";
+import { MemberColumns, stateOf } from "../members.js";
+import { kindLink, meaning } from "../refusals.js";
+import { FATES, PARTS } from "../words.js";
 
 const ASK_EVERY_MS = 3_000;
 const ID = /^[0-9a-f]{32}$/;
 
 const CHANGING = ["at_s", "silent_s", "rest_s", "version"]; // with each answer: the tables are drawn when others do
 
-const FATES = {
-  applied: "applied", lost: "not applied", rejected: "broke a rule", failed: "failed", missing: "nothing came", idle: "had no work",
-};
-
 /** Parts of a round's time, as the columns of the table. */
-const PARTS = [
-  ["document_s", "Document"], ["replica_s", "Replica"], ["data_s", "Data"], ["train_s", "Training"], ["encode_s", "Encoding"],
-  ["upload_s", "Upload"], ["check_s", "Check"], ["attest_s", "Attestation"], ["download_s", "Download"], ["merge_s", "Merge"],
-];
+const TIMES = Object.entries(PARTS).filter(([part]) => part !== "unknown")
+  .map(([part, { label }]) => [`${part}_s`, label.charAt(0).toUpperCase() + label.slice(1)]);
 
 export default class MemberPanel {
-  #stop = null;
+  #ends = [];
   #id = null;
   #told = null;
+  #answer = null; // of the present
+  #past = null; // the members of the version that is looked at
 
   mount(element, store, place, router) {
     this.store = store;
@@ -30,15 +28,22 @@ export default class MemberPanel {
     this.title = h("h1", {}, "Member");
     this.said = h("p", { role: "status" }, "");
     this.body = h("div");
-    fill(element, h("p", {}, h("a", { href: router.link("members") }, "All members")), this.title, this.said, this.body);
+    this.all = h("a", {}, "All members");
+    fill(element, h("p", {}, this.all), this.title, this.said, this.body);
   }
 
   update(place) {
+    this.all.href = this.router.link("members");
     const id = (place.rest[0] ?? "").toLowerCase();
-    if (this.store.runId === null || id === this.#id) return;
-    this.#stop?.();
+    if (this.store.runId === null) return;
+    if (id !== this.#id) return this.#begin(id);
+    if (this.#ends.length) this.#show();
+  }
+
+  #begin(id) {
+    this.unmount();
     this.#id = id;
-    this.#told = null;
+    this.#told = this.#answer = this.#past = null;
     fill(this.body);
     setText(this.title, "Member");
     if (!ID.test(id)) {
@@ -47,30 +52,82 @@ export default class MemberPanel {
     }
     setText(this.said, "Asking the coordinator…");
     const { store } = this;
-    this.#stop = store.poll(() => store.path(`members/${id}`), ASK_EVERY_MS, (answer) => this.#show(answer), (problem) => {
-      setText(this.said, problem.kind === "not-found"
-        ? `No member with the id ${id} is known: it has not joined this run, or left long ago.`
-        : `The member could not be read: ${visible(problem.message)}`);
-    });
+    const unread = (problem) => setText(this.said, `The member could not be read: ${visible(problem.message)}`);
+    this.#ends.push(
+      store.poll(() => store.path(`members/${id}`), ASK_EVERY_MS, (answer) => {
+        this.#answer = answer;
+        this.#show();
+      }, (problem) => {
+        if (problem.kind !== "not-found") return unread(problem);
+        setText(this.said, `No member with the id ${id} is known: it has not joined this run, or left long ago.`);
+      }),
+      store.poll(() => (store.isLive ? null : store.pastPath("", "members", this.#past?.version)), ASK_EVERY_MS, (answer) => {
+        this.#past = answer;
+        this.#show();
+      }, unread),
+    );
   }
 
   unmount() {
-    this.#stop?.();
+    for (const end of this.#ends) end();
+    this.#ends = [];
   }
 
-  #show(answer) {
+  #show() {
+    const { version, isLive } = this.store;
+    if (this.#answer === null) return;
+    if (isLive) return this.#showPresent(this.#answer);
+    if (this.#past?.version !== version) {
+      this.#draw(null, () => []);
+      return setText(this.said, "Asking the coordinator…");
+    }
+    this.#showPast(this.#past);
+  }
+
+  #showPresent(answer) {
     const { figures: row } = answer;
     const state = stateOf((name) => row[name] ?? null);
-    setText(this.title, row.name ? `Member ${visible(row.name)}` : `Member ${row.client_id.slice(0, 12)}`);
+    this.#name(row);
     setText(this.said, row.left
       ? `It left ${duration(row.silent_s)} ago: ${visible(row.left)}.`
       : `It is ${state}${row.rest_s === null ? "" : `, for ${duration(row.rest_s)} more`}; heard ${duration(row.silent_s)} ago.`);
-    if (!this.store.isLive) this.said.append(" This page shows the present, whatever the slider says.");
-    const shown = JSON.stringify(answer, (name, value) => (CHANGING.includes(name) ? undefined : value));
+    this.#draw(answer, () => [factsOf(row, answer), roundsOf(answer.rounds), refusalsOf(answer), this.#operator(row)]);
+  }
+
+  /** Show the figures of a version, and of the last rounds that are held those that had ended in it. */
+  #showPast(past) {
+    const members = new MemberColumns(past);
+    const place = Array.from({ length: members.length }, (_, row) => row).find((row) => members.id(row) === this.#id);
+    const then = `version ${whole(past.version)}, ${moment(past.at_s)}`;
+    if (place === undefined) {
+      this.#name(this.#answer.figures);
+      setText(this.said, `At ${then}: it was no member.`);
+      return this.#draw(null, () => []);
+    }
+    const row = members.row(place);
+    this.#name(row);
+    setText(this.said, row.left ? `At ${then}: it had left: ${visible(row.left)}.` : `At ${then}: it was ${members.state(place)}.`);
+    const ended = this.store.rounds.until(past.version).next;
+    const rounds = this.#answer.rounds.filter(({ number }) => number < ended);
+    this.#draw({ row, rounds }, () => [
+      factsOf(row, { last_miss: "", quarantined: [] }),
+      h("p", { class: "quiet" }, `Results, tokens, bytes and waits are of the ${whole(past.rounds)} rounds before that version. `
+        + "What was refused of it is shown with the present (the button Live)."),
+      rounds.length ? roundsOf(rounds) : h("p", {}, "Its part of rounds as old as these is not held any more, or it had none."),
+    ]);
+  }
+
+  #name(row) {
+    setText(this.title, row.name ? `Member ${visible(row.name)}` : `Member ${row.client_id.slice(0, 12)}`);
+  }
+
+  /** Put what `parts()` returns into the page, if what it shows is new. */
+  #draw(shows, parts) {
+    const shown = JSON.stringify([this.store.version, shows], (name, value) => (CHANGING.includes(name) ? undefined : value));
     if (shown === this.#told) return;
     this.#told = shown;
     const focused = document.activeElement?.dataset?.part;
-    fill(this.body, factsOf(row, answer), roundsOf(answer.rounds), refusalsOf(answer), this.#operator(row));
+    fill(this.body, ...parts());
     if (focused) this.body.querySelector(`[data-part="${focused}"]`)?.focus({ preventScroll: true });
   }
 
@@ -123,10 +180,10 @@ function roundsOf(rounds) {
     `${FATES[figures.fate] ?? figures.fate}${figures.detail ? `: ${visible(figures.detail)}` : ""}`,
     whole(figures.batches),
     digits(figures.loss),
-    ...PARTS.map(([name]) => duration(figures[name])),
+    ...TIMES.map(([name]) => duration(figures[name])),
   ]);
   return [h("h2", {}, "Its last rounds"), scrolling("Its last rounds", "rounds", tableOf("The newest first; times as it says, or as the coordinator saw them",
-    ["Round", "Step", "Ended", "Its work", "Batches", "Loss", ...PARTS.map(([, title]) => title)], rows))];
+    ["Round", "Step", "Ended", "Its work", "Batches", "Loss", ...TIMES.map(([, title]) => title)], rows))];
 }
 
 function refusalsOf({ refusals, last_refusals: last, refused_requests: requests, refused_since_s: since }) {
@@ -135,12 +192,12 @@ function refusalsOf({ refusals, last_refusals: last, refused_requests: requests,
   const parts = [h("h2", {}, "Refusals and failures")];
   if (!counts.length) parts.push(h("p", { class: "good" }, "Nothing of it was refused."));
   else {
-    parts.push(scrolling("Refusals by kind", "refusals", tableOf("By kind", ["Kind", "Number", "Of what"],
-      counts.map(([{ kind, count }, what]) => [visible(kind), whole(count), what]))));
+    parts.push(scrolling("Refusals by kind", "refusals", tableOf("By kind", ["Kind", "Number", "Of what", "What it means"],
+      counts.map(([{ kind, count }, what]) => [kindLink(kind), whole(count), what, h("span", { class: "prose" }, meaning(kind))]))));
   }
   if (last.length) {
     parts.push(scrolling("The last refusals", "last", tableOf("The last ones, the newest first", ["When", "Step", "Kind", "Why"],
-      last.toReversed().map(({ kind, detail, step, at_s: at }) => [moment(at), whole(step), visible(kind), visible(detail)]))));
+      last.toReversed().map(({ kind, detail, step, at_s: at }) => [moment(at), whole(step), kindLink(kind), visible(detail)]))));
   }
   return parts;
 }

@@ -19,7 +19,10 @@ function columnsOf(of) {
     name, title, hint, width, isText: true, value, text: (row) => visible(value(row)), sayWhy: (row) => visible(value(row)),
   });
   return [
-    text("name", "Member", "Its name if it has chosen one, else the beginning of its id", 18, (row) => of().called(row)),
+    { // who has a name first, the others by their ids
+      ...text("name", "Member", "Its name if it has chosen one, else the beginning of its id", 18, (row) => of().called(row)),
+      value: (row) => of().get("name", row), tie: (row) => of().id(row),
+    },
     text("state", "State", "Whether it has work in this round, is ready, prepares, rests after missed rounds, or why it left", 12,
       (row) => of().get("left", row) || of().state(row)),
     number("share", "Share", "Batches that it has earned per round", 7, (row) => of().get("share", row), (value) => digits(value, 3)),
@@ -60,6 +63,8 @@ export default class MembersPanel {
     this.filter = h("input", { id: filterId, type: "search", autocomplete: "off", spellcheck: "false", on: { input: () => this.#filter() } });
     this.state = h("select", { id: stateId, on: { change: () => this.#filter() } },
       h("option", { value: "" }, "all that are present"), [...STATES, LEFT].map((name) => h("option", { value: name }, name)));
+    const goneId = newId("filter");
+    this.gone = h("input", { id: goneId, type: "checkbox", on: { change: () => this.#filter() } });
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
     this.problem = h("p", { role: "alert" });
     const columns = columnsOf(() => this.#members);
@@ -71,7 +76,8 @@ export default class MembersPanel {
     fill(element, h("h1", {}, "Members"),
       h("div", { class: "filter", role: "search", "aria-label": "Members" },
         h("div", {}, h("label", { for: filterId }, "Find by name, id, version or trainer"), h("br"), this.filter),
-        h("div", {}, h("label", { for: stateId }, "State"), h("br"), this.state)),
+        h("div", {}, h("label", { for: stateId }, "State"), h("br"), this.state),
+        h("div", {}, this.gone, " ", h("label", { for: goneId }, "Show those that have left"))),
       this.said, this.problem, this.#grid.element,
       h("p", { class: "quiet" }, "In the table: arrow keys, Page Up and Page Down, Home and End move; Enter opens a member's page; "
         + "the buttons above the columns sort."),
@@ -143,7 +149,7 @@ export default class MembersPanel {
 
   #isShown(row) {
     const wanted = this.state.value;
-    const isWanted = wanted === "" ? row < this.#members.presentCount : this.#members.state(row) === wanted;
+    const isWanted = wanted === "" ? this.gone.checked || row < this.#members.presentCount : this.#members.state(row) === wanted;
     return isWanted && this.#members.hasWords(row, this.#words);
   }
 
@@ -156,7 +162,7 @@ export default class MembersPanel {
       return;
     }
     const all = `${whole(present)} ${present === 1 ? "member" : "members"}`;
-    const isAll = !this.#words.length && this.state.value === "";
+    const isAll = !this.#words.length && this.state.value === "" && !this.gone.checked;
     setText(this.said, isAll ? all : `${whole(length)} shown; ${all} in all`);
   }
 

@@ -6,15 +6,22 @@ import { fill, h, newId, setText } from "../elements.js";
 import { digits, moment, shortId, visible, whole } from "../format.js";
 import { operator } from "../operator.js";
 import { tokenForm } from "../token.js";
+import { PHASES } from "../words.js";
 import { joinCommand } from "./join.js";
 
 const ASK_EVERY_MS = 5_000;
 const MAX_SHOWN_ACTIONS = 200;
 const HOUR_S = 3_600;
+const ASK_ACCESS_EVERY_MS = 30_000;
 const ID = /^[0-9a-f]{32}$/;
+const NO_INVITATIONS = {
+  open: "This run is open: anyone may join, and nobody needs an invitation.",
+  keys: "This run admits keys, and takes no invitations: “epochal access add” admits one.",
+};
 
 export default class OperatePanel {
   #stop = null;
+  #stopAccess = null;
 
   mount(element, store, place) {
     this.store = store;
@@ -32,7 +39,7 @@ export default class OperatePanel {
   update(place) {
     const { document } = this.store;
     if (document !== null) {
-      setText(this.now, `The run is in ${document.run_state}, at step ${whole(document.step)} of ${whole(document.total_steps)}.`);
+      setText(this.now, `Step ${whole(Math.min(document.step, document.total_steps))} of ${whole(document.total_steps)}; phase ${document.run_state}: ${PHASES[document.run_state] ?? "not known here"}.`);
       this.lastStep.min = String(document.step);
     }
     if (place.rest[0] === "eject" && ID.test(place.rest[1] ?? "") && this.ejectPlace !== place.rest[1]) {
@@ -40,10 +47,16 @@ export default class OperatePanel {
     }
     if (this.#stop !== null || this.store.runId === null) return;
     this.#follow();
+    this.#stopAccess = this.store.poll(() => this.store.path("join"), ASK_ACCESS_EVERY_MS, ({ access }) => {
+      const why = NO_INVITATIONS[access] ?? "";
+      this.inviteButton.disabled = why !== "";
+      setText(this.noInvitations, why);
+    });
   }
 
   unmount() {
     this.#stop?.();
+    this.#stopAccess?.();
   }
 
   #follow() {
@@ -96,6 +109,11 @@ export default class OperatePanel {
     const [hours, hoursField] = field("For how many hours; empty: without an end",
       { type: "number", min: 1, step: 1, value: 24, inputmode: "numeric" });
     Object.assign(this, { lastStep, client, uses, hours, invited: h("div") });
+    this.noInvitations = h("p", { id: newId("operate"), class: "quiet" });
+    const invite = action("Invite", "A code with which clients may join, where the run asks for one.", [usesField, hoursField, this.noInvitations],
+      "Invite…", () => this.#invite());
+    this.inviteButton = invite.querySelector("button");
+    this.inviteButton.setAttribute("aria-describedby", this.noInvitations.id);
     fill(this.actions,
       action("Pause", "The round under way ends, a checkpoint is made, and the run waits until it is resumed.", null,
         "Pause…", () => this.#pause()),
@@ -103,8 +121,7 @@ export default class OperatePanel {
       action("End after a step", "The run ends once this step was applied, with a checkpoint.", lastStepField,
         "End after this step…", () => this.#end(),
         h("button", { type: "button", on: { click: () => this.#endNot() } }, "Take the end back…")),
-      action("Invite", "A code with which clients may join, where the run asks for one.", [usesField, hoursField], "Invite…",
-        () => this.#invite()),
+      invite,
       this.invited,
       action("Eject a member", "It is removed, and its key may not join again.", clientField, "Eject…", () => this.#eject()),
     );

@@ -1,23 +1,19 @@
 // The round: a waterfall of its clients, why the run is not faster, and medians over the last rounds.
 
 import { fill, h, newId, setText } from "../elements.js";
-import { bytes, duration, moment, percent, shortId, visible, whole } from "../format.js";
+import { bytes, counted, duration, moment, percent, visible, whole } from "../format.js";
 import { glossary } from "../glossary.js";
-import { PARTS } from "../pieces.js";
-import { legend, patterns, replaceWaterfall, table, waterfall } from "../waterfall.js";
+import { called, clientLink, isAwaited, legend, patterns, replaceWaterfall, table, waterfall } from "../waterfall.js";
+import { PARTS, PHASES, WHOSE_NOBODY } from "../words.js";
 
 const ASK_AGAIN_MS = 2_000;
 const EXPLAINED_MS = 5_000;
 const FEW = 30, MANY = 300;
 const SHOWN_MEDIANS = 20;
-const TIMES = ["document", "replica", "data", "train", "encode", "upload", "check", "attest", "download", "merge"];
-const KINDS = {
-  attest: "attestation", missing: "results that never came", empty: "rounds of which nothing was applied",
-  between: "between epochs", outage: "outages of the coordinator", unknown: "not told",
-};
+const TIMES = Object.keys(PARTS).filter((part) => part !== "unknown");
+const NAMED = 3; // awaited clients that are named in the sentence above the waterfall
 const WORDS_HERE = [
-  "round", "step", "attempt", "client", "batch", "document", "replica", "data", "training", "encoding", "upload", "check",
-  "attestation", "download", "merge", "witness", "median", "version",
+  "round", "step", "attempt", "client", "batch", ...Object.values(PARTS).map(({ label }) => label), "witness", "median", "version",
 ];
 
 export default class RoundPanel {
@@ -119,13 +115,14 @@ export default class RoundPanel {
   }
 
   #showUnderWay(found) {
-    const { section, said, place, numbers, rows } = this.now;
+    const { section, heading, said, place, numbers, rows } = this.now;
     const round = found?.document.round ?? null;
     section.classList.toggle("empty", round === null);
     numbers.hidden = round === null;
     if (round === null) {
+      setText(heading, "The round under way");
       const unread = this.store.problem === null ? "Reading…" : visible(this.store.problem.message);
-      setText(said, found === null ? unread : `No round is under way: the phase is ${found.document.run_state}.`);
+      setText(said, found === null ? unread : `No round is under way. Phase ${found.document.run_state}: ${PHASES[found.document.run_state] ?? "not known here"}.`);
       if (this.#drawn.get("now") !== null) fill(place);
       this.#drawn.set("now", null);
       return;
@@ -135,11 +132,13 @@ export default class RoundPanel {
     const { document: run, under_way: clients } = found;
     const isTraining = run.run_state === "RoundTrain";
     const roundS = Math.max(0.001, found.round_s ?? 0);
-    setText(said, `Step ${whole(round.step)}, attempt ${whole(round.attempt + 1)}, for ${duration(roundS)} so far: ` +
-      `${whole(round.roster_count)} clients, ${whole(round.batches)} batches. ${this.#shownCount(clients.length, round.roster_count)}`);
-    const span = { roundS, trainS: isTraining ? null : roundS - (found.at_s - run.phase_started_s), isUnderWay: true };
+    setText(heading, `The round under way: step ${whole(round.step)}`);
+    setText(said, `Attempt ${whole(round.attempt + 1)}, for ${duration(roundS)} so far: ` +
+      `${counted(round.roster_count, "client")}, ${whole(round.batches)} batches. ${awaitedWords(clients)} ${this.#shownCount(clients.length, round.roster_count)}`);
+    const usual = new Map(this.#explanation?.clients.map((client) => [client.client_id, client.delivered_s]));
+    const span = { roundS, trainS: isTraining ? null : roundS - (found.at_s - run.phase_started_s), isUnderWay: true, usual };
     replaceWaterfall(place, waterfall(clients, span, this.router));
-    if (numbers.open) fill(rows, table(clients, "The clients of the round under way", this.router));
+    if (numbers.open) fill(rows, table(clients, "The clients of the round under way", this.router, true));
   }
 
   #showEnded(detail, wanted) {
@@ -158,9 +157,9 @@ export default class RoundPanel {
     this.#drawn.set("last", detail);
     this.#linkNeighbours(detail.figures);
     const { figures, clients } = detail;
-    setText(heading, `Round ${whole(figures.number)}${wanted === null ? ", the last one" : ""}`);
+    setText(heading, `Round ${whole(figures.number)}${wanted === null ? ", the last one" : ""}: step ${whole(figures.step)}`);
     const roundS = figures.train_s + figures.witness_s;
-    setText(said, `Step ${whole(figures.step)}, attempt ${whole(figures.attempt + 1)}, ended ${moment(figures.ended_s)} after ${duration(roundS)} ` +
+    setText(said, `Attempt ${whole(figures.attempt + 1)}, ended ${moment(figures.ended_s)} after ${duration(roundS)} ` +
       `(training ${duration(figures.train_s)}, witnesses ${duration(figures.witness_s)}): ${visible(detail.reason)}. ` +
       `${whole(figures.applied_batches)} of ${whole(figures.batches)} batches applied. ${this.#shownCount(clients.length, figures.clients)}`);
     replaceWaterfall(place, waterfall(clients, { roundS, trainS: figures.train_s, isUnderWay: false }, this.router));
@@ -191,8 +190,8 @@ export default class RoundPanel {
 
   #parts({ parts, rounds }) {
     const items = parts.filter(({ share }) => share >= 0.01).map((part) => {
-      const label = PARTS[part.kind]?.label ?? KINDS[part.kind] ?? part.kind;
-      const whose = part.client_id === null ? "" : ` of ${part.name ? `${visible(part.name)} ` : ""}${shortId(part.client_id)}`;
+      const label = WHOSE_NOBODY[part.kind] ?? PARTS[part.kind]?.label ?? visible(part.kind);
+      const whose = part.client_id === null ? "" : ` of ${called(part)}`;
       const rate = part.bytes_per_s === null ? "" : `, ${bytes(part.bytes_per_s)}/s`;
       return h("li", {}, h("meter", { min: 0, max: 1, value: part.share, "aria-hidden": "true" }),
         ` ${percent(part.share)} `, h("bdi", {}, `${label}${whose}`), ` (${duration(part.seconds)}${rate})`);
@@ -207,14 +206,22 @@ export default class RoundPanel {
       const most = TIMES.reduce((best, part) => ((client[`${part}_s`] ?? 0) > (client[`${best}_s`] ?? 0) ? part : best), TIMES[0]);
       const rate = (value) => h("td", {}, value === null ? "–" : `${bytes(value)}/s`);
       return h("tr", {},
-        h("th", { scope: "row" }, h("a", { href: this.router.link("member", client.client_id) },
-          h("bdi", {}, client.name ? `${visible(client.name)} (${shortId(client.client_id)})` : shortId(client.client_id)))),
+        h("th", { scope: "row" }, clientLink(client, this.router)),
         h("td", {}, whole(client.rounds)), h("td", {}, whole(client.missed)),
         TIMES.map((part) => h("td", {}, part === most && client[`${part}_s`] ? h("strong", {}, duration(client[`${part}_s`])) : duration(client[`${part}_s`]))),
         h("td", {}, duration(client.delivered_s)), rate(client.uploaded_bytes_per_s), rate(client.downloaded_bytes_per_s));
     });
-    const caption = `Medians, the slowest ${whole(shown.length)} clients first; each client's longest part is bold`;
+    const caption = `Medians, the slowest of ${counted(shown.length, "client")} first; each client's longest part is bold`;
     return h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Medians over the last rounds" },
       h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head.map((label) => h("th", { scope: "col" }, label)))), h("tbody", {}, rows)));
   }
+}
+
+/** Return which of these clients the round waits for, in words. */
+function awaitedWords(clients) {
+  const awaited = clients.filter(isAwaited);
+  if (!awaited.length) return "All of their results are there.";
+  const names = awaited.slice(0, NAMED).map(called).join(", ");
+  const more = awaited.length > NAMED ? ` and ${whole(awaited.length - NAMED)} more` : "";
+  return `Awaited: ${names}${more}.`;
 }

@@ -6,6 +6,7 @@ import { fill, h, newId, setText } from "../elements.js";
 import { bytes, clock, digits, duration, moment, short, UNKNOWN, visible, whole } from "../format.js";
 import { glossary, term } from "../glossary.js";
 import { POINTS, Rounds } from "../rounds.js";
+import { PHASES } from "../words.js";
 
 const RECENT_ROWS = 32;
 const PAUSE_RATIO = 20; // a round that began so many times later than usual: the run was paused or down before it
@@ -13,16 +14,6 @@ const EVALUATIONS_MS = 60_000;
 const CHECKPOINTS_MS = 60_000;
 const MAX_CHECKPOINTS = 10;
 const MEMBERS_MS = 5_000;
-const PHASES = {
-  Uninitialized: "has not begun",
-  WaitingForMembers: "waits for members",
-  Warmup: "members load the model and the data",
-  RoundTrain: "clients train and send their results",
-  RoundWitness: "witnesses say which results came",
-  Cooldown: "a checkpoint is made",
-  Finished: "the run has ended",
-  Paused: "an operator has paused the run",
-};
 const FIGURES = [
   "phase", "epoch", "step", "time to the end", "tokens", "tokens/s", "training loss", "held-out loss", "learning rate",
   "member", "applied", "carried", "quarantined", "checkpoint",

@@ -2,6 +2,7 @@
 
 import { fill, h, setText } from "../elements.js";
 import { duration, moment, shortId, visible, whole } from "../format.js";
+import { isUsual, refusalRows } from "../refusals.js";
 
 const ASK_EVERY_MS = 5_000;
 
@@ -69,11 +70,11 @@ export default class TrustPanel {
   }
 }
 
-function summaryOf({ audit, vouched, quarantined_batches: count }, age) {
+function summaryOf({ audit, vouched, is_vouched_known: known, quarantined_batches: count }, age) {
   const parts = [audit === null ? "No audit was reported yet" : audit.report.problems.length
     ? `The last audit found ${whole(audit.report.problems.length)} ${audit.report.problems.length === 1 ? "problem" : "problems"}${age}`
     : `The last audit found no problem${age}`];
-  parts.push(vouched === null ? "no replica was vouched for yet" : `${whole(vouched.vouched)} of ${whole(vouched.witnesses)} `
+  parts.push(vouched === null ? (known ? "no replica was vouched for yet" : "who vouched for the last replica is not known") : `${whole(vouched.vouched)} of ${whole(vouched.witnesses)} `
     + "witnesses vouched for the last replica");
   parts.push(count ? `${whole(count)} batches are quarantined` : "nothing is quarantined");
   return `${parts.join("; ")}.`;
@@ -107,8 +108,10 @@ function list(title, texts, mark) {
   return texts.length ? [h("h3", {}, title), h("ul", {}, texts.map((text) => h("li", { class: mark }, h("bdi", {}, visible(text)))))] : [];
 }
 
-function replicaOf({ vouched, checkpoint_step: step, checkpoint_digest: digest }) {
-  const rows = vouched === null ? [["Replica", "none was vouched for yet: no round was applied"]] : [
+function replicaOf({ vouched, is_vouched_known: known, checkpoint_step: step, checkpoint_digest: digest }) {
+  const none = known ? "none was vouched for yet: no round was applied"
+    : "not known: the last applied round is in a part of the journal that is not kept any more";
+  const rows = vouched === null ? [["Replica", none]] : [
     ["Replica", `after step ${whole(vouched.replica_step)}, ${moment(vouched.at_s)}`],
     ["Digest", h("span", { class: "hash" }, vouched.replica_digest)],
     ["Vouched for by", `${whole(vouched.vouched)} of ${whole(vouched.witnesses)} witnesses; ${whole(vouched.quorum)} had to agree`],
@@ -118,25 +121,31 @@ function replicaOf({ vouched, checkpoint_step: step, checkpoint_digest: digest }
   return [h("h2", {}, "The model that all agree on"), facts(rows)];
 }
 
+const HEADS = ["Kind", "Number", "What it means"];
+
 function refusalsOf({ refusals, refused_requests: requests, refused_since_s: since }) {
   if (since === null) { // of the past: only of the rounds before that version that the journal's segment holds
     return [h("h2", {}, "Refusals"), refusals.length
-      ? table("refusals", "Results and checkpoints that broke a rule, and failures that clients reported, in the rounds shortly before", ["Kind", "Number"],
-        refusals.map(({ kind, count }) => [visible(kind), whole(count)]))
+      ? table("refusals", "Results and checkpoints that broke a rule, and failures that clients reported, in the rounds shortly before",
+        HEADS, refusalRows(refusals))
       : h("p", {}, "No refusal is known of the rounds shortly before. Those since the run began are shown with the present.")];
   }
-  const rows = (counts) => [...counts].sort((first, second) => second.count - first.count)
-    .map(({ kind, count }) => [visible(kind), whole(count)]);
-  return [
+  const usual = requests.filter(isUsual), others = requests.filter((found) => !isUsual(found));
+  const parts = [
     h("h2", {}, "Refusals"),
     refusals.length
-      ? table("refusals", "Results and checkpoints that broke a rule, and failures that clients reported, since the run began",
-        ["Kind", "Number"], rows(refusals))
+      ? table("refusals", "Results and checkpoints that broke a rule, and failures that clients reported, since the run began", HEADS, refusalRows(refusals))
       : h("p", { class: "good" }, "No result or checkpoint broke a rule, and no client reported a failure."),
-    requests.length
-      ? table("requests", `Requests that this coordinator refused since ${moment(since)}`, ["Kind", "Number"], rows(requests))
-      : h("p", { class: "good" }, `No request was refused since ${moment(since)}.`),
+    others.length
+      ? table("requests", `Requests that this coordinator refused since ${moment(since)}, and that tell of a mistake or a fault`, HEADS, refusalRows(others))
+      : h("p", { class: "good" }, `No request was refused since ${moment(since)} that tells of a mistake or a fault.`),
   ];
+  if (usual.length) {
+    parts.push(h("h3", {}, "Usual refusals"),
+      h("p", {}, "These happen in healthy runs, too: clients come, go, and are early or late. They wait, repeat, or go on by themselves."),
+      table("usual", `Usual refusals of requests since ${moment(since)}`, HEADS, refusalRows(usual)));
+  }
+  return parts;
 }
 
 function facts(rows) {

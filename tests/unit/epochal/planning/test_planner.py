@@ -11,7 +11,7 @@ from epochal.planning.costs import Costs, calibrated
 from epochal.planning.described import ClientGroup, Link, parse_clients, parse_link
 from epochal.planning.planner import plan_run, sizes_of_rounds
 from epochal.planning.plans import Plan, PlanOptions
-from epochal.planning.played_run import Links
+from epochal.planning.played_run import Links, Scale
 from epochal.planning.shown import plan_json, plan_text
 from state.config.blob_place import GcsBlobs
 from state.config.state_file import StateFile
@@ -187,7 +187,7 @@ def test_uneven_clients_are_told_to_claim_by_speed() -> None:
     groups = [parse_clients(f"3 x {LIKE}"), parse_clients("3 x 100mbit/20mbit 40ms 40k tokens/s")]
     state, options = run_of(6, 8), PlanOptions(parameter_count=1000)
     found = advised(state, groups, options, plan_run(state, groups, options))
-    assert any("--batches-per-round 1 for" in told.change for told in found.suggestions)
+    assert any("--share 1 for" in told.change for told in found.suggestions)
 
 
 def test_text_names_each_group_and_the_bottleneck() -> None:
@@ -218,3 +218,34 @@ def test_unlimited_link_is_never_full() -> None:
     options = PlanOptions(Links(coordinator=link), parameter_count=1_000_000)
     found = plan_run(run_of(4), [parse_clients(f"4 x {LIKE}")], options)
     assert found.limit != "server"
+
+
+@pytest.mark.parametrize(("batches", "parameters"), [(1, 1000), (5, 1000), (16, 1000), (8, 300_000), (150, 1000)])
+def test_plan_of_few_batches_for_many_clients_is_that_of_all(batches: int, parameters: int) -> None:
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), batches)
+    state, groups = run_of(300, **sizes), [parse_clients(f"300 x {LIKE}")]
+    few, all_of_them = (
+        plan_run(state, groups, PlanOptions(Links(parse_link("1gbit")), Costs(), parameters, most))
+        for most in (128, 300)
+    )
+    assert (few.played_count, all_of_them.played_count) == (128, 300)
+    assert few.batches == pytest.approx(all_of_them.batches, rel=0.01)
+    assert few.tokens_per_s == pytest.approx(all_of_them.tokens_per_s, rel=0.1)
+    assert few.machines.from_coordinator_bytes == pytest.approx(all_of_them.machines.from_coordinator_bytes, rel=0.1)
+    assert few.groups[0].batches == pytest.approx(all_of_them.groups[0].batches, rel=0.1)
+
+
+def test_small_group_beside_a_large_one_gets_its_part_of_few_batches() -> None:
+    groups = [parse_clients(f"5000 x {LIKE}"), parse_clients("2500 x 1gbit 1ms 10k tokens/s")]
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), 32)
+    scale = Scale.of(run_of(7500, **sizes), groups, 32, 256)
+    assert (scale.counts, scale.batches, scale.result_copies) == ((171, 85), 32, 1.0)
+
+
+def test_group_too_small_for_few_batches_only_follows_the_run() -> None:
+    groups = [parse_clients(f"9999 x {LIKE}"), parse_clients("1 x 10mbit 100ms 1k tokens/s")]
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), 8)
+    found = plan_run(run_of(10_000, **sizes), groups, PlanOptions(parameter_count=1000))
+    assert (found.groups[1].batches, found.groups[1].delivered_part) == (0.0, 1.0)
+    assert found.groups[1].received_bytes > 0
+    assert not any("10mbit" in warning for warning in found.warnings)

@@ -35,8 +35,17 @@ def read(path: Path) -> list[RoundFigures]:
 
 def test_follower_killed_at_any_line_leaves_each_row_once(tmp_path: Path) -> None:
     shared = ["pyarrow", "pyarrow.parquet"]
-    for path in kill_at_every_line("epochal.sinks.parquet_file", "ParquetSink", tmp_path, 12, shared):
+    for path in kill_at_every_line("epochal.sinks.parquet_file", "ParquetSink", tmp_path, 25, shared):
         assert read(path) == rows(0, LAST), path
+        assert [left.name for left in path.parent.iterdir() if not left.name.endswith(".lock")] == ["out"]
+
+
+def test_part_of_a_killed_follower_is_removed_though_nothing_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    feed(sink_in(path))
+    (tmp_path / ".run.parquet.new").write_bytes(b"a part of a file")
+    feed(sink_in(path))
+    assert [left.name for left in tmp_path.iterdir() if not left.name.endswith(".lock")] == ["run.parquet"]
 
 
 def test_file_is_readable_while_it_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

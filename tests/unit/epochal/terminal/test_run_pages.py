@@ -1,28 +1,33 @@
 """The pages of a run's view: charts, waterfall, ten thousand members, and text from others."""
 
 import io
+import shlex
 import time
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
-from coordinator import dashboard
 from epochal.figures.charts import waterfall
 from epochal.terminal.charts import AXIS_CHARS, column_chart, letter_bar, smoothed
-from epochal.terminal.glossary import WORDS
+from epochal.terminal.join_page import join_page
+from epochal.terminal.member_page import member_page
 from epochal.terminal.members_page import COLUMNS, MembersTable, members_page
-from epochal.terminal.pages import join_command, run_page, trust_page
+from epochal.terminal.pages import run_page
 from epochal.terminal.picture import MAX_ROWS, RunPicture
-from epochal.terminal.round_page import LETTERS, bar_of, waterfall_lines
+from epochal.terminal.round_page import bar_of, waterfall_lines
+from epochal.terminal.trust_page import trust_page
+from runtime.run_words import PARTS
 from state.documents import RunDocument
-from state.history import ClientFigures, HistoryPage, RoundColumns, RoundDetail, RoundFigures
-from state.join_guide import JoinData, JoinGuide
-from state.members import MemberColumns, MemberFigures, MembersPage
+from state.evaluations import Evaluation
+from state.history import ClientFigures, DataMap, HistoryPage, Moment, RoundColumns, RoundDetail, RoundFigures
+from state.intervals import BatchId
+from state.join_guide import JoinData, JoinGuide, JoinRoom
+from state.members import MemberColumns, MemberDetail, MemberFigures, MemberRound, MembersPage
 from state.phases import RunState
-from state.wire import ClientId
+from state.trust import TrustView
+from state.wire import ClientId, Sha256
 from tests.support.documents import run_document
 from tests.unit.epochal.test_status_panel import status_of
 
@@ -48,10 +53,11 @@ def test_marks_stand_at_their_value_and_the_axis_includes_them() -> None:
     assert lines[1].endswith(" 1")
 
 
-def test_words_are_those_of_the_page_in_a_browser() -> None:
-    page = (Path(dashboard.__file__).parent / "page" / "glossary.js").read_text("utf-8")
-    for word, meaning in WORDS.items():
-        assert f'"{meaning}"' in page, word
+def test_marks_leave_the_bars_to_be_seen_and_the_last_is_shown() -> None:
+    lines = column_chart([1.0] * 40, 40 + AXIS_CHARS, 1, marks=[(at, 1.0) for at in range(40)])
+    assert lines[0].count("◆") == 10
+    assert lines[0][39] == "◆"
+    assert "▁" in lines[0]
 
 
 def test_log_axis_shows_small_values_apart() -> None:
@@ -100,11 +106,11 @@ def test_absurd_claims_stretch_no_bar() -> None:
 
 
 def test_every_part_of_a_clients_round_has_its_letter() -> None:
-    parts = {f"{name}_s": 0.5 for name in LETTERS}
+    parts = {f"{name}_s": 0.5 for name in PARTS}
     whole = client(1, **parts, delivered_s=3.5, attested_s=8.0)
     (found,) = waterfall(detail(whole), {}).rows
     bar = bar_of(found, 4.0).plain
-    assert sorted(set(bar)) == sorted({letter for letter, _ in LETTERS.values()} | {"-"})
+    assert sorted(set(bar)) == sorted({part.letter for part in PARTS.values()} | {"-"})
 
 
 def member(number: int, **known: Any) -> MemberFigures:
@@ -144,6 +150,21 @@ def test_filter_keeps_what_holds_the_text_in_any_case() -> None:
     assert [row.name for row in table.rows(TEN_THOUSAND)] == ["lab 999", *(f"lab {9990 + at}" for at in range(10))]
 
 
+def test_chosen_member_stays_in_sight() -> None:
+    table = MembersTable()
+    for by, first in ((9, 0), (1, 1), (-10, 0), (10_000, 9_990)):
+        table.move(by, TEN_THOUSAND)
+        seen = table.in_sight(TEN_THOUSAND, 10)
+        assert (len(seen), seen[0].applied) == (10, first)
+        assert table.chosen(TEN_THOUSAND) in seen
+
+
+def test_evaluations_of_replicas_that_are_not_held_yet_are_not_shown() -> None:
+    picture = picture_of(replace(run_document(RunState.ROUND_TRAIN), step=5))
+    picture.evaluations = tuple(Evaluation("all", step, 2.0, 9, 3, Sha256("ab" * 32), 1.0) for step in (6, 5, 4, 0))
+    assert [one.step for one in picture.shown_evaluations()] == [0, 4], "in step 5 replica 4 is held"
+
+
 def test_members_without_a_value_come_last_in_either_order() -> None:
     page = members(member(1, last_loss=None), member(2, last_loss=2.0), member(3, last_loss=3.0))
     order = next(at for at, column in enumerate(COLUMNS) if column.title == "loss")
@@ -176,9 +197,14 @@ def test_words_of_others_on_the_pages_are_shown_as_text() -> None:
 def test_join_command_is_quoted_for_a_shell() -> None:
     data = JoinData("files", ("data",), 1, own=True, loopback=False, insecure=True)
     guide = JoinGuide("run", "0.1", "invitations", "my trainer; rm x", False, (), None, data, None, None)
-    command = join_command(guide, "http://host:1")
-    assert command.startswith("epochal client http://host:1 --trainer 'my trainer; rm x' --key epochal.key --new-key")
-    assert command.endswith("--invitation CODE --data PATH --insecure")
+    page = join_page(RunPicture(guide=guide), "http://host:1")
+    command = "epochal client http://host:1 --trainer 'my trainer; rm x' --key epochal.key --new-key"
+    command += " --invitation CODE --data PATH --insecure"
+    assert f"   {command}\n" in drawn(page, 200)
+    narrow = drawn(page, 60)
+    assert " \\\n" in narrow
+    told = shlex.split(narrow[narrow.index("epochal client") : narrow.index("admission")].replace("\\\n", ""))
+    assert told == shlex.split(command), "a shell takes the lines as one command"
 
 
 def row(number: int) -> RoundFigures:
@@ -214,3 +240,44 @@ def test_kept_rows_are_bounded_and_the_estimate_is_by_whole_rounds() -> None:
     assert picture.step_s() == pytest.approx(10.0)
     assert picture.eta_s() == pytest.approx(600.0)
     assert picture.tokens_per_s() == pytest.approx(10.0, rel=0.05)
+
+
+def test_times_of_a_member_are_whole_on_a_narrow_terminal() -> None:
+    parts = {f"{name}_s": 12.34 for name in PARTS}
+    taken = client(1, **parts, fate="rejected", detail="it is too large", loss=2.125)
+    rounds = (MemberRound(10_000, 3, 9_000, 0, 1.0, 2.0, taken),)
+    told = MemberDetail("run", "a", 1, 1.0, member(1), "", rounds, (), (), (), 1.0, ())
+    text = drawn(member_page(told), 78)
+    assert text.count("12.3") == len(PARTS)
+    assert "10000 9000" in text
+    assert "round 10000: broke a rule: it is too large" in text
+    assert "…" not in text
+
+
+@pytest.mark.parametrize(("is_known", "text"), [(True, "no round was applied"), (False, "not known: the last applied")])
+def test_trust_page_tells_unknown_witnesses_from_none(is_known: bool, text: str) -> None:
+    picture = picture_of(run_document(RunState.ROUND_TRAIN))
+    picture.trust = TrustView(
+        "run", "a", 1, 1.0, None, None, None, None, 0, (), {}, (), (), None, is_vouched_known=is_known
+    )  # fmt: skip
+    assert text in drawn(trust_page(picture))
+
+
+def test_map_of_the_data_shows_what_became_of_each_part() -> None:
+    document = replace(run_document(RunState.ROUND_TRAIN), carried_batches=3, quarantined_batches=7)
+    picture = picture_of(document)
+    data = DataMap(40, (BatchId(36, 39),), (BatchId(0, 1),), (BatchId(8, 10),), is_whole=True)
+    picture.moment = Moment(document, 1.0, 1, 1, None, 0, 1.0, (), None, data)
+    text = drawn(run_page(picture, 120, 24, is_log=False, is_smooth=False), 120)
+    assert "3 batches wait, 7 quarantined" in text
+    assert f"ww{'█' * 6}QQQ{'█' * 25}▒▒▒▒  █ applied  ▒ under way  w wait  Q quarantined" in text
+
+
+def test_join_page_counts_the_results_of_the_others() -> None:
+    room = JoinRoom(
+        parameter_count=10, trainer_bytes=1, spool_bytes=1, clients=4, download_bytes=7_000, result_bytes=1_000
+    )
+    data = JoinData("made up", (), 0, own=False, loopback=False, insecure=False)
+    guide = JoinGuide("run", "0.1", "open", "numpy", False, (), None, data, None, room)
+    text = drawn(join_page(RunPicture(guide=guide), "http://host:1"))
+    assert "7.0 kB once, then 1.0 kB up and 3.0 kB down in each round" in text

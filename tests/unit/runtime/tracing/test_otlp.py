@@ -1,9 +1,11 @@
 """Spans to an OpenTelemetry endpoint: never in the way, whatever the endpoint does."""
 
 import contextlib
+import gc
 import logging
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -62,6 +64,29 @@ def test_an_endpoint_that_hangs_holds_nobody_up(
         closed_s = time.monotonic() - began_s - taken_s
     assert taken_s < otlp.SEND_TIMEOUT_S
     assert closed_s < 2.0
+
+
+def test_spans_that_nobody_takes_use_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "CLOSE_S", 0.2)
+    monkeypatch.setattr(otlp, "QUEUE_SPANS", 256)
+    monkeypatch.setattr(otlp, "BATCH_SPANS", 64)
+
+    def take(count: int) -> int:
+        for number in range(count):
+            sink.take(RoundSpan("train", ROUND, 10.0, 12.5, {"epochal.text": f"{number} {'x' * 200}"}))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # it accepts, and never answers
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/traces"
+        with exported_spans(url, "epochal-test") as sink:
+            tracemalloc.start()
+            try:
+                full_bytes = take(2 * otlp.QUEUE_SPANS)
+                later_bytes = take(12 * otlp.QUEUE_SPANS)
+            finally:
+                tracemalloc.stop()
+    assert later_bytes < 1.3 * full_bytes + 100_000, "the oldest are dropped"
 
 
 def test_an_absent_endpoint_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,50 @@
+"""`epochal plan`: what it predicts beside real runs behind limited links, and how long planning takes."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from benchmarks.figures import Figure
+from epochal.planning.described import parse_clients
+from epochal.planning.planner import plan_run
+from epochal.planning.plans import PlanOptions
+from tests.integration.test_plan_holds import KINDS, STATE, LimitedRun, measured, planned
+from tests.support.processes import prepared_run
+from tests.support.states import state_file
+from tests.support.timed_trainer import SPEED_FILE
+
+CLIENTS = (10, 1_000, 10_000)
+LINE = "100mbit/20mbit 40ms 90k tokens/s"
+
+
+async def measure(folder: Path) -> list[Figure]:
+    """Return the rounds of a real run beside the planned ones, and the times of planning."""
+    return [*await _real(folder), *map(_planning, CLIENTS)]
+
+
+async def _real(folder: Path) -> list[Figure]:
+    speed = folder / "tokens_per_s"
+    speed.write_text("1e6")
+    os.environ[SPEED_FILE] = str(speed)  # which the clients inherit
+    figures = []
+    async with contextlib.AsyncExitStack() as stack:
+        run = await stack.enter_async_context(prepared_run(folder, **STATE))
+        state = run.state_path.read_text()
+        limited = LimitedRun(run, speed)
+        await limited.start(stack)
+        await limited.in_training(2)
+        for name, kind in KINDS.items():
+            expected = planned(state, kind)
+            real = await measured(limited, kind, expected.round_s)
+            told = f"{name}: a round as planned"
+            figures.append(Figure(told, expected.round_s, "s", "≤ 20 % off", real.round_s, "3 real clients"))
+    return figures
+
+
+def _planning(count: int) -> Figure:
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), count)
+    state = state_file(config__init_min_clients=count, config__min_clients=count, **sizes)
+    began_s = time.perf_counter()
+    plan_run(state, [parse_clients(f"{count} x {LINE}")], PlanOptions())
+    return Figure(f"planning a run of {count:,} clients", time.perf_counter() - began_s, "s")

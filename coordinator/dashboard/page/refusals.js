@@ -1,0 +1,28 @@
+// Refusals and failures by kind, each with what it means and a link to its explanation.
+
+import { h } from "./elements.js";
+import { visible, whole } from "./format.js";
+import { KINDS } from "./kinds.js";
+
+/** Whether a kind happens in healthy runs, too. */
+export function isUsual({ kind }) {
+  return Object.hasOwn(KINDS, kind) && KINDS[kind].isUsual;
+}
+
+/** Return a kind as a link to the coordinator's page about it: in a tab of its own, since this one may hold a token. */
+export function kindLink(kind) {
+  if (!Object.hasOwn(KINDS, kind)) return visible(kind);
+  return h("a", { href: `help/${KINDS[kind].page}`, target: "_blank", rel: "noopener" }, kind);
+}
+
+/** Return what a kind means in a sentence; what stands in backquotes is code. */
+export function meaning(kind) {
+  if (!Object.hasOwn(KINDS, kind)) return [];
+  return KINDS[kind].means.split("`").map((text, place) => (place % 2 ? h("code", {}, text) : text));
+}
+
+/** Return the rows of a table of counts, the most frequent kind first. */
+export function refusalRows(counts) {
+  return [...counts].sort((first, second) => second.count - first.count)
+    .map(({ kind, count }) => [kindLink(kind), whole(count), h("span", { class: "prose" }, meaning(kind))]);
+}

@@ -1,0 +1,103 @@
+"""Commands and options that the pages name in their sentences exist, as those in their blocks do."""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from typer.main import get_command
+
+from docs.page_blocks import BLOCK, GENERATED, ROOT, pages
+from docs.said_kinds import PACKAGES
+from epochal.cli.main import app
+from runtime.explanations import explanations
+
+SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+OLD = {"CHANGELOG.md"}
+"""Pages that tell of options which are gone."""
+OTHER_PROGRAM = re.compile(
+    r"(?:make|docker|python|\.venv/bin/python|torchft_lighthouse|twine|cargo) |--heartbeat_timeout_ms"
+)
+"""How a span of another program's command begins."""
+OF_OTHER_PROGRAMS = {"--replicas", "--long", "--query-gpu", "--format", "--logdir", "--line", "--faint"}
+"""Options that are not ours: of `docker compose`, zstd, nvidia-smi and TensorBoard; and custom properties of CSS."""
+
+
+def commands() -> Iterator[tuple[str, set[str]]]:
+    """Yield each command's words after `epochal`, and its options; of a group, too."""
+    waiting: list[tuple[str, Any]] = [("", get_command(app))]
+    while waiting:
+        name, command = waiting.pop()
+        inner = getattr(command, "commands", None)
+        context = command.make_context(name or "epochal", [], resilient_parsing=True)
+        real = getattr(context, "command", command)
+        yield name, {option for one in real.params for option in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
+        waiting += [(f"{name} {word}".strip(), each) for word, each in (inner or {}).items()]
+
+
+COMMANDS = dict(commands())
+OPTIONS = {option for options in COMMANDS.values() for option in options}
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """Yield each place and its text without blocks: the pages, and the explanations of errors."""
+    for page in pages():
+        if page.name not in {*OLD, GENERATED}:
+            yield str(page.relative_to(ROOT)), BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for kind, found in explanations().items():
+        yield f"the explanation of {kind}", f"{found.means}\n\n{found.remedy}"
+
+
+def spans() -> Iterator[tuple[str, str]]:
+    for place, text in sentences():
+        for found in SPAN.finditer(text):
+            yield place, " ".join(found[1].split())
+
+
+def command_named(words: list[str]) -> str | None:
+    """Return the longest command that these words after `epochal` begin with, or None."""
+    return next((name for count in (2, 1) if (name := " ".join(words[:count])) in COMMANDS), None)
+
+
+def test_option_in_a_sentence_exists() -> None:
+    unknown = {
+        f"{place}: {option}"
+        for place, span in spans()
+        if not OTHER_PROGRAM.match(span)
+        for option in OPTION.findall(span)
+        if option not in OPTIONS | OF_OTHER_PROGRAMS
+    }
+    assert sorted(unknown) == []
+
+
+def test_option_in_a_message_exists() -> None:
+    unknown = {
+        f"{path.relative_to(ROOT)}:{node.lineno}: {option}"
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for option in OPTION.findall(node.value)
+        if option not in OPTIONS | OF_OTHER_PROGRAMS
+    }
+    assert sorted(unknown) == []
+
+
+def test_command_in_a_sentence_exists_and_has_the_options_beside_it() -> None:
+    wrong = []
+    for place, span in spans():
+        words = span.split()
+        if (
+            words[0] != "epochal"
+            or len(words) == 1
+            or not re.fullmatch("[a-z-]+", words[1])
+            or words[1].startswith("-")
+        ):
+            continue
+        name = command_named(words[1:])
+        if name is None:
+            wrong.append(f"{place}: {span}: no such command")
+        elif unknown := set(OPTION.findall(span)) - COMMANDS[name]:
+            wrong.append(f"{place}: {span}: {name} has no {', '.join(sorted(unknown))}")
+    assert wrong == []

@@ -1,0 +1,35 @@
+"""What is printed of a new invitation: a command that joins, whole, whatever the run's data and certificate are."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from epochal.commands.invite import told
+from state.access_messages import MadeInvitation
+from state.join_guide import JoinData, JoinGuide
+from state.wire import Sha256
+from tests.support.deployment import parsed_command
+
+DATA = JoinData("server", ("127.0.0.1:39405",), 1, own=False, loopback=True, insecure=False)
+GUIDE = JoinGuide("run", "0.1", "invitations", "torch", False, (), None, DATA, None, None)
+URL = "https://a.example:8000"
+MADE = MadeInvitation(Sha256("0f" * 32), "code-1", 2, None)
+COMMAND = f"epochal client {URL} --key me.key --new-key --name NAME"
+
+
+@pytest.mark.parametrize(
+    ("guide", "tls_ca", "rest"),
+    [
+        (GUIDE, None, "--trainer torch --invitation code-1"),
+        (GUIDE, Path("there/cert.pem"), "--tls-ca cert.pem --trainer torch --invitation code-1"),
+        (replace(GUIDE, data=replace(DATA, own=True)), None, "--trainer torch --data PATH --invitation code-1"),
+        (replace(GUIDE, data=replace(DATA, insecure=True)), None, "--trainer torch --insecure --invitation code-1"),
+    ],
+)
+def test_told_command_has_what_a_member_must_say(guide: JoinGuide, tls_ca: Path | None, rest: str) -> None:
+    command = told(MADE, guide, URL, tls_ca).splitlines()[-1].strip()
+    assert command == f"{COMMAND} {rest}"
+    name, _ = parsed_command(shlex.split(command)[1:])
+    assert name == "client"
