@@ -46,7 +46,7 @@ class RunPicture:
         trust: the last audit, who vouched for the replica, and what was refused, at the time that is shown.
         place: index of the row at which the user looks back; None for the present.
         moment: the run as it was there, or with the clients of the round under way as it is, once it has arrived.
-        problem: what is wrong with the coordinator; "" if it answers.
+        problem: what is wrong with the coordinator, or what it will answer later; "" if it answers.
         note: the last news about the connection, or about a request of the user.
     """
 

@@ -63,6 +63,7 @@ class RunReader:
         self._is_asked = asyncio.Event()
         self._round_ended = asyncio.Event()
         self._silent_since_s: float | None = None
+        self._not_now: dict[object, str] = {}  # what it says of requests that it answers later, by request
 
     async def run(self) -> None:
         """Read until cancelled.
@@ -233,30 +234,43 @@ class RunReader:
 
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer, asked for again while the coordinator does not answer or says to come back later."""
-        backoff = self._policy.begin()
-        while True:
-            try:
-                answer = await ask()
-            except (CoordinatorUnreachable, Refused) as error:
-                if isinstance(error, Refused) and error.kind.retry is not Retry.LATER:
-                    raise
-                self._failed(error)
-                await backoff.wait(error, float(error.context.get("retry_after_s", 0.0)))
-            else:
-                self._succeeded()
-                return answer
+        backoff, request = self._policy.begin(), object()
+        try:
+            while True:
+                try:
+                    answer = await ask()
+                except CoordinatorUnreachable as error:
+                    self._is_silent()
+                    await backoff.wait(error)
+                except Refused as refusal:
+                    if refusal.kind.retry is not Retry.LATER:
+                        raise
+                    self._answers()
+                    self._not_now[request] = refusal.message
+                    self._say_problem()
+                    await backoff.wait(refusal, float(refusal.context.get("retry_after_s", 0.0)))
+                else:
+                    self._answers()
+                    return answer
+        finally:
+            if self._not_now.pop(request, None) is not None:
+                self._say_problem()
 
-    def _failed(self, error: CoordinatorUnreachable | Refused) -> None:
-        if isinstance(error, Refused):  # it answers, but not now
-            self.picture.note = error.message
-            return
+    def _is_silent(self) -> None:
         if self._silent_since_s is None:
             self._silent_since_s = time.monotonic()
-        silent_s = time.monotonic() - self._silent_since_s
-        self.picture.problem = f"The coordinator does not answer, for {silent_s:.0f} s; trying again."
+        self._say_problem()
 
-    def _succeeded(self) -> None:
+    def _answers(self) -> None:
         if self._silent_since_s is not None:
             silent_s = time.monotonic() - self._silent_since_s
-            self._silent_since_s, self.picture.problem = None, ""
+            self._silent_since_s = None
             self.picture.note = f"The coordinator answers again, after {silent_s:.0f} s."
+            self._say_problem()
+
+    def _say_problem(self) -> None:
+        if self._silent_since_s is not None:
+            silent_s = time.monotonic() - self._silent_since_s
+            self.picture.problem = f"The coordinator does not answer, for {silent_s:.0f} s; trying again."
+        else:
+            self.picture.problem = next(iter(self._not_now.values()), "")

@@ -44,7 +44,7 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     assert {member.name for member in (*record.members, *record.gone)} == {f"client-{number}" for number in range(1, 5)}
     audited = await run_command("audit", (tmp_path / "run").as_uri(), "--recompute", "--json")
     assert (audited.code, json.loads(audited.out)["rounds"]) == (0, report["rounds"])
-    (await run_command("up", "--run-dir", str(tmp_path / "run"))).expect(1, "is not empty")
+    (await run_command("up", "--run-dir", str(tmp_path / "run"))).expect(2, "is not empty")
 
 
 async def test_up_with_torch_survives_chaos_and_exports_a_llama(tmp_path: Path) -> None:

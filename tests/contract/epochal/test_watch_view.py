@@ -11,6 +11,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from coordinator import run_history
 from coordinator_client.operator import connect_operator
 from coordinator_client.viewing import ViewerClient
 from epochal.terminal import run_reader, watch_app
@@ -190,6 +191,26 @@ async def test_restarted_coordinator_is_said_and_followed_further(tmp_path: Path
             await until_shown(pilot, "The coordinator answers again, after")
             await run.play(1)
             await until_shown(pilot, "step        3 of 1,000", "over 2 rounds")
+
+
+async def test_what_cannot_be_answered_now_is_said_until_it_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_history, "READ_RETRY_S", QUICK_S)
+    async with restarted_run(tmp_path / "run") as run:
+        await run.play(1)
+        (segment,) = (run.folder / "journal").iterdir()
+        segment.rename(tmp_path / "elsewhere")
+        segment.mkdir()
+        run.served.service.history.read_again()
+        async with view_of(run) as (pilot, _):
+            await until_shown(pilot, "step        2 of 1,000", "the run's history cannot be read")
+            segment.rmdir()
+            (tmp_path / "elsewhere").rename(segment)
+            shown = await until_shown(pilot, "over 1 rounds")
+            while "cannot be read" in shown:
+                await pilot.pause()
+                shown = screen_text(pilot.app)
 
 
 async def test_member_has_a_page_that_is_opened_from_the_table(tmp_path: Path) -> None:
