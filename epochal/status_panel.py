@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from epochal.words import STATUS
+from epochal.words import DECIDED, STATUS
 from runtime.run_words import PHASES
 from runtime.visible_text import visible
 from state.data_metrics import DataWaitView
@@ -165,7 +165,7 @@ def _different_data(status: RunStatus) -> str:
     lines = ["Members have different data:"]
     for item in status.datasets:
         is_the_runs = item.data_fingerprint == status.data_fingerprint
-        whose = f"the run's, decided by the {status.data_decided_by}" if is_the_runs else "these members wait"
+        whose = f"the run's, {DECIDED[status.data_decided_by]}" if is_the_runs else "these members wait"
         for known in status.data_generations:
             if known.fingerprint == item.data_fingerprint and not is_the_runs:
                 whose = f"of data indices from {known.first_data_index:,} on"

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from state.messages import DataDecision
+
 STATUS: Mapping[str, str] = MappingProxyType(
     {
         "phase": "what the run does now, and for how long at most",
@@ -58,3 +60,15 @@ CHECKS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Fields of `epochal.testnet.report.Report`, of an audit's report and of a backup's."""
+
+DECIDED: Mapping[DataDecision, str] = MappingProxyType(
+    {
+        "append": "decided by `data append`",
+        "state file": "decided by the state file",
+        "operator": "decided by the operator",
+        "first round": "decided by the first round that was applied",
+        "majority": "decided by the majority of members",
+        "nobody yet": "not decided yet",
+    }
+)
+"""What decided which data a run trains on."""

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from epochal.terminal.pages import facts
 from epochal.terminal.picture import RunPicture
+from epochal.words import DECIDED
 from runtime.explanations import is_usual
 from runtime.visible_text import visible
 from state.audits import RecordedAudit
@@ -95,7 +96,8 @@ def _facts(document: RunDocument, trust: TrustView | None) -> Iterator[tuple[str
 
 
 def _present_facts(status: RunStatus) -> Iterator[tuple[str, str]]:
-    yield "data", f"{visible(status.data_fingerprint or 'not decided')},\ndecided by the {status.data_decided_by}"
+    known = "" if status.data_fingerprint is None else f"{visible(status.data_fingerprint)},\n"
+    yield "data", f"{known}{DECIDED[status.data_decided_by]}"
     for known in status.datasets[1:] if len(status.datasets) > 1 else ():
         yield "other data", f"{known.member_count} members have {visible(known.data_fingerprint)} and wait"
     if status.store_problem is not None:

@@ -3,6 +3,7 @@
 /* global uPlot */
 import { fill, h, newId, setText } from "./elements.js";
 
+const EMPTY = "No values yet.";
 const TABLE_ROWS = 50;
 const HEIGHT = 240;
 const WHOLE_STEPS = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
@@ -90,6 +91,8 @@ export class Chart {
       this.#applyRange();
     }
     setText(this.said, this.#summary());
+    if (this.#isEmpty) setText(this.readout, EMPTY);
+    else if (this.readout.textContent === EMPTY) setText(this.readout, "");
     if (this.table.open) this.#fillTable();
   }
 
@@ -192,9 +195,13 @@ export class Chart {
     this.#plot?.setScale("x", { min: first, max: last > first ? last : first + 1 });
   }
 
+  get #isEmpty() {
+    return this.#data.slice(1).every((values) => values.every((value) => value === null));
+  }
+
   #read(place) {
     const xs = this.#data[0];
-    if (place === null || place === undefined || xs[place] === undefined) return setText(this.readout, "");
+    if (place === null || place === undefined || xs[place] === undefined) return setText(this.readout, this.#isEmpty ? EMPTY : "");
     const values = this.options.series.map(({ label }, series) => [label, this.#data[series + 1][place]])
       .filter(([, value]) => value !== null && value !== undefined)
       .map(([label, value]) => `${label} ${this.options.format(value)}`);

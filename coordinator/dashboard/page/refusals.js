@@ -21,8 +21,13 @@ export function meaning(kind) {
   return KINDS[kind].means.split("`").map((text, place) => (place % 2 ? h("code", {}, text) : text));
 }
 
+/** Return text that breaks over lines in a cell of a table, whose other cells are one line. */
+export function prose(text) {
+  return h("span", { class: "prose" }, text);
+}
+
 /** Return the rows of a table of counts, the most frequent kind first. */
 export function refusalRows(counts) {
   return [...counts].sort((first, second) => second.count - first.count)
-    .map(({ kind, count }) => [kindLink(kind), whole(count), h("span", { class: "prose" }, meaning(kind))]);
+    .map(({ kind, count }) => [kindLink(kind), whole(count), prose(meaning(kind))]);
 }

@@ -90,7 +90,7 @@ export class Timeline {
     const { store } = this;
     const shown = `Version ${whole(version)}, ${round}`;
     if (this.#shown !== null) return shown;
-    if (store.problem !== null) return `${shown}: ${store.problem.message}`;
+    if (store.problem !== null) return `Version ${whole(version)}: ${store.problem.message}`;
     if (store.moment === null || store.moment.document.version !== version) return `${shown}: reading…`;
     return `${shown}, as it was at ${moment(store.moment.at_s)}`;
   }

@@ -3,7 +3,7 @@
 import { fill, h, setText } from "../elements.js";
 import { bytes, digits, duration, moment, percent, short, visible, whole } from "../format.js";
 import { MemberColumns, stateOf } from "../members.js";
-import { kindLink, meaning } from "../refusals.js";
+import { kindLink, meaning, prose } from "../refusals.js";
 import { FATES, PARTS } from "../words.js";
 
 const ASK_EVERY_MS = 3_000;
@@ -177,7 +177,7 @@ function roundsOf(rounds) {
     h("a", { href: `#/round/${number}` }, whole(number)),
     `${whole(step)}${attempt ? `, attempt ${attempt}` : ""}`,
     moment(ended),
-    `${FATES[figures.fate] ?? figures.fate}${figures.detail ? `: ${visible(figures.detail)}` : ""}`,
+    prose(`${FATES[figures.fate] ?? figures.fate}${figures.detail ? `: ${visible(figures.detail)}` : ""}`),
     whole(figures.batches),
     digits(figures.loss),
     ...TIMES.map(([name]) => duration(figures[name])),
@@ -193,11 +193,11 @@ function refusalsOf({ refusals, last_refusals: last, refused_requests: requests,
   if (!counts.length) parts.push(h("p", { class: "good" }, "Nothing of it was refused."));
   else {
     parts.push(scrolling("Refusals by kind", "refusals", tableOf("By kind", ["Kind", "Number", "Of what", "What it means"],
-      counts.map(([{ kind, count }, what]) => [kindLink(kind), whole(count), what, h("span", { class: "prose" }, meaning(kind))]))));
+      counts.map(([{ kind, count }, what]) => [kindLink(kind), whole(count), what, prose(meaning(kind))]))));
   }
   if (last.length) {
     parts.push(scrolling("The last refusals", "last", tableOf("The last ones, the newest first", ["When", "Step", "Kind", "Why"],
-      last.toReversed().map(({ kind, detail, step, at_s: at }) => [moment(at), whole(step), kindLink(kind), visible(detail)]))));
+      last.toReversed().map(({ kind, detail, step, at_s: at }) => [moment(at), whole(step), kindLink(kind), prose(visible(detail))]))));
   }
   return parts;
 }

@@ -112,6 +112,8 @@ export default class RoundPanel {
     const detail = wanted !== null || isLive ? this.#detail : found?.last_round ?? null;
     const isOther = detail !== null && wanted !== null && detail.figures.number !== wanted;
     this.#showEnded(isOther ? null : detail, wanted);
+    const underWay = wanted === null ? found?.document.round?.roster_count ?? 0 : 0;
+    if (this.#most === FEW) this.more.hidden = Math.max(underWay, detail?.figures.clients ?? 0) <= FEW;
   }
 
   #showUnderWay(found) {
@@ -164,7 +166,6 @@ export default class RoundPanel {
       `${whole(figures.applied_batches)} of ${whole(figures.batches)} batches applied. ${this.#shownCount(clients.length, figures.clients)}`);
     replaceWaterfall(place, waterfall(clients, { roundS, trainS: figures.train_s, isUnderWay: false }, this.router));
     if (numbers.open) fill(rows, table(clients, `The clients of round ${figures.number}`, this.router));
-    if (this.#most === FEW) this.more.hidden = figures.clients <= FEW;
   }
 
   /** Link to the rounds before and after, if their clients' figures are held. */

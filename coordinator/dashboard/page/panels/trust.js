@@ -2,7 +2,7 @@
 
 import { fill, h, setText } from "../elements.js";
 import { duration, moment, shortId, visible, whole } from "../format.js";
-import { isUsual, refusalRows } from "../refusals.js";
+import { isUsual, prose, refusalRows } from "../refusals.js";
 
 const ASK_EVERY_MS = 5_000;
 
@@ -60,7 +60,7 @@ export default class TrustPanel {
     parts.push(h("p", { class: "warning" }, `${whole(count)} ${count === 1 ? "batch" : "batches"} left the run: they are not trained on.`));
     const rows = quarantined.map(({ batch_id: { start, end }, clients, message }) => [
       start === end ? whole(start) : `${whole(start)} to ${whole(end)}`,
-      visible(message),
+      prose(visible(message)),
       clients.flatMap((id, place) => [place ? ", " : null,
         h("a", { href: this.router.link("member", id) }, h("bdi", {}, visible(names[id] || shortId(id))))]),
     ]);
