@@ -139,9 +139,9 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             async with open_webhook_client() as hooks, asyncio.TaskGroup() as tasks:
                 notifier = Notifier(service, store, options.webhooks, hooks, metrics.count_notice)
                 served = tasks.create_task(service.serve())
+                await service.started.wait()  # who comes earlier waits at the listener, and is not refused
                 http = tasks.create_task(server.serve([listener]))
                 room = tasks.create_task(BlobRoom(service, uploads.form).run())
-                await service.started.wait()
                 store.note_address(options.advertised or endpoint.url_of(listener))
                 refreshing = tasks.create_task(_refresh_admin_token(admin, store))
                 farewell = tasks.create_task(_end_after_failure(service))

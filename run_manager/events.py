@@ -134,7 +134,11 @@ class RoundFailed:
 
 @dataclass(frozen=True, slots=True)
 class Attested:
-    """The client attested `received_count` of `known_count` results, which took `attest_s` seconds to be answered."""
+    """The client attested `received_count` of `known_count` results.
+
+    Attributes:
+        attest_s: time until it was answered, or until the round was over if that came first.
+    """
 
     step: int
     attempt: int

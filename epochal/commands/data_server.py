@@ -31,9 +31,9 @@ from runtime.metrics import new_registry
 from runtime.metrics_server import serving_metrics
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.tracing.otlp import endpoint_of, exported_spans
-from state.documents import RunDocument
-from state.errors import InvalidInput, Refused
-from state.refusals import Refusal
+from state.config.state_file import StateFile
+from state.errors import CoordinatorUnreachable, InvalidInput, Refused
+from state.refusals import Refusal, Retry
 
 DATA_FILE = "data.toml"
 """Describes the data in the folder of `epochal prepare`."""
@@ -129,8 +129,7 @@ async def _serve_data(
             await CoordinatorClient.connect(asked.url, asked.retry_policy, asked.verify)
         )
         coordinator.use_token(asked.token)
-        document = await _first_document(coordinator, asked)
-        state = await coordinator.config(document.config_sha256)
+        state = await _state_file(coordinator, asked)
         registry = new_registry()
         metrics_url = await stack.enter_async_context(serving_metrics(registry, *metrics_address))
         host, port = await stack.enter_async_context(serving_data(state, options, coordinator, registry, spans))
@@ -139,14 +138,22 @@ async def _serve_data(
             await serve_until(stop, f"data server for run {state.run_id} {LISTENING}{host}:{port}")
 
 
-async def _first_document(coordinator: CoordinatorClient, asked: _Asked) -> RunDocument:
-    """Return the run's document; raise `InvalidInput` if the coordinator does not know the token."""
-    try:
-        return await DocumentFeed(coordinator).next(0.0)
-    except Refused as error:
-        if asked.token is None or error.kind != Refusal.UNAUTHORIZED:
-            raise
-        raise InvalidInput(
-            f"--token (or {DATA_SERVER_TOKEN_VARIABLE}) is not a token of the coordinator at {asked.url} and its run, "
-            "or has expired; `epochal token data-server` makes one"
-        ) from error
+async def _state_file(coordinator: CoordinatorClient, asked: _Asked) -> StateFile:
+    """Return the run's state file; raise `InvalidInput` if the coordinator does not know the token."""
+    backoff = asked.retry_policy.begin()
+    while True:
+        try:
+            document = await DocumentFeed(coordinator).next(0.0)
+            return await coordinator.config(document.config_sha256)
+        except CoordinatorUnreachable as error:  # it stopped after it had answered
+            await backoff.wait(error)
+        except Refused as error:
+            if error.kind.retry is Retry.LATER:
+                await backoff.wait(error)
+                continue
+            if asked.token is None or error.kind != Refusal.UNAUTHORIZED:
+                raise
+            raise InvalidInput(
+                f"--token (or {DATA_SERVER_TOKEN_VARIABLE}) is not a token of the coordinator at {asked.url} and its "
+                "run, or has expired; `epochal token data-server` makes one"
+            ) from error

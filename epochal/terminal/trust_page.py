@@ -96,8 +96,8 @@ def _facts(document: RunDocument, trust: TrustView | None) -> Iterator[tuple[str
 
 
 def _present_facts(status: RunStatus) -> Iterator[tuple[str, str]]:
-    known = "" if status.data_fingerprint is None else f"{visible(status.data_fingerprint)},\n"
-    yield "data", f"{known}{DECIDED[status.data_decided_by]}"
+    fingerprint = "" if status.data_fingerprint is None else f"{visible(status.data_fingerprint)},\n"
+    yield "data", f"{fingerprint}{DECIDED[status.data_decided_by]}"
     for known in status.datasets[1:] if len(status.datasets) > 1 else ():
         yield "other data", f"{known.member_count} members have {visible(known.data_fingerprint)} and wait"
     if status.store_problem is not None:

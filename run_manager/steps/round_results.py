@@ -74,9 +74,13 @@ class RoundResults:
             attestation = Attestation(head.step, head.attempt, held.digest, f"{bits:x}")
             now_s = context.dependencies.retry_policy.clock.monotonic_s
             began_s = now_s()
-            await context.session.report(attestation)
-            self._attested = received
             counts = len(received), len(self._known)
+            try:
+                await context.session.report(attestation)
+                self._attested = received
+            except asyncio.CancelledError:  # by the outcome, which often comes before the answer of the last witness
+                context.dependencies.observer(Attested(head.step, head.attempt, *counts, now_s() - began_s))
+                raise
             context.dependencies.observer(Attested(head.step, head.attempt, *counts, now_s() - began_s))
 
     async def _expect_outcome(self, view: RoundView) -> None:

@@ -13,10 +13,12 @@ import pytest
 import runtime.http_bodies
 import runtime.http_server
 from coordinator.serve import ServeOptions, serving
+from coordinator.store.directory.run_directory import RunDirectory
 from runtime.http_server import MAX_HEAD_BYTES, Endpoint
 from state.errors import InvalidInput
 from state.wire import canonical_json
 from tests.support.bounds import BOUND_S
+from tests.support.ports import free_port
 from tests.support.served import GENESIS, Served, WireClient
 from tests.support.states import state_file
 
@@ -68,6 +70,32 @@ async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Pa
         assert started.admin_token is not None
     async with serving(state_file(), ServeOptions(str(two), Endpoint(port=0))) as again:
         assert again.admin_token is None
+
+
+async def test_who_comes_before_the_run_is_served_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_open, note_served = asyncio.Event(), RunDirectory.note_served
+
+    async def note_served_later(store: RunDirectory) -> None:
+        await is_open.wait()
+        await note_served(store)
+
+    monkeypatch.setattr(RunDirectory, "note_served", note_served_later)
+    url = f"http://127.0.0.1:{free_port()}"
+    endpoint = Endpoint(port=int(url.rpartition(":")[2]))
+    async with contextlib.AsyncExitStack() as stack:
+        served = serving(state_file(), ServeOptions(str(tmp_path), endpoint))
+        starting = asyncio.create_task(stack.enter_async_context(served))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=BOUND_S))
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                with contextlib.suppress(OSError):
+                    (await connected(url))[1].close()
+                    break
+        asked = asyncio.create_task(http.get("/v1/runs/test-run"))
+        await asyncio.wait([asked], timeout=0.2)
+        is_open.set()
+        await starting
+        assert (await asked).status_code == httpx.codes.OK
 
 
 async def test_news_reaches_everyone_who_waits_and_the_end_releases_them(tmp_path: Path) -> None:
