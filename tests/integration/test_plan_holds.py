@@ -5,9 +5,12 @@ change between two rounds, and the first round after a change is left out.
 """
 
 import contextlib
+import os
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -129,9 +132,9 @@ class LimitedRun:
 
 @dataclass(frozen=True)
 class Measured:
-    """Real rounds of a kind: the time of the one that other programs disturbed least, and a client's bytes of each."""
+    """Real rounds of a kind: the time of each, and a client's bytes of one."""
 
-    round_s: float
+    rounds_s: tuple[float, ...]
     sent_bytes: float
     received_bytes: float
 
@@ -149,24 +152,31 @@ async def measured(limited: LimitedRun, kind: Kind, expected_s: float) -> Measur
     while step < first + ROUNDS or (min(limited.rounds_since(first)) > most and step < first + MOST_ROUNDS):
         step = await limited.in_training(step + 1)
     sent, received = (after - earlier for after, earlier in zip(limited.passed(), before, strict=True))
-    return Measured(min(limited.rounds_since(first)), sent / (step - first), received / (step - first))
+    return Measured(tuple(limited.rounds_since(first)), sent / (step - first), received / (step - first))
 
 
-async def test_plan_holds_in_real_runs_behind_limited_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speed = tmp_path / "tokens_per_s"
+@contextlib.asynccontextmanager
+async def limited_run(folder: Path) -> AsyncIterator[LimitedRun]:
+    """Yield a run in the folder that trains, each of its clients behind a link."""
+    speed = folder / "tokens_per_s"
     speed.write_text("1e6")
-    monkeypatch.setenv(SPEED_FILE, str(speed))
     async with contextlib.AsyncExitStack() as stack:
-        run = await stack.enter_async_context(prepared_run(tmp_path, **STATE))
-        state = run.state_path.read_text()
-        limited = LimitedRun(run, speed)
+        stack.enter_context(patch.dict(os.environ, {SPEED_FILE: str(speed)}))  # which the clients inherit
+        limited = LimitedRun(await stack.enter_async_context(prepared_run(folder, **STATE)), speed)
         await limited.start(stack)
         await limited.in_training(2)
+        yield limited
+
+
+async def test_plan_holds_in_real_runs_behind_limited_links(tmp_path: Path) -> None:
+    async with limited_run(tmp_path) as limited:
+        state = limited.run.state_path.read_text()
         for name, kind in KINDS.items():
             expected = planned(state, kind)
             group = expected.groups[0]
             real = await measured(limited, kind, expected.round_s)
-            assert real.round_s == pytest.approx(expected.round_s, rel=TOLERANCE), name
+            least_disturbed_s = min(real.rounds_s)
+            assert least_disturbed_s == pytest.approx(expected.round_s, rel=TOLERANCE), name
             assert real.sent_bytes == pytest.approx(group.sent_bytes, rel=TOLERANCE), name
             assert real.received_bytes == pytest.approx(group.received_bytes, rel=TOLERANCE), name
             assert (expected.kind, expected.limit) == kind.limit, name
