@@ -268,12 +268,12 @@ def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients
     for part in parts:
         kinds[part.kind] += part.share
     ordered = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
-    first = ordered[0]
-    said = f"{_percent(kinds[first])} of the time {_said(first, parts, details, clients)}"
+    first, blamed = ordered[0], _said(ordered[0], parts, details, clients)
+    said = f"{_percent(_told_share(first, blamed, parts))} of the time {blamed}"
     if len(ordered) > 1 and kinds[ordered[1]] >= SECOND_SHARE:
-        also = _also(ordered[1], parts, details, clients)
+        also = "is training" if ordered[1] == "train" else _said(ordered[1], parts, details, clients)
         within = "" if also.startswith(("is ", "passes ", "goes ")) else "in "
-        said += f"; {within}another {_percent(kinds[ordered[1]])} {also}"
+        said += f"; {within}another {_percent(_told_share(ordered[1], also, parts))} {also}"
     lost = sum(detail.figures.lost_batches for detail in details)
     batches = sum(detail.figures.batches for detail in details)
     if first != "empty" and lost >= LOST_SHARE * max(1, batches):
@@ -281,11 +281,11 @@ def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients
     return said + "."
 
 
-def _also(
-    kind: PartKind, parts: Sequence[TimePart], details: Sequence[RoundDetail], clients: Sequence[ClientMedians]
-) -> str:
-    """Return what the second kind of part is: training is only named, since other things come first."""
-    return "is training" if kind == "train" else _said(kind, parts, details, clients)
+def _told_share(kind: PartKind, said: str, parts: Sequence[TimePart]) -> float:
+    """Return the share of the time that these words are of: a client's own where they blame it, else the kind's."""
+    of_kind = [part for part in parts if part.kind == kind]
+    is_blamed = kind != "attest" and of_kind[0].client_id is not None and _client(of_kind[0]) in said
+    return of_kind[0].share if is_blamed else sum(part.share for part in of_kind)
 
 
 def _said(

@@ -253,6 +253,8 @@ class DataMap(WireDocument):
         waiting: intervals that were lost and wait for a later round.
         quarantined: intervals that left the run.
         is_whole: whether all intervals are here: the first `MAX_MAP_INTERVALS` of each kind are.
+        passes: number of passes over the data that were begun, with the part of the last one; None if it is not known.
+        pass_samples: number of samples in that last pass, as members describe the data; None if it is not known.
     """
 
     begun: Count
@@ -260,6 +262,8 @@ class DataMap(WireDocument):
     waiting: tuple[BatchId, ...]
     quarantined: tuple[BatchId, ...]
     is_whole: bool
+    passes: float | None = None
+    pass_samples: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

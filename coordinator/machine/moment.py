@@ -9,11 +9,14 @@ from coordinator.machine.pace import elapsed_s
 from coordinator.machine.run import Run
 from coordinator.machine.situation import situation_of
 from state.documents import RunDocument
+from state.generations import generation_at, passes_before
 from state.history import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
 from state.intervals import BatchId, coalesce, subtract
 from state.phases import ROUND_PHASES
 from state.waiting_words import waiting_words
 from state.wire import ClientId
+
+_PLACES = 6
 
 
 def moment_of(
@@ -62,7 +65,23 @@ def data_map_of(run: Run) -> DataMap:
     quarantined = coalesce(item.batch_id for item in run.quarantined)
     waiting = subtract(coalesce((*run.carried, *(item.batch_id for item in run.suspects))), under_way)
     is_whole = max(map(len, (under_way, waiting, quarantined))) <= MAX_MAP_INTERVALS
-    return DataMap(run.cursor, _first(under_way), _first(waiting), _first(quarantined), is_whole)
+    passes, samples = _passes(run)
+    return DataMap(run.cursor, _first(under_way), _first(waiting), _first(quarantined), is_whole, passes, samples)
+
+
+def _passes(run: Run) -> tuple[float | None, int | None]:
+    """Return the number of passes over the run's data that were begun, and the samples of the last one."""
+    index = run.cursor * run.state_file.config.data_indices_per_batch
+    generations = run.state_file.data_generations
+    if generations:
+        place = generation_at(generations, index)
+        reached = generations[place]
+        passes = passes_before(generations)[place] + (index - reached.first_data_index) / reached.sample_count
+        return round(passes, _PLACES), reached.sample_count
+    described = None if run.data_fingerprint is None else run.datasets.get(run.data_fingerprint)
+    if described is None or not described.sample_count:
+        return None, None
+    return round(index / described.sample_count, _PLACES), described.sample_count
 
 
 def names_of(run: Run) -> dict[ClientId, str]:

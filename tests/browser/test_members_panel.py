@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from epochal.cli.event_log import member_page
-from tests.support.browser import opened
+from tests.support.browser import SIZES, opened
 from tests.support.many_members import many_members
 from tests.support.played_answers import play
 from tests.support.shown_run import ShownRun, shown_run
@@ -207,6 +207,21 @@ async def test_clients_page_is_the_address_in_its_log(browser: "Browser", run: S
         assert complaints.unexpected == []
 
 
+async def test_long_reason_breaks_over_lines_and_a_short_one_takes_little(browser: "Browser", run: ShownRun) -> None:
+    client_id = run.clients[0].client_id
+    told = await run.asked(f"members/{client_id}")
+    told["rounds"][-1]["figures"] |= {"fate": "failed", "detail": f"{'ab' * 300} and more " * 3}
+    async with opened(browser, "phone") as (page, _):
+        await play(page, {f"members/{client_id}": told})
+        await page.goto(member_page(run.url, client_id))
+        long, short = [page.get_by_role("region", name="Its last rounds").locator(".prose").nth(n) for n in (0, 1)]
+        await long.wait_for()
+        sizes = [await one.bounding_box() for one in (long, short)]
+        widths, heights = ([found[side] for found in sizes if found] for side in ("width", "height"))
+        assert heights[0] > 10 * heights[1]
+        assert 4 * widths[1] < 3 * widths[0] <= 3 * SIZES["phone"][0]
+
+
 async def test_table_shows_the_members_of_a_version_of_the_past(browser: "Browser", run: ShownRun) -> None:
     version = (await run.asked("history"))["rounds"]["version"][0]
     told = await run.asked(f"history/versions/{version}/members")
@@ -244,6 +259,7 @@ async def test_members_page_at_a_version_has_the_figures_of_then(browser: "Brows
         await page.locator("dl.facts").get_by_text(f"{applied} applied, ").wait_for()
         rounds = page.get_by_role("region", name="Its last rounds").locator("tbody tr")
         assert [(await row.inner_text()).split("\t")[0] for row in await rounds.all()] == ["1", "0"]
+        assert await rounds.first.get_by_role("link").get_attribute("href") == f"#/round/1?version={version}"
         assert "What was refused of it is shown with the present" in await page.locator("main").inner_text()
         await page.get_by_role("button", name="Live").click()
         await page.locator("dl.facts").get_by_text(f"{now} applied, ").wait_for()

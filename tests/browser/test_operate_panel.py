@@ -74,6 +74,7 @@ async def test_run_is_ended_after_a_step_and_that_is_taken_back(browser: "Browse
         assert (await run.asked("status"))["finish_after"] == 7
         await act(page, "Take the end back…", "Take it back")
         await page.get_by_text("The run ends as its state file says.").wait_for()
+        await page.get_by_role("cell", name="the end taken back").wait_for()
         assert (await run.asked("status"))["finish_after"] is None
         await page.get_by_label("Last step").fill("0")
         await page.get_by_role("button", name="End after this step…").click()
@@ -125,6 +126,9 @@ async def test_every_action_is_listed_with_its_time(browser: "Browser", run: Sho
         )
         for cells, found in zip(shown, reversed(told), strict=True):
             assert await page.evaluate("(at) => new Date(at).getTime() / 1000", cells[0]) == int(found["at_s"])
+        await run.open(page, "operate?version=0")
+        await page.get_by_text("what you do here is done to the run as it is now").wait_for()
+        await page.get_by_text("No operator had done anything by that version.").wait_for()
 
 
 async def test_nothing_is_sent_unless_the_question_is_answered(browser: "Browser", run: ShownRun) -> None:

@@ -27,6 +27,8 @@ PARTS = {
     "operate": "input[type=password]",
 }
 """Parts of the page, and an element of each that is there once the coordinator has answered."""
+LIVE = {"": "text=of 1,000 done", "round": ".waterfall li", "members": ".grid [role=gridcell] a"}
+"""An element that parts of the page have if they show a run."""
 PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
 
 
@@ -157,7 +159,56 @@ async def test_address_with_a_version_shows_the_run_as_it_was(browser: "Browser"
         assert await page.locator("#timeline input").input_value() == str(version)
 
 
-@pytest.mark.parametrize("part", ["", "round"])
+async def test_steps_go_round_by_round_where_rows_stand_for_several(browser: "Browser", watched: Watched) -> None:
+    rounds = (await watched.asked("/history"))["rounds"]
+    async with opened(browser) as (page, _):
+        await page.route("**/history?points=512", in_two_rows)
+        await page.goto(watched.url)
+        await until_shown(page, "step", "done")
+        back = page.get_by_role("button", name="One round back")
+        latest = watched.coordinator.service.published.version
+        ended = [found for found in zip(rounds["number"], rounds["version"], strict=True) if found[1] < latest]
+        for number, version in (ended[-1], ended[-2]):
+            await back.click()
+            await page.wait_for_url(f"**/#/?version={version}")
+            await page.get_by_text(f"Version {version}, after round {number}, step {number + 1}, as it was").wait_for()
+        await page.get_by_role("button", name="One round on").click()
+        await page.wait_for_url(f"**/#/?version={ended[-1][1]}")
+
+
+async def test_run_without_rounds_says_so_and_what_it_waits_for_once(browser: "Browser", tmp_path: Path) -> None:
+    async with shown_run(tmp_path, client_count=0) as run, opened(browser) as (page, complaints):
+        await page.goto(run.url)
+        await page.get_by_text("The run waits for members: 0 of ").wait_for()
+        await page.get_by_text("No round has ended yet, so nothing is known of where its time goes.").wait_for()
+        assert (await page.locator("main").inner_text()).count("waits for members") == 1
+        assert await page.locator(".chart .readout").all_inner_texts() == ["No values yet."] * 4
+        first, second = [await page.locator(".figures > div").nth(place).bounding_box() for place in (0, 1)]
+        assert first is not None
+        assert second is not None
+        assert first["width"] > 2 * second["width"]
+        timeline = await page.locator("#timeline").bounding_box()
+        assert timeline is not None
+        assert timeline["y"] + timeline["height"] == pytest.approx(SIZES["laptop"][1], abs=1)
+        assert complaints.unexpected == []
+
+
+async def test_map_says_how_far_the_run_is_through_its_data(browser: "Browser", watched: Watched) -> None:
+    async def knows(route: "Route") -> None:
+        told = await (await route.fetch()).json()
+        told["data"] |= {"passes": 3.75, "pass_samples": 23_414}
+        await route.fulfill(json=told)
+
+    async with opened(browser) as (page, _):
+        await page.goto(watched.url)
+        said = page.locator(".map p")
+        await said.get_by_text("quarantined.").wait_for()
+        assert "Pass" not in await said.inner_text(), "no member has described its data"
+        await page.route("**/history/present?*", knows)
+        await said.get_by_text("Pass 4 over 23,414 samples: 75 % of it begun.").wait_for()
+
+
+@pytest.mark.parametrize("part", ["", "round", "members"])
 async def test_version_that_is_not_kept_shows_nothing_but_why(browser: "Browser", watched: Watched, part: str) -> None:
     async with opened(browser) as (page, complaints):
         complaints.expected = ["404"]
@@ -165,12 +216,18 @@ async def test_version_that_is_not_kept_shows_nothing_but_why(browser: "Browser"
         await page.locator("main h1").wait_for()
         await page.goto(f"{watched.url}#/{part}?version=4000")
         await page.locator("main").get_by_text("version 4000 is not kept; allowed: 0 to").first.wait_for()
-        if part:
+        said = await page.locator("#timeline .what").inner_text()
+        assert said.startswith("Version 4,000: version 4000 is not kept; allowed: 0 to")
+        shown = await page.locator("main").inner_text()
+        assert not [words for words in ("Asking", "Reading", "No round has ended yet") if words in shown]
+        if part == "members":
+            assert await page.locator(LIVE[part]).count() == 0
+        elif part:
             assert await page.locator("section:visible .waterfall li").count() == 0
         else:
             assert await figure(page, "step") == "–"
         await page.get_by_role("button", name="Live").click()
-        await (page.locator(".waterfall li") if part else page.get_by_text("of 1,000 done")).first.wait_for()
+        await page.locator(LIVE[part]).first.wait_for()
         assert complaints.unexpected == []
 
 

@@ -13,7 +13,7 @@ from tests.support.played_rounds import play_round
 from tests.support.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Locator, Page
+    from playwright.async_api import Browser, Locator, Page, Route
 
 ROUNDS = 3
 PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
@@ -105,6 +105,28 @@ async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched:
         assert all(client.client_id[:12] in said for client in watched.clients), "all three are awaited"
         await page.get_by_role("heading", name=f"The round under way: step {ROUNDS + 1}", exact=True).wait_for()
         await section(page, f"Round {ROUNDS - 1}, the last one").wait_for()
+
+
+async def test_more_clients_are_offered_where_not_all_are_shown(browser: "Browser", watched: Watched) -> None:
+    async def has_forty(route: "Route") -> None:
+        told = await (await route.fetch()).json()
+        told["document"]["round"]["roster_count"] = 40
+        shown = 30 if route.request.url.endswith("=30") else 40
+        awaited = told["under_way"][1]
+        told["under_way"] = [awaited | {"client_id": f"{number:032x}"} for number in range(shown)]
+        await route.fulfill(json=told)
+
+    async with opened(browser) as (page, _):
+        await page.goto(f"{watched.url}#/round")
+        shown, more = section(page, "The round under way"), page.get_by_role("button", name="Show up to 300 clients")
+        assert len(await shown_clients(shown)) == 3
+        assert await more.count() == 0
+        await page.route("**/history/present?*", has_forty)
+        await shown.get_by_text(" and at least 27 more. Shown are the slowest 30.").wait_for()
+        await more.click()
+        await shown.get_by_text(" and 37 more.").wait_for()
+        assert len(await shown_clients(shown)) == 40
+        assert await more.count() == 0
 
 
 async def test_page_says_why_the_run_is_not_faster(browser: "Browser", watched: Watched) -> None:

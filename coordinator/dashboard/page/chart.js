@@ -124,7 +124,7 @@ export class Chart {
       width, height: HEIGHT,
       scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
       axes: [
-        { ...shownAxis, values: (plot, splits) => splits.map((value) => (this.#data[0].length ? options.formatX(value) : "")), space: options.spaceX ?? 70, size: 32 },
+        { ...shownAxis, values: (plot, splits) => splits.map((value) => (this.#data[0].length ? options.formatX(value) : "")), space: options.spaceX ?? 70, size: 32, incrs: WHOLE_STEPS },
         { ...shownAxis, values, size: 64, ...(options.isWhole ? { incrs: WHOLE_STEPS } : {}) },
       ],
       series: [{}, ...options.series.map((series) => this.#series(series))],

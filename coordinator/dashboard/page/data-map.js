@@ -2,7 +2,7 @@
 
 import { colour } from "./chart.js";
 import { fill, h, newId, setText } from "./elements.js";
-import { whole } from "./format.js";
+import { percent, whole } from "./format.js";
 import { term } from "./glossary.js";
 
 const ROWS = 8, CELL = 12;
@@ -31,6 +31,13 @@ export function placesOf(data, count) {
     }
   });
   return places;
+}
+
+/** Return how far the run is through its data; "" if nobody has said how many samples they have. */
+function passWords({ passes, pass_samples: samples }) {
+  if (passes === null || samples === null) return "";
+  const begun = Math.floor(passes);
+  return ` Pass ${whole(begun + 1)} over ${whole(samples)} samples: ${percent(passes - begun)} of it begun.`;
 }
 
 export class DataMap {
@@ -68,7 +75,7 @@ export class DataMap {
     const counts = KINDS.slice(1).map(({ name, label }) => [label, countOf(data[name])]);
     const applied = data.begun - counts.reduce((sum, [, count]) => sum + count, 0);
     const rest = counts.map(([label, count]) => `${whole(count)} ${label}`).join(", ");
-    setText(this.said, `${whole(data.begun)} batches begun: ${whole(applied)} applied, ${rest}.${data.is_whole ? "" : " Not all intervals are shown."}`);
+    setText(this.said, `${whole(data.begun)} batches begun: ${whole(applied)} applied, ${rest}.${data.is_whole ? "" : " Not all intervals are shown."}${passWords(data)}`);
     this.#paint();
     this.#fillTable();
   }

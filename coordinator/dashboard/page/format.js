@@ -48,7 +48,7 @@ export function duration(value) {
 
 /** 0.6123 → "61 %". */
 export function percent(value) {
-  return isKnown(value) ? `${Number((value * 100).toPrecision(value < 0.095 ? 1 : 2))} %` : UNKNOWN;
+  return isKnown(value) ? `${Number((value * 100).toPrecision(value < 0.0995 ? 1 : 2))} %` : UNKNOWN;
 }
 
 /** A value with some digits, such as a loss: 3.14159 → "3.142". */

@@ -71,6 +71,16 @@ def test_changing_clients_are_not_blamed_one_by_one() -> None:
     assert sentence(*details).startswith("68 % of the time is the upload of the slowest client of each round;")
 
 
+def test_client_that_is_named_has_the_share_that_is_told() -> None:
+    details = [
+        detail_of(number, figures_of_client(1 if number == 0 else 2, **SLOW), figures_of_client(5), train_s=14.0)
+        for number in range(3)
+    ]
+    found = explained(details, {})
+    assert [round(part.share, 2) for part in found.parts if part.kind == "upload"] == [0.46, 0.23]
+    assert found.sentence.startswith(f"46 % of the time is the upload of client {client(2)[:12]} at 2.1 MB/s;")
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -2,7 +2,7 @@
 
 import { copyable, quoted } from "../copy.js";
 import { fill, h, newId, setText } from "../elements.js";
-import { bytes, visible, whole } from "../format.js";
+import { bytes, counted, visible, whole } from "../format.js";
 
 const ASK_EVERY_MS = 30_000;
 const KEY_FILE = "epochal.key";
@@ -65,7 +65,7 @@ function roomWords(guide) {
   return [
     ["Memory", `${bytes(room.trainer_bytes)} for the model's ${whole(room.parameter_count)} parameters, their gradients and the `
       + "optimizer, on the GPU if there is one; activations come on top."],
-    ["Disk", `${bytes(room.spool_bytes)} for temporary files with ${whole(room.clients)} clients in a round (--spool names their folder)`
+    ["Disk", `${bytes(room.spool_bytes)} for temporary files with ${counted(room.clients, "client")} in a round (--spool names their folder)`
       + (limit === null ? "." : `; the run allows ${bytes(limit)}.`)],
     ["Network", `${bytes(room.download_bytes)} to download once; then in each round ${bytes(room.result_bytes)} up and `
       + `${bytes(others * room.result_bytes)} down.`],
@@ -97,6 +97,7 @@ export default class JoinPanel {
     this.join = copyable("Command that joins", "");
     this.doctor = copyable("Command that checks the machine", "");
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
+    this.ended = h("p", { class: "warning", hidden: true }, "This run has ended: a client that joins now finds nothing to train, and ends at once.");
     this.body = h("div", { hidden: true },
       h("h2", {}, "1. Install, once"), this.install.element,
       h("h2", {}, "2. Join"), this.fields, this.join.element,
@@ -106,10 +107,11 @@ export default class JoinPanel {
       this.notes,
       h("h2", {}, "What your machine must have"), this.needs,
     );
-    fill(element, h("h1", {}, "Join"), this.said, this.body);
+    fill(element, h("h1", {}, "Join"), this.ended, this.said, this.body);
   }
 
   update() {
+    this.ended.hidden = this.store.document?.run_state !== "Finished";
     if (this.#stop !== null || this.store.runId === null) return;
     const { store } = this;
     const path = () => store.path("join");

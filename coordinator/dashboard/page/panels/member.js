@@ -91,7 +91,7 @@ export default class MemberPanel {
     setText(this.said, row.left
       ? `It left ${duration(row.silent_s)} ago: ${visible(row.left)}.`
       : `It is ${state}${row.rest_s === null ? "" : `, for ${duration(row.rest_s)} more`}; heard ${duration(row.silent_s)} ago.`);
-    this.#draw(answer, () => [factsOf(row, answer), roundsOf(answer.rounds), refusalsOf(answer), this.#operator(row)]);
+    this.#draw(answer, () => [factsOf(row, answer), roundsOf(answer.rounds, this.router), refusalsOf(answer), this.#operator(row)]);
   }
 
   /** Show the figures of a version, and of the last rounds that are held those that had ended in it. */
@@ -113,7 +113,7 @@ export default class MemberPanel {
       factsOf(row, { last_miss: "", quarantined: [] }),
       h("p", { class: "quiet" }, `Results, tokens, bytes and waits are of the ${whole(past.rounds)} rounds before that version. `
         + "What was refused of it is shown with the present (the button Live)."),
-      rounds.length ? roundsOf(rounds) : h("p", {}, "Its part of rounds as old as these is not held any more, or it had none."),
+      rounds.length ? roundsOf(rounds, this.router) : h("p", {}, "Its part of rounds as old as these is not held any more, or it had none."),
     ]);
   }
 
@@ -143,7 +143,7 @@ function factsOf(row, { last_miss: lastMiss, quarantined }) {
     ["Id", row.client_id],
     ["Program", `${visible(row.software) || "version not known"}, trainer ${visible(row.trainer)}`],
     ["Joined", moment(row.joined_s)],
-    ["Share", `${digits(row.share, 3)} of ${whole(row.claim)} batches in a round that it claims`],
+    ["Share", `${digits(row.share, 3)} of the ${whole(row.claim)} that it claims; rounds are divided in proportion to all shares`],
     ["Speed", `${short(row.tokens_per_s)} tokens/s; ${duration(row.train_s)} of training in a round (median of the last rounds)`],
     ["Loss", `${digits(row.last_loss)} nats/token`],
     ["Waits for data", `${percent(row.data_wait)} of its trainer's time lately; ${duration(row.data_wait_s)} in all`],
@@ -171,10 +171,10 @@ function tableOf(caption, heads, rows) {
     h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((text) => h("td", {}, text))))));
 }
 
-function roundsOf(rounds) {
+function roundsOf(rounds, router) {
   if (!rounds.length) return h("p", {}, "It has had no part in the last rounds.");
   const rows = rounds.toReversed().map(({ number, step, attempt, ended_s: ended, figures }) => [
-    h("a", { href: `#/round/${number}` }, whole(number)),
+    h("a", { href: router.link("round", number) }, whole(number)),
     `${whole(step)}${attempt ? `, attempt ${attempt}` : ""}`,
     moment(ended),
     prose(`${FATES[figures.fate] ?? figures.fate}${figures.detail ? `: ${visible(figures.detail)}` : ""}`),

@@ -25,7 +25,7 @@ function columnsOf(of) {
     },
     text("state", "State", "Whether it has work in this round, is ready, prepares, rests after missed rounds, or why it left", 12,
       (row) => of().get("left", row) || of().state(row)),
-    number("share", "Share", "Batches that it has earned per round", 7, (row) => of().get("share", row), (value) => digits(value, 3)),
+    number("share", "Share", "Its part of each round, beside the others' shares: what it has earned of what it claims", 7, (row) => of().get("share", row), (value) => digits(value, 3)),
     number("speed", "Speed (tokens/s)", "Tokens that it trained on in its last rounds, per second in its trainer, as it says", 11,
       (row) => of().get("tokens_per_s", row), short),
     number("loss", "Loss", "Training loss of its last result, in nats per token, as it says", 8, (row) => of().get("last_loss", row), digits),
@@ -109,6 +109,7 @@ export default class MembersPanel {
     const path = () => store.pastPath("members", "members", this.#past?.version ?? null);
     this.#stop = store.poll(path, everyMs, (answer, version) => (version === null ? this.#told(answer) : this.#toldPast(answer)), (problem) => {
       setText(this.problem, `The members could not be read: ${visible(problem.message)}`);
+      if (this.#past === null && !store.isLive) setText(this.said, "");
     });
   }
 
@@ -161,9 +162,9 @@ export default class MembersPanel {
         + `at version ${whole(past.version)}. Results, bytes and waits are of the ${whole(past.rounds)} rounds before it.`);
       return;
     }
-    const all = `${whole(present)} ${present === 1 ? "member" : "members"}`;
+    const all = !present && this.#members.length ? "No member is present; those that have left can be shown" : `${whole(present)} ${present === 1 ? "member" : "members"}`;
     const isAll = !this.#words.length && this.state.value === "" && !this.gone.checked;
-    setText(this.said, isAll ? all : `${whole(length)} shown; ${all} in all`);
+    setText(this.said, isAll ? all : present ? `${whole(length)} shown; ${all} in all` : `${whole(length)} shown; no member is present`);
   }
 
   unmount() {

@@ -5,6 +5,7 @@ import { ask } from "../dialog.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { digits, moment, shortId, visible, whole } from "../format.js";
 import { operator } from "../operator.js";
+import { prose } from "../refusals.js";
 import { tokenForm } from "../token.js";
 import { PHASES } from "../words.js";
 import { joinCommand } from "./join.js";
@@ -22,6 +23,8 @@ const NO_INVITATIONS = {
 export default class OperatePanel {
   #stop = null;
   #stopAccess = null;
+  #shownActions = null; // the coordinator's answer
+  #logged = ""; // what is in the list
 
   mount(element, store, place) {
     this.store = store;
@@ -30,7 +33,8 @@ export default class OperatePanel {
     this.actions = h("div", { hidden: true });
     this.log = h("div", {}, h("p", { class: "quiet" }, "Asking the coordinator…"));
     this.now = h("p");
-    fill(element, h("h1", {}, "Operate"), this.now, this.entry, this.outcome, this.actions,
+    this.past = h("p", { class: "warning", hidden: true }, "The slider shows the past: what you do here is done to the run as it is now.");
+    fill(element, h("h1", {}, "Operate"), this.now, this.past, this.entry, this.outcome, this.actions,
       h("h2", {}, "Actions so far"), this.log);
     this.#addActions(place);
     this.#showEntry();
@@ -42,6 +46,7 @@ export default class OperatePanel {
       setText(this.now, `Step ${whole(Math.min(document.step, document.total_steps))} of ${whole(document.total_steps)}; phase ${document.run_state}: ${PHASES[document.run_state] ?? "not known here"}.`);
       this.lastStep.min = String(document.step);
     }
+    if (this.#shownActions !== null) this.#showLog(this.#shownActions);
     if (place.rest[0] === "eject" && ID.test(place.rest[1] ?? "") && this.ejectPlace !== place.rest[1]) {
       this.ejectPlace = this.client.value = place.rest[1];
     }
@@ -62,7 +67,11 @@ export default class OperatePanel {
   #follow() {
     const { store } = this;
     this.#stop?.();
-    this.#stop = store.poll(() => store.path("actions"), ASK_EVERY_MS, (answer) => this.#showLog(answer), (problem) => {
+    this.#stop = store.poll(() => store.path("actions"), ASK_EVERY_MS, (answer) => {
+      this.#shownActions = answer;
+      this.#showLog(answer);
+    }, (problem) => {
+      this.#logged = "";
       fill(this.log, h("p", { role: "alert" }, `The actions could not be read: ${visible(problem.message)}`));
     });
   }
@@ -150,7 +159,8 @@ export default class OperatePanel {
 
   #pause() {
     return this.#do("Pause the run?", ["The round under way ends first. Members stay, and wait."], "Pause", "Pausing",
-      () => operator.act(this.store, "pause"), "The run pauses after this round.");
+      () => operator.act(this.store, "pause"),
+      this.store.document?.run_state === "Paused" ? "The run is paused already." : "The run pauses after this round.");
   }
 
   #resume() {
@@ -207,19 +217,26 @@ export default class OperatePanel {
     this.outcome.className = "bad";
   }
 
-  #showLog({ actions }) {
-    if (!actions.length) return fill(this.log, h("p", {}, "No operator has done anything yet."));
+  #showLog({ actions: all }) {
+    const { isLive, version, moment: found } = this.store;
+    this.past.hidden = isLive;
+    const actions = isLive || found === null ? all : all.filter(({ at_s: at }) => at <= found.at_s);
+    const logged = `${isLive ? "now" : version} ${actions.length} ${actions.at(-1)?.at_s}`;
+    if (logged === this.#logged) return;
+    this.#logged = logged;
+    if (!actions.length) return fill(this.log, h("p", {}, isLive ? "No operator has done anything yet." : "No operator had done anything by that version."));
     const rows = actions.slice(-MAX_SHOWN_ACTIONS).reverse().map((action) => h("tr", {},
-      h("td", {}, moment(action.at_s)), h("td", {}, visible(action.name)), h("td", { class: "others" }, argumentsOf(action))));
+      h("td", {}, moment(action.at_s)), h("td", {}, visible(action.name)), h("td", { class: "others" }, prose(argumentsOf(action)))));
     fill(this.log, h("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Actions so far" }, h("table", {},
-      h("caption", {}, "From the journal, the newest first"),
+      h("caption", {}, `From the journal, the newest first${isLive ? "" : `; up to version ${whole(version)}`}`),
       h("thead", {}, h("tr", {}, ["When", "Action", "With"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, rows))));
   }
 }
 
 /** What an action was done with, in words. */
-function argumentsOf({ arguments: given }) {
+function argumentsOf({ name: action, arguments: given }) {
+  if (action === "finish" && given.after_step === null) return "the end taken back";
   const words = Object.entries(given).filter(([, value]) => value !== null).map(([name, value]) => {
     const shown = name.endsWith("_s") ? moment(value) : typeof value === "number" ? numberOf(value) : visible(value);
     return `${visible(name.replace(/_s$/, "").replaceAll("_", " "))} ${shown}`;

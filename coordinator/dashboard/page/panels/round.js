@@ -111,7 +111,7 @@ export default class RoundPanel {
     if (wanted === null) this.#showUnderWay(found);
     const detail = wanted !== null || isLive ? this.#detail : found?.last_round ?? null;
     const isOther = detail !== null && wanted !== null && detail.figures.number !== wanted;
-    this.#showEnded(isOther ? null : detail, wanted);
+    this.#showEnded(isOther ? null : detail, wanted, found);
     const underWay = wanted === null ? found?.document.round?.roster_count ?? 0 : 0;
     if (this.#most === FEW) this.more.hidden = Math.max(underWay, detail?.figures.clients ?? 0) <= FEW;
   }
@@ -136,20 +136,20 @@ export default class RoundPanel {
     const roundS = Math.max(0.001, found.round_s ?? 0);
     setText(heading, `The round under way: step ${whole(round.step)}`);
     setText(said, `Attempt ${whole(round.attempt + 1)}, for ${duration(roundS)} so far: ` +
-      `${counted(round.roster_count, "client")}, ${whole(round.batches)} batches. ${awaitedWords(clients)} ${this.#shownCount(clients.length, round.roster_count)}`);
+      `${counted(round.roster_count, "client")}, ${whole(round.batches)} batches. ${awaitedWords(clients, round.roster_count)} ${this.#shownCount(clients.length, round.roster_count)}`);
     const usual = new Map(this.#explanation?.clients.map((client) => [client.client_id, client.delivered_s]));
     const span = { roundS, trainS: isTraining ? null : roundS - (found.at_s - run.phase_started_s), isUnderWay: true, usual };
     replaceWaterfall(place, waterfall(clients, span, this.router));
     if (numbers.open) fill(rows, table(clients, "The clients of the round under way", this.router, true));
   }
 
-  #showEnded(detail, wanted) {
+  #showEnded(detail, wanted, found) {
     const { heading, said, place, numbers, rows } = this.last;
     numbers.hidden = detail === null;
     if (detail === null) {
       setText(heading, wanted === null ? "The last round" : `Round ${whole(wanted)}`);
-      const problem = this.#problem === null ? "No round has ended yet." : visible(this.#problem.message);
-      setText(said, wanted === null || this.#problem !== null ? problem : "Reading…");
+      const problem = wanted === null && !this.store.isLive ? this.store.problem : this.#problem;
+      setText(said, problem !== null ? visible(problem.message) : this.#whyNoRound(wanted, found));
       if (this.#drawn.get("last") !== null) fill(place);
       this.#drawn.set("last", null);
       fill(this.neighbours);
@@ -166,6 +166,13 @@ export default class RoundPanel {
       `${whole(figures.applied_batches)} of ${whole(figures.batches)} batches applied. ${this.#shownCount(clients.length, figures.clients)}`);
     replaceWaterfall(place, waterfall(clients, { roundS, trainS: figures.train_s, isUnderWay: false }, this.router));
     if (numbers.open) fill(rows, table(clients, `The clients of round ${figures.number}`, this.router));
+  }
+
+  /** Return why no round is shown, though none of the answers was a refusal. */
+  #whyNoRound(wanted, found) {
+    const { isLive, page } = this.store;
+    if (wanted !== null || (isLive ? page === null || this.#detailPath() !== null : found === null)) return "Reading…";
+    return this.store.view.rounds.length ? "The clients' figures of the last round are not held any more." : "No round has ended yet.";
   }
 
   /** Link to the rounds before and after, if their clients' figures are held. */
@@ -218,11 +225,12 @@ export default class RoundPanel {
   }
 }
 
-/** Return which of these clients the round waits for, in words. */
-function awaitedWords(clients) {
+/** Return which of these clients, the slowest of so many, the round waits for, in words. */
+function awaitedWords(clients, count) {
   const awaited = clients.filter(isAwaited);
   if (!awaited.length) return "All of their results are there.";
   const names = awaited.slice(0, NAMED).map(called).join(", ");
-  const more = awaited.length > NAMED ? ` and ${whole(awaited.length - NAMED)} more` : "";
+  const least = awaited.length === clients.length && clients.length < count ? "at least " : "";
+  const more = awaited.length > NAMED ? ` and ${least}${whole(awaited.length - NAMED)} more` : "";
   return `Awaited: ${names}${more}.`;
 }

@@ -128,8 +128,9 @@ export default class RunPanel {
     const { isLive, now } = this.store;
     const words = isLive ? now : found; // of the present, or of the version that is looked at
     const waits = words?.waiting ? `the run ${visible(words.waiting)}` : PHASES[run.run_state] ?? run.run_state;
-    setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}. The phase began with: ${visible(run.reason)}`);
-    setText(this.why, words?.explanation ? visible(words.explanation) : "");
+    const began = words?.waiting?.includes(run.reason) ? "" : ` The phase began with: ${visible(run.reason)}`;
+    setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}.${began}`);
+    setText(this.why, visible((words?.explanation ?? "").replace(`The run stands: it ${words?.waiting}. `, ""))); // said above
     this.map.set(found?.data ?? null);
     const set = (word, text) => setText(values.get(word), text);
     set("phase", `${run.run_state}, since ${clock(run.phase_started_s)}${until}`);
@@ -161,8 +162,9 @@ export default class RunPanel {
 
   #showCheckpoints(run) {
     const last = run.checkpoint?.step ?? -1; // later ones were not there yet
-    const known = this.#checkpoints.filter(({ step }) => this.store.isLive || step <= last).slice(-MAX_CHECKPOINTS).reverse();
-    const shown = known.length ? known : run.checkpoint === null ? [] : [run.checkpoint];
+    const known = this.#checkpoints.filter(({ step }) => step < last || (this.store.isLive && step > last));
+    const shown = [...known, ...(run.checkpoint === null ? [] : [run.checkpoint])]
+      .sort((one, other) => other.step - one.step).slice(0, MAX_CHECKPOINTS);
     const name = shown.map(({ step, blob_sha256: sha256 }) => `${step} ${sha256}`).join();
     if (name === this.shownCheckpoints) return;
     this.shownCheckpoints = name;

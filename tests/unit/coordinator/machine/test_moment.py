@@ -8,6 +8,8 @@ from coordinator.machine import moment as moments
 from coordinator.machine.moment import data_map_of, moment_of, with_slowest
 from coordinator.machine.run import Suspect
 from coordinator.machine.views import document_of
+from state.datasets import DatasetDescription
+from state.generations import DataGeneration
 from state.history import DataMap
 from state.intervals import BatchId
 from tests.support.machine_driver import in_round
@@ -30,6 +32,21 @@ def test_map_tells_work_under_way_from_what_waits_and_what_left() -> None:
     assert data_map_of(run) == DataMap(
         60, UNDER_WAY, (BatchId(20, 22), BatchId(30, 31)), (BatchId(40, 41),), is_whole=True
     )
+
+
+def test_map_tells_how_far_the_run_is_through_its_data() -> None:
+    run = in_round(1, 2).run
+    assert (data_map_of(run).passes, data_map_of(run).pass_samples) == (None, None)
+    per_batch = run.state_file.config.data_indices_per_batch
+    described = {"ab" * 32: DatasetDescription("token files", sample_count=16 * per_batch)}
+    known = replace(run, cursor=60, data_fingerprint="ab" * 32, datasets=described)
+    assert (data_map_of(known).passes, data_map_of(known).pass_samples) == (3.75, 16 * per_batch)
+    small, large = (
+        DataGeneration(0, "cd" * 32, 10 * per_batch, 1),
+        DataGeneration(20 * per_batch, "ef" * 32, 80 * per_batch, 2),
+    )
+    grown = replace(known, state_file=known.state_file.model_copy(update={"data_generations": (small, large)}))
+    assert (data_map_of(grown).passes, data_map_of(grown).pass_samples) == (2.5, 80 * per_batch)
 
 
 def test_map_of_too_many_intervals_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
