@@ -26,7 +26,7 @@ def add(url: UrlArgument, keys: Keys, admin_token: AdminToken = None, tls_ca: Co
 
     They stay admitted when the coordinator restarts, also if its state file does not list them.
     """
-    wanted = _checked(keys)
+    wanted = checked_keys(keys)
 
     async def admit(operator: OperatorClient) -> None:
         for key in wanted:
@@ -41,7 +41,7 @@ def remove(url: UrlArgument, keys: Keys, admin_token: AdminToken = None, tls_ca:
 
     They stay out when the coordinator restarts, also if its state file lists them, until `epochal access add`.
     """
-    wanted = _checked(keys)
+    wanted = checked_keys(keys)
 
     async def shut_out(operator: OperatorClient) -> None:
         for key in wanted:
@@ -73,7 +73,12 @@ def _lines(found: AccessList) -> list[str]:
     return lines
 
 
-def _checked(keys: list[str]) -> list[str]:
+def checked_keys(keys: list[str]) -> list[str]:
+    """Return public keys as they are.
+
+    Raises:
+        InvalidInput: one is none.
+    """
     for key in keys:
         if not _KEY.fullmatch(key):
             raise InvalidInput(

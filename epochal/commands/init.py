@@ -10,13 +10,23 @@ from typing import Annotated, Literal, TypeAlias, TypeVar, get_args
 import typer
 
 from epochal.cli.run import say
-from epochal.planning.described import UNLIMITED, parse_clients, parse_link
+from epochal.commands.access import checked_keys
+from epochal.planning.described import UNLIMITED, ClientGroup, parse_clients, parse_link
 from epochal.planning.planner import check_groups
 from epochal.planning.plans import PlanOptions
 from epochal.planning.played_run import Links
 from epochal.planning.shown import plan_text
 from epochal.preparation.run_files import run_id_of
-from epochal.starting.choices import BYTES_VOCABULARY, LLAMAS, NGRAM, chosen_data, chosen_model, tokens_in_all
+from epochal.starting.choices import (
+    BYTES_VOCABULARY,
+    LLAMAS,
+    NGRAM,
+    ChosenData,
+    chosen_data,
+    chosen_model,
+    chosen_run_id,
+    tokens_in_all,
+)
 from epochal.starting.files import NewRun, Written, files_of
 from epochal.starting.next_commands import next_commands
 from runtime.durable_files import create_file
@@ -29,15 +39,24 @@ DATA_ADDRESS = "127.0.0.1:39405"
 DEFAULT_CLIENTS = "2 x 100mbit/20mbit 40ms 20k tokens/s"
 FILES = ("state.toml", "data.toml")
 INVITATION_BYTES = 16
+LEAST_NUMBER = 2
+"""Of different tokens, and of tokens of a sample."""
 NO_TOKENS = "(not said: a hundred rounds)"
 MADE_UP_DATA = "dummy"
+DATA_QUESTION = "Data: a folder of token files, dummy (random bytes), or an address"
+ADDRESS_QUESTION = "Where clients reach these data, as HOST:PORT or tls://HOST:PORT"
+CLIENTS_QUESTION = (
+    "Clients: how many, link of each (down/up), round trip, what it trains, as in\n"
+    '"16 x 100mbit/20mbit 40ms 90k tokens/s"'
+)
+KEY_QUESTION = "Public key of a first member, as `epochal key show FILE` prints it"
 MADE_UP = """The data are random bytes: this run shows that machines train together, and its model learns nothing
 (the loss of random bytes is 5.55, however long they are trained). For text of your own, make token files of it, and
 begin again with them:
   epochal prepare TEXT.txt --tokenizer bytes --out data
   epochal init OTHER_DIR --data data/train"""
 
-Asked = TypeVar("Asked", str, int)
+Read = TypeVar("Read")
 Access: TypeAlias = Literal["open", "keys", "invitations"]
 ACCESS: tuple[Access, ...] = get_args(Access)
 
@@ -56,21 +75,23 @@ DataOption = Annotated[
     ),
 ]
 DataAddressOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        metavar="HOST:PORT", help="Where clients reach the data server; tls://HOST:PORT if it has a certificate."
+        metavar="HOST:PORT",
+        help="Where clients reach the data server; tls://HOST:PORT if it has a certificate. Default: "
+        f"{DATA_ADDRESS}, which only this machine can reach.",
     ),
 ]
 TokenSizeOption = Annotated[
     int | None, typer.Option(help="Bytes of a token in the files: 2 or 4. Default: by --vocabulary.")
 ]
 VocabularyOption = Annotated[
-    int | None, typer.Option(min=2, help="Number of different tokens of the data: 256 for bytes.")
+    int | None, typer.Option(min=LEAST_NUMBER, help="Number of different tokens of the data: 256 for bytes.")
 ]
 ModelOption = Annotated[
     str | None, typer.Option(metavar="MODEL", help=f"{MODELS}, or the path of a Hugging Face config.json.")
 ]
-SeqLenOption = Annotated[int | None, typer.Option(min=2, help="Tokens of a sample.")]
+SeqLenOption = Annotated[int | None, typer.Option(min=LEAST_NUMBER, help="Tokens of a sample.")]
 ClientsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -99,7 +120,7 @@ def init(
     folder: DirArgument = Path(),
     run_id: RunIdOption = None,
     data: DataOption = None,
-    data_address: DataAddressOption = DATA_ADDRESS,
+    data_address: DataAddressOption = None,
     token_size: TokenSizeOption = None,
     vocabulary: VocabularyOption = None,
     model: ModelOption = None,
@@ -117,27 +138,33 @@ def init(
     Asks on a terminal for what no option says.
     """
     check_new(folder)
-    ask = _Asking(is_asking=sys.stdin.isatty() and not yes)
-    run_id = ask.text("--run-id", "Name of the run", run_id, run_id_of(folder))
-    data = ask.text("--data", "Data: a folder of token files, dummy (random bytes), or an address", data, "dummy")
-    vocabulary = ask.number("--vocabulary", "Number of different tokens (256 for bytes)", vocabulary, BYTES_VOCABULARY)
     if token_size not in (None, 2, 4):
         raise InvalidInput(f"--token-size {token_size}; allowed: 2 or 4")
+    ask = _Asking(is_asking=sys.stdin.isatty() and not yes)
+    run_id = ask.text("--run-id", "Name of the run", run_id, run_id_of(folder), chosen_run_id)
+    data = ask.text("--data", DATA_QUESTION, data, MADE_UP_DATA, _checked(_data_of))
+    if _data_of(data).folder is not None:
+        read_address = _checked(lambda text: _data_of(data, address=text))
+        data_address = ask.text("--data-address", ADDRESS_QUESTION, data_address, DATA_ADDRESS, read_address)
+    vocabulary = ask.number("--vocabulary", "Number of different tokens (256 for bytes)", vocabulary, BYTES_VOCABULARY)
     token_size = token_size or (2 if vocabulary <= 1 << 16 else 4)
-    found, is_made_up = chosen_data(data, token_size, data_address), data == MADE_UP_DATA
+    found = _data_of(data, token_size, data_address or DATA_ADDRESS)
     is_bytes = vocabulary <= BYTES_VOCABULARY
-    model = ask.text("--model", f"Model: {MODELS}, or a config.json", model, NGRAM if is_bytes else "llama-30m")
+    read_model = _checked(lambda text: chosen_model(text, vocabulary, LEAST_NUMBER))
+    usual = NGRAM if is_bytes else "llama-30m"
+    model = ask.text("--model", f"Model: {MODELS}, or a config.json", model, usual, read_model)
     seq_len = ask.number("--seq-len", "Tokens of a sample", seq_len, 512 if model == NGRAM else 1024)
-    chosen = chosen_model(model, vocabulary, seq_len)
-    form = 'Clients, as in "16 x 100mbit/20mbit 40ms 90k tokens/s"'
-    said = clients or [ask.text("--clients", form, None, DEFAULT_CLIENTS)]
-    groups = [parse_clients(text, "--clients") for text in said]
-    check_groups(groups)
+    groups = _groups(clients) if clients else ask.text("--clients", CLIENTS_QUESTION, None, DEFAULT_CLIENTS, _groups_of)
     passes = "1 pass" if found.tokens else ""
-    tokens = ask.text("--tokens", "Tokens to train in all (10B, or 3 passes)", tokens, passes)
-    total_tokens = tokens_in_all(tokens, found) if tokens else None
-    opened = ask.choice("--access", "Who may join", access, ACCESS)
+    total_tokens = ask.text(
+        *("--tokens", "Tokens to train in all (10B, or 3 passes)", tokens, passes),
+        lambda text: tokens_in_all(text, found) if text else None,
+    )
+    opened = ask.text("--access", f"Who may join ({', '.join(ACCESS)})", access, ACCESS[0], _access_of)
+    if opened == "keys" and not allow_key and ask.is_asking:
+        allow_key = [ask.text("--allow-key", KEY_QUESTION, None, "", _checked(lambda text: checked_keys([text])))]
     entries, invitation = _entries(opened, allow_key or [])
+    chosen = chosen_model(model, vocabulary, seq_len)
     run = NewRun(run_id, chosen, found, seq_len, codec, opened, entries)
     options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator")))
     written = files_of(run, groups, options, total_tokens, token_size)
@@ -146,7 +173,7 @@ def init(
     if ask.taken:
         say("\ntaken by default, as nobody was asked:")
         say("\n".join(f"  {option} {shlex.quote(value) if value else NO_TOKENS}" for option, value in ask.taken))
-    if is_made_up:
+    if data == MADE_UP_DATA:
         say(f"\n{MADE_UP}")
     _say_next(folder, written, invitation)
 
@@ -157,34 +184,64 @@ class _Asking:
     def __init__(self, *, is_asking: bool) -> None:
         self.taken: list[tuple[str, str]] = []
         """Options and the defaults that were taken for them without a question."""
-        self._is_asking = is_asking
+        self.is_asking = is_asking
+        """Whether somebody is asked."""
 
-    def text(self, option: str, question: str, given: str | None, default: str) -> str:
-        """Return what was given, or the answer to a question."""
-        return self._answered(option, question, given, default, str)
+    def text(self, option: str, question: str, given: str | None, default: str, read: Callable[[str], Read]) -> Read:
+        """Return what `read` makes of what was given, or of an answer: it is asked for until `read` takes one.
+
+        Raises:
+            InvalidInput: `read` does not take what was given, or the default.
+        """
+        while given is None and self.is_asking:
+            try:
+                return read(typer.prompt(question, default=default, show_default=bool(default)))
+            except InvalidInput as error:
+                typer.echo(error.message, err=True)
+        if given is None:
+            self.taken.append((option, default))
+        return read(default if given is None else given)
 
     def number(self, option: str, question: str, given: int | None, default: int) -> int:
-        """Return what was given, or the number that answers a question."""
-        return self._answered(option, question, given, default, int)
+        """Return what was given, or the number that answers a question, of at least `LEAST_NUMBER`."""
 
-    def choice(self, option: str, question: str, given: str | None, allowed: tuple[str, ...]) -> str:
-        """Return what was given, or one of these words, of which the first is the default."""
-        while True:
-            answer = self.text(option, f"{question} ({', '.join(allowed)})", given, allowed[0])
-            if answer in allowed:
-                return answer
-            typer.echo(f"{answer!r} is none of {', '.join(allowed)}", err=True)
+        def read(text: str) -> int:
+            if not text.isdecimal() or int(text) < LEAST_NUMBER:
+                raise InvalidInput(f"{option} {text!r}; allowed: a number of at least {LEAST_NUMBER}")
+            return int(text)
 
-    def _answered(
-        self, option: str, question: str, given: Asked | None, default: Asked, kind: Callable[[str], Asked]
-    ) -> Asked:
-        if given is not None:
-            return given
-        if not self._is_asking:
-            self.taken.append((option, str(default)))
-            return default
-        answer: Asked = typer.prompt(question, default=default, type=kind, show_default=bool(default))
-        return answer
+        return given if given is not None else self.text(option, question, None, str(default), read)
+
+
+def _checked(read: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a function that returns its text if `read` takes it."""
+
+    def checked(text: str) -> str:
+        read(text)
+        return text
+
+    return checked
+
+
+def _data_of(text: str, token_size: int = 2, address: str = DATA_ADDRESS) -> ChosenData:
+    return chosen_data(text, token_size, address)
+
+
+def _groups(texts: list[str]) -> list[ClientGroup]:
+    groups = [parse_clients(text, "--clients") for text in texts]
+    check_groups(groups)
+    return groups
+
+
+def _groups_of(text: str) -> list[ClientGroup]:
+    return _groups([text])
+
+
+def _access_of(text: str) -> Access:
+    found = next((each for each in ACCESS if each == text), None)
+    if found is None:
+        raise InvalidInput(f"--access {text!r}; allowed: {', '.join(ACCESS)}")
+    return found
 
 
 def check_new(folder: Path) -> None:

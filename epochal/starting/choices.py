@@ -14,6 +14,8 @@ from data_providers.file_names import NPY_SUFFIX, RAW_SUFFIXES
 from data_providers.locations import parse_location
 from epochal.planning.described import parse_clients, parse_count
 from state.config.data_location import DummyData, Server, SingleUrl
+from state.config.state_file import MAX_RUN_ID_BYTES
+from state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from state.errors import InvalidInput
 
 NGRAM = "ngram"
@@ -58,6 +60,17 @@ class ChosenData:
     location: str
     folder: Path | None
     tokens: int | None
+
+
+def chosen_run_id(text: str) -> str:
+    """Return the name of a run, as it is.
+
+    Raises:
+        InvalidInput: a run cannot be called so.
+    """
+    if not SERVED_RUN_ID.fullmatch(text) or len(text) > MAX_RUN_ID_BYTES:
+        raise InvalidInput(f"--run-id {text!r}; allowed: at most {MAX_RUN_ID_BYTES} of {RUN_ID_LINE}")
+    return text
 
 
 def chosen_model(text: str, vocabulary: int, seq_len: int) -> ChosenModel:

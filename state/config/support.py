@@ -11,7 +11,8 @@ from state.config.schema import tag_of
 from state.config.state_file import StateFile
 from state.errors import Mistake, Unsupported
 
-_SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+RUN_ID_LINE = "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL"
 _UNPACKED = frozenset(kind.variant for kind in (Server, DummyData))
 _LLM = "model.LLM."
 _ARCHITECTURE = _LLM + "architecture"
@@ -47,7 +48,7 @@ def unsupported_values(tree: Mapping[str, Any], architectures: Collection[Archit
     known = {name.value for name in Architecture} - {name.value for name in architectures}
     run_id, file_count = values["run_id"], values[_NUM_FILES]
     refused = {
-        "run_id": isinstance(run_id, str) and not _SERVED_RUN_ID.fullmatch(run_id),
+        "run_id": isinstance(run_id, str) and not SERVED_RUN_ID.fullmatch(run_id),
         "config.verification_percent": _is_above(values["config.verification_percent"], 0),
         _ARCHITECTURE: kinds[_ARCHITECTURE] in known,
         _LLM + "data_location": (
@@ -66,7 +67,7 @@ def unsupported_values(tree: Mapping[str, Any], architectures: Collection[Archit
 
 
 _LINES = {
-    "run_id": "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL",
+    "run_id": RUN_ID_LINE,
     "config.verification_percent": "`verification_percent = 0`",
     _ARCHITECTURE: "",
     _LLM + "data_location": f"{_PACKED}, as Finetuning packs samples",

@@ -49,9 +49,13 @@ class Terminal:
 
     async def until(self, text: str) -> None:
         """Return once this text has been written."""
+        await self.until_again(text, 0)
+
+    async def until_again(self, text: str, after: int) -> None:
+        """Return once this text has been written after so many characters."""
         try:
             async with asyncio.timeout(BOUND_S):
-                while text not in self.text:
+                while text not in self.text[after:]:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:

@@ -11,6 +11,7 @@ from state.config.data_file import check_together, parse_data_config
 from state.config.state_file import StateFile, parse_state
 from state.errors import InvalidInput
 from tests.support.cli import run_main
+from tests.support.terminals import in_terminal
 
 CLIENTS = "2 x 1gbit/1gbit 1ms 1M tokens/s"
 TOKENS = 100_000
@@ -49,6 +50,7 @@ def test_all_options_leave_no_default_to_tell(tmp_path: Path, tokens: Path) -> N
     ran = run_main(
         *("init", str(tmp_path / "run"), "--run-id", "r", "--data", str(tokens), "--vocabulary", "256", "--model"),
         *("ngram", "--seq-len", "64", "--clients", CLIENTS, "--tokens", "1M", "--access", "open"),
+        *("--data-address", "data.example:39405"),
     )
     ran.expect(0)
     assert "taken by default" not in ran.out
@@ -161,3 +163,37 @@ def test_tokens_are_numbers_or_passes(tokens: Path) -> None:
     data = chosen_data(str(tokens), 2, "127.0.0.1:1")
     assert tokens_in_all("1.5 passes", data) == 150_000
     assert tokens_in_all("10B", data) == 10_000_000_000
+
+
+ANSWERED = (
+    ("Name of the run", "../up", "asked"),
+    ("Data: ", "nowhere", None),
+    ("Where clients reach these data", "here", "data.example:39405"),
+    ("Number of different tokens", "1", "256"),
+    ("Model: ", "gpt", "ngram"),
+    ("Tokens of a sample", "many", "64"),
+    ("Clients: ", "two laptops", CLIENTS),
+    ("Tokens to train in all", "lots", "1 pass"),
+    ("Who may join", "friends", "keys"),
+    ("Public key of a first member", "me", "0" * 64),
+)
+"""Each question, an answer that is not taken, and one that is; None for the folder of tokens."""
+
+
+async def test_answer_that_is_not_taken_is_asked_for_again(tmp_path: Path, tokens: Path) -> None:
+    async with in_terminal("init", str(tmp_path / "run")) as terminal:
+        for question, wrong, right in ANSWERED:
+            await terminal.until(question)
+            told = len(terminal.text)
+            terminal.press(f"{wrong}\n")
+            await terminal.until_again(question, told)
+            terminal.press(f"{right or tokens}\n")
+        assert await terminal.end() == 0
+    state = state_in(tmp_path / "run")
+    assert (state.run_id, state.access.keys, state.model.LLM.max_seq_len) == ("asked", ("0" * 64,), 64)
+    assert "data.example:39405" in (tmp_path / "run" / "state.toml").read_text()
+
+
+def test_name_that_no_run_may_have_is_refused_before_files_are_written(tmp_path: Path) -> None:
+    run_main("init", str(tmp_path / "run"), "--yes", "--run-id", "../up").expect(2, "--run-id '../up'; allowed:")
+    assert not (tmp_path / "run").exists()
