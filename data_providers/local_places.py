@@ -24,7 +24,8 @@ def cannot_open(path: Path, error: OSError) -> DataNotThere | SourceUnavailable:
     reason = str(error) if error.errno is None else os.strerror(error.errno)
     message = f"{path.absolute()} cannot be read: {reason}"
     if error.errno in MISTAKEN_PLACES:
-        return DataNotThere(f"{message}; check the path, or name the data with --data", path=str(path))
+        advice = "check the path; a client whose copy is elsewhere names it with --data"
+        return DataNotThere(f"{message}; {advice}", path=str(path))
     return SourceUnavailable(message, path=str(path))
 
 

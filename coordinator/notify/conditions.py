@@ -83,7 +83,8 @@ def _all_news(run: Run, failures: Sequence[tuple[str, str]], room: Room) -> Iter
 def _too_few_members(run: Run) -> Iterator[DueNews]:
     least, members = run.state_file.config.min_clients, len(run.available_members())
     if members < least:
-        message = f"The run has {members} members that can work; it needs {least} (config.min_clients)."
+        able = f"{members} member{'' if members == 1 else 's'} that can work"
+        message = f"The run has {able}; it needs {least} (config.min_clients)."
         yield DueNews("members", "", f"{message} It is at step {run.step}, in {run.phase.value}.")
 
 

@@ -50,7 +50,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     sizes = plan.sizes
     result, checkpoint = shown_bytes(sizes.result_bytes), shown_bytes(sizes.checkpoint_bytes)
     yield _row("model", f"{sizes.parameter_count:,} parameters: a result of {result}, a checkpoint of {checkpoint}")
-    clients = f"{plan.client_count:,} clients"
+    clients = f"{plan.client_count:,} client{'' if plan.client_count == 1 else 's'}"
     if 0 < plan.played_count < plan.client_count:
         clients += f" ({plan.played_count} are played, each for those that are alike)"
     yield _row("clients", clients)
@@ -103,7 +103,7 @@ def _machines(plan: Plan) -> Iterator[str]:
     memory, disk = shown_bytes(machines.client_memory_bytes), shown_bytes(machines.client_disk_bytes)
     yield _row("a client needs", f"at most {memory} of memory beside its trainer's, {disk} of disk for its spool")
     through = f"{shown_bytes(machines.to_coordinator_bytes)} in, {shown_bytes(machines.from_coordinator_bytes)} out"
-    yield _row("the coordinator", f"{through} in a round; {100 * machines.processor_part:.2g} % of a core")
+    yield _row("the coordinator", f"{through} in a round; {_percent(machines.processor_part)} of a core")
     needs = [f"at most {shown_bytes(machines.coordinator_memory_bytes)} of memory"]
     if machines.coordinator_disk_bytes:
         needs.append(f"{shown_bytes(machines.coordinator_disk_bytes)} of disk for results and checkpoints")
@@ -135,9 +135,15 @@ def _s(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"
 
 
+def _percent(part: float) -> str:
+    return f"{100 * part:,.0f} %" if part >= 0.1 else f"{100 * part:.2g} %"
+
+
 def _days(days: float) -> str:
     if not math.isfinite(days):
         return "never"
     if days >= 2:
         return f"{days:,.3g} days"
-    return f"{days * 24:.3g} hours" if days * 24 >= 1 else f"{days * 1440:.2g} minutes"
+    if days * 24 >= 1:
+        return f"{days * 24:.3g} hours"
+    return f"{days * 1440:.2g} minutes" if days * 1440 >= 1 else _s(days * 86_400)

@@ -22,7 +22,7 @@ async def test_data_path_of_the_run_that_a_machine_lacks_ends_its_client(tmp_pat
         (client,) = run.clients
         assert await client.wait(BOUND_S) == 1
         assert f"{tmp_path}/tokens cannot be read: No such file or directory; check the path" in client.log_tail()
-        assert "name the data with --data" in client.log_tail()
+        assert "names it with --data" in client.log_tail()
 
 
 async def test_data_server_that_comes_up_later_is_waited_for_with_one_warning(tmp_path: Path) -> None:

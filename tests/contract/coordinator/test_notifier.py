@@ -81,7 +81,7 @@ async def test_run_that_loses_its_members_and_ends_is_told(webhooks: WebhookServ
         assert (await clients[0].send("DELETE", "/clients/me")).status_code == 204
         told = await next_of(webhooks)
         assert kind_of(told) == "members"
-        assert "the run has 1 members that can work; it needs 2" in json.loads(told.body)["message"].lower()
+        assert "the run has 1 member that can work; it needs 2" in json.loads(told.body)["message"].lower()
 
 
 async def test_restart_neither_repeats_nor_forgets(webhooks: WebhookServer) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,22 @@ def test_days_are_those_of_all_rounds_and_epochs() -> None:
     assert found.between_epochs_s is not None
     rounds_s = 1000 * found.round_s + (found.epochs - 1) * found.between_epochs_s + found.warm_up_s
     assert found.days * 86_400 == pytest.approx(rounds_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("days", "shown"), [(10 / 86_400, "10 s:"), (0.1, "2.4 hours:"), (2.5 / 1440, "2.5 minutes:"), (math.inf, "never:")]
+)
+def test_time_to_the_end_is_shown_in_a_unit_that_is_not_too_large(days: float, shown: str) -> None:
+    text = plan_text(replace(planned(1), days=days))
+    assert f"to the end            {shown}" in text
+    assert "clients               1 client\n" in text
+
+
+@pytest.mark.parametrize(("part", "shown"), [(1.17, "117 %"), (0.0123, "1.2 %")])
+def test_processor_of_the_coordinator_is_shown_without_an_exponent(part: float, shown: str) -> None:
+    found = planned(1)
+    busy = replace(found, machines=replace(found.machines, processor_part=part))
+    assert f"; {shown} of a core" in plan_text(busy)
 
 
 def test_rounds_that_grow_take_less_time_in_all() -> None:
