@@ -53,7 +53,11 @@ def _facts(member: MemberDetail) -> Iterator[tuple[str, str]]:
     yield "state", _state(row)
     yield "program", f"{visible(row.software) or 'version not known'}, trainer {visible(row.trainer) or UNKNOWN}"
     yield "joined", UNKNOWN if row.joined_s is None else shown_time(row.joined_s)
-    yield "share", f"{row.share:.3g} of {row.claim:,} batches in a round that it claims"
+    if not row.left:
+        yield (
+            "share",
+            f"{row.share:.3g} of the {row.claim:,} that it claims; rounds are divided in proportion to all shares",
+        )
     speed = UNKNOWN if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f} tokens/s"
     trained = "" if row.train_s is None else f"; {row.train_s:.2f} s of training in a round (median of the last)"
     yield "speed", speed + trained

@@ -75,8 +75,8 @@ async def test_question_and_narrow_table_break_no_rule(browser: "Browser", run: 
 
 
 async def test_every_control_is_reached_by_tab(browser: "Browser", run: ShownRun) -> None:
-    """All that can be used is reached by Tab, in the order of the page, and shows that it has the focus."""
-    async with opened(browser) as (page, _):
+    """All that can be used is reached by Tab, in the page's order, shows that it has the focus, and is in sight."""
+    async with opened(browser, "phone") as (page, _):
         for place in ("members", "join", "operate"):
             await run.open(page, place)
             await page.locator(PARTS[place]).first.wait_for()
@@ -89,6 +89,7 @@ async def test_every_control_is_reached_by_tab(browser: "Browser", run: ShownRun
             places = [found["place"] for found in reached if found["place"] >= 0]
             assert set(places) >= set(range(wanted)), place
             assert [found for found in reached if found["place"] >= 0 and not found["outlined"]] == []
+            assert [found for found in reached if found["place"] >= 0 and found["covered"]] == [], place
 
 
 async def test_table_is_walked_and_sorted_by_keyboard(browser: "Browser", run: ShownRun) -> None:
@@ -121,8 +122,10 @@ REACHABLE = """() => {
     return window.controls.length;
 }"""
 FOCUSED = """() => {
-    const style = getComputedStyle(document.activeElement);
+    const style = getComputedStyle(document.activeElement), bar = document.getElementById("timeline");
+    const { bottom } = document.activeElement.getBoundingClientRect();
     return {
+        covered: !bar.contains(document.activeElement) && bottom > bar.getBoundingClientRect().top + 1,
         place: window.controls.indexOf(document.activeElement),
         outlined: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0,
     };

@@ -145,6 +145,9 @@ async def test_those_that_have_left_are_shown_if_wanted(
         assert {row["State"] for row in await rows(page)} >= {"withdrew", "fell silent"}
         await page.get_by_label("Show those that have left").uncheck()
         await said(page, "4 members")
+        await play(page, {"members": many | {"members": {name: [] for name in few}, "gone": gone}})
+        await page.reload()
+        await said(page, "No member is present; those that have left can be shown")
         assert complaints.unexpected == []
 
 

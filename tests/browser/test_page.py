@@ -1,5 +1,6 @@
 """The page in a browser: it shows the run as the API tells it, live, at any version, and to whom it may."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -247,6 +248,28 @@ async def test_slider_and_its_buttons_work_by_keyboard(browser: "Browser", watch
         await page.wait_for_url(f"**/#/?version={before}")
         await page.get_by_role("button", name="Live").press("Enter")
         await page.wait_for_url(watched.url + "#/")
+
+
+async def test_part_that_was_left_before_it_was_loaded_is_not_shown(browser: "Browser", watched: Watched) -> None:
+    async with opened(browser) as (page, _):
+        asked, free = asyncio.Event(), asyncio.Event()
+
+        async def waits(route: "Route") -> None:
+            asked.set()
+            await free.wait()
+            await route.continue_()
+
+        await page.route("**/panels/join.js", waits)
+        await page.goto(watched.url)
+        await until_shown(page, "step", "done")
+        await page.goto(f"{watched.url}#/join")
+        await asked.wait()
+        await page.goto(f"{watched.url}#/")
+        async with page.expect_response("**/panels/join.js"):
+            free.set()
+        await page.evaluate("import('./dashboard/panels/join.js')")
+        await page.get_by_role("heading", name="Run", exact=True).wait_for()
+        assert await page.get_by_role("heading", name="Join", exact=True).count() == 0
 
 
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "nowhere"])

@@ -28,7 +28,10 @@ function showLinks(place) {
 
 async function showPanel(place) {
   const name = store.connection.state === "refused" ? "token" : panelOf(place.panel) === null ? "none" : place.panel;
-  if (shown?.name === name) return shown.panel?.update(place);
+  if (shown?.name === name) {
+    wanted = null; // another one that is still being loaded is not, any more
+    return shown.panel?.update(place);
+  }
   if (wanted === name) return;
   wanted = name;
   const PanelClass = name in OWN ? OWN[name] : (await panelOf(name).load()).default;

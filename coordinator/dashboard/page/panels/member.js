@@ -143,7 +143,6 @@ function factsOf(row, { last_miss: lastMiss, quarantined }) {
     ["Id", row.client_id],
     ["Program", `${visible(row.software) || "version not known"}, trainer ${visible(row.trainer)}`],
     ["Joined", moment(row.joined_s)],
-    ["Share", `${digits(row.share, 3)} of the ${whole(row.claim)} that it claims; rounds are divided in proportion to all shares`],
     ["Speed", `${short(row.tokens_per_s)} tokens/s; ${duration(row.train_s)} of training in a round (median of the last rounds)`],
     ["Loss", `${digits(row.last_loss)} nats/token`],
     ["Waits for data", `${percent(row.data_wait)} of its trainer's time lately; ${duration(row.data_wait_s)} in all`],
@@ -151,6 +150,9 @@ function factsOf(row, { last_miss: lastMiss, quarantined }) {
     ["Tokens", `${whole(row.tokens)} applied`],
     ["Transferred", `${bytes(row.uploaded_bytes)} sent, ${bytes(row.downloaded_bytes)} received, as it says`],
   ];
+  if (!row.left) {
+    facts.splice(3, 0, ["Share", `${digits(row.share, 3)} of the ${whole(row.claim)} that it claims; rounds are divided in proportion to all shares`]);
+  }
   if (row.missed || lastMiss) {
     facts.push(["Missed rounds", `${whole(row.missed)} not made up for${lastMiss ? `; the last one: ${visible(lastMiss)}` : ""}`]);
   }
