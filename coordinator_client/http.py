@@ -13,7 +13,7 @@ from coordinator_client.follow import parse_immutable
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
 from coordinator_client.resumed_uploads import NO_SUCH_ROUTE, ResumedUploads
 from coordinator_client.stored_blobs import StoredBlobs, StoredDownload
-from coordinator_client.wrong_address import mistake_in
+from coordinator_client.wrong_address import WrongAddress, mistake_in
 from runtime.http_client import (
     LeftRequests,
     Trust,
@@ -117,7 +117,7 @@ class CoordinatorClient:
                     return cls(http, run_id, PlainBlobs.at(base))
                 except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                     if mistake := await mistake_in(shown, error):
-                        raise InvalidInput(mistake, url=shown) from error
+                        raise WrongAddress(mistake, url=shown) from error
                     if is_first and retry_policy.attempts > 1:
                         fields = {"url": shown, "reason": str(error), "goes_on_trying_for_s": retry_policy.bound_s}
                         log.warning("coordinator_does_not_answer_yet", extra=fields)

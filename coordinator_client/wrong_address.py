@@ -12,11 +12,15 @@ import ssl
 import httpx
 
 from runtime.http_client import causes_of, proxy_of, user_mistake
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 
 PROBE_TIMEOUT_S = 5.0
 """Maximum time of a connection that tells which protocol a server speaks."""
 HTTP_BEGIN = b"HTTP"
+
+
+class WrongAddress(InvalidInput):
+    """The URL of a coordinator, or whom to trust there, is wrong: no attempt can succeed. The user's mistake."""
 
 
 async def mistake_in(url: str, error: CoordinatorUnreachable | Refused | InvalidDocument) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from state.config.data_location import S3, Azure, Gcp
-from state.errors import InvalidInput
+from state.errors import ExtraMissing, InvalidInput
 
 REQUEST_TIMEOUT = "30s"
 CONNECT_TIMEOUT = "10s"
@@ -75,7 +75,7 @@ def obstore() -> Any:
         import obstore.exceptions
         import obstore.store
     except ImportError as error:
-        raise InvalidInput(f"a bucket needs obstore: {EXTRA}") from error
+        raise ExtraMissing(f"a bucket needs obstore: {EXTRA}") from error
     return obstore
 
 

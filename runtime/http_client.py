@@ -37,6 +37,8 @@ STORE_SCHEMES = ("postgresql", "postgres")
 """Schemes of databases that keep runs."""
 _SET_COOKIE = "set-cookie"
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
+_OF_ANOTHER_NAME = (62, 64)
+"""OpenSSL's codes of a certificate for another host, and for another IP address."""
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
 _PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "help", "kind", "message", "self"})
@@ -265,7 +267,10 @@ def user_mistake(error: BaseException, url: str) -> str | None:
     """
     for cause in causes_of(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"{url} is not trusted ({cause.verify_message}); --tls-ca names whom to trust"
+            advice = "--tls-ca names whom to trust"
+            if cause.verify_code in _OF_ANOTHER_NAME:
+                advice = "give the address with a name that the certificate has"
+            return f"{url} is not trusted ({cause.verify_message.rstrip('.')}); {advice}"
         if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_HTTP_REASONS:
             return f"{url} does not speak TLS; the server may be at http{url.removeprefix('https')}"
     return None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from runtime.os_errors import Obstacle, obstacle_of
 from runtime.retry import RetryPolicy, retry_after_s
-from state.errors import InvalidInput, ModelUnavailable
+from state.errors import ExtraMissing, InvalidInput, ModelUnavailable
 
 HUB_EXTRA = "pip install 'epochal[hub]'"
 MAX_ATTEMPTS = 4
@@ -32,7 +32,7 @@ def hub() -> Any:
         import huggingface_hub.constants
         import huggingface_hub.errors
     except ImportError as error:
-        raise InvalidInput(f"the Hugging Face Hub needs huggingface_hub: {HUB_EXTRA}") from error
+        raise ExtraMissing(f"the Hugging Face Hub needs huggingface_hub: {HUB_EXTRA}") from error
     return huggingface_hub
 
 

@@ -5,6 +5,7 @@ EpochalError
 ├── InvalidInput            an input is wrong; the message says where and what is allowed
 │   ├── InvalidConfig       a state.toml or data.toml; carries every mistake at once
 │   ├── InvalidDocument     bytes that a peer sent do not form the document that they claim to be
+│   ├── ExtraMissing        something needs a package that is not installed here
 │   └── InvalidResult       a result's bytes break a rule (state/results.py)
 ├── Unsupported             valid, but not supported by this version
 ├── Refused                 the coordinator refuses a message; the run is unchanged (coordinator, wire)
@@ -79,6 +80,10 @@ class InvalidConfig(InvalidInput):
 
 class InvalidDocument(InvalidInput):
     """A peer's bytes are not the document that they should be. The peer's fault."""
+
+
+class ExtraMissing(InvalidInput):
+    """An extra of the package is needed that is not installed here. The message has the line that installs it."""
 
 
 class InvalidResult(InvalidInput):

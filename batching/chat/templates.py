@@ -18,7 +18,7 @@ from typing import Any
 
 from batching.chat.conversations import ASSISTANT, Conversation, texts_in
 from data_providers.protocol import CorruptData
-from state.errors import InvalidInput
+from state.errors import ExtraMissing, InvalidInput
 
 EXTRA = "pip install 'epochal[prepare]'"
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
@@ -166,7 +166,7 @@ def _compiled(source: str, name: str) -> Callable[..., str]:
         from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
-        raise InvalidInput(f"chat templates need jinja2: {EXTRA}") from error
+        raise ExtraMissing(f"chat templates need jinja2: {EXTRA}") from error
 
     class Generation(Extension):
         """`{% generation %} … {% endgeneration %}`: marks what the assistant wrote."""

@@ -22,7 +22,7 @@ from coordinator.store.replication import Program, Replication
 from runtime.clock import Clock
 from runtime.shown_urls import without_password
 from state.config.blob_place import BlobPlace
-from state.errors import InvalidInput
+from state.errors import ExtraMissing, InvalidInput
 
 ALLOWED = "a folder, file:///PATH/OF/A/FOLDER, or postgresql://USER@HOST/DATABASE"
 DATABASE_SCHEMES = ("postgresql", "postgres")
@@ -233,7 +233,7 @@ def _database_opening(url: str) -> ModuleType:
         if not is_missing and "pq wrapper" not in str(error):
             raise
         scheme = url.partition("://")[0]
-        raise InvalidInput(
+        raise ExtraMissing(
             f"a store at {scheme}:// needs psycopg with libpq: pip install 'epochal[postgres]'"
         ) from error
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_providers.protocol import CorruptData, SourceUnavailable
-from state.errors import InvalidInput
+from state.errors import ExtraMissing
 
 EXTRA = "pip install 'epochal[parquet]'"
 INPUTS = "inputs"
@@ -52,7 +52,7 @@ def pyarrow() -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise InvalidInput(f"parquet and Arrow files need pyarrow: {EXTRA}") from error
+        raise ExtraMissing(f"parquet and Arrow files need pyarrow: {EXTRA}") from error
     return pyarrow
 
 

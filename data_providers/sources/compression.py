@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 from data_providers.protocol import CorruptData, Rejected
 from data_providers.waits import decoding
-from state.errors import InvalidInput
+from state.errors import ExtraMissing
 
 SUFFIXES = {".zst": "zstd", ".gz": "gz", ".bz2": "bz2", ".xz": "xz"}
 """The compression that a file's name says."""
@@ -165,7 +165,7 @@ def _zstd(file: BinaryIO, _: int | None) -> Opened:
     try:
         import zstandard
     except ImportError as error:
-        raise InvalidInput(f"zstd files need zstandard: {ZSTD_EXTRA}") from error
+        raise ExtraMissing(f"zstd files need zstandard: {ZSTD_EXTRA}") from error
     packed, context = _buffered(file), zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     frame, held = context.decompressobj(), memoryview(b"")
 
@@ -192,7 +192,7 @@ def _arrow(kind: str) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise InvalidInput(f"{kind} files need pyarrow: {ARROW_EXTRA}") from error
+        raise ExtraMissing(f"{kind} files need pyarrow: {ARROW_EXTRA}") from error
     return pyarrow
 
 

@@ -9,7 +9,7 @@ from data_providers.file_names import PARQUET_SUFFIX
 from data_providers.preprocessed import EXTRA
 from data_providers.protocol import TokenBatch
 from runtime.durable_files import replace_file
-from state.errors import InvalidInput
+from state.errors import ExtraMissing
 
 ROW_GROUP_ROWS = 256
 
@@ -30,7 +30,7 @@ def write_rows(path: Path, rows: Sequence[TokenBatch]) -> None:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise InvalidInput(f"rows are written as parquet files, which needs pyarrow: {EXTRA}") from error
+        raise ExtraMissing(f"rows are written as parquet files, which needs pyarrow: {EXTRA}") from error
     columns: dict[str, list[Any]] = {
         "inputs": [row.input_ids for row in rows],
         "labels": [row.labels for row in rows],

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from state.errors import InvalidInput
+from state.errors import ExtraMissing, InvalidInput
 from trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
 from trainers.registry import TRAINERS
 from trainers.torch.options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
@@ -80,7 +80,7 @@ def _check_installed() -> None:
     missing = {name for entry in ARCHITECTURES.values() if entry.trainer == TORCH for name in entry.missing_modules()}
     if missing:
         others = ", ".join(name for name in TRAINERS if name != TORCH)
-        raise InvalidInput(
+        raise ExtraMissing(
             f"--trainer torch needs {' and '.join(sorted(missing))}: `pip install epochal[torch]`; allowed without "
             f"it: {others}"
         )

@@ -12,7 +12,7 @@ from epochal.cli.options import CoordinatorCaOption
 from epochal.cli.run import say
 from epochal.cli.run_address import RunArgument
 from runtime.visible_text import visible
-from state.errors import InvalidInput
+from state.errors import ExtraMissing, InvalidInput
 
 
 def plot(
@@ -23,7 +23,7 @@ def plot(
 ) -> None:
     """Draw a run's loss, members, throughput, bytes, waits and its last round as SVG and PNG (epochal\\[plot])."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidInput("epochal plot needs matplotlib: pip install 'epochal[plot]'")
+        raise ExtraMissing("epochal plot needs matplotlib: pip install 'epochal[plot]'")
     from epochal.figures.charts import charts_of
     from epochal.figures.matplotlib_files import draw_files
     from epochal.figures.run_record import read_record

@@ -25,6 +25,7 @@ from state.replica import Replica, replica_digest
 PACKAGE = "epochal"
 PROGRAM_S = 60.0
 """Maximum time of a program that is asked for the GPU; torch may take long to be imported."""
+TORCH_ADVICE = "`python -c 'import torch'` says why; mend or reinstall it"
 LEAST_DISK_BYTES = 2 * 1024**3
 MERGED_PARAMETERS = 1 << 20
 MERGED_DIGEST = "131677c0aaf9be8325864a87fe2c238d6e632fd3886f10f687ea6549fee1203b"
@@ -139,7 +140,7 @@ def _gpu(has_torch: bool) -> tuple[int | None, Finding]:
     listed = _output([shutil.which("nvidia-smi") or "", "--query-gpu=name,memory.total", "--format=csv,noheader"])
     if listed:
         names = "; ".join(visible(line.strip()) for line in listed.splitlines()[:8])
-        return None, Finding("GPU", "note", names, f"to train on it: pip install '{PACKAGE}[torch]'")
+        return None, Finding("GPU", "note", names, f"to train on it: pip install '{PACKAGE}[torch]'", "extra-missing")
     return None, Finding("GPU", "note", "none found", "the embedded model needs none; large models need one")
 
 
@@ -148,7 +149,8 @@ def _gpu_of_torch() -> tuple[int | None, Finding]:
     try:
         told = json.loads(answer or "")
     except ValueError:
-        return None, Finding("GPU", "problem", "torch is installed and cannot be imported", "python -c 'import torch'")
+        found = "torch is installed and cannot be imported"
+        return None, Finding("GPU", "problem", found, TORCH_ADVICE, "extra-missing")
     devices = told["devices"]
     if not devices:
         if told["mps"]:

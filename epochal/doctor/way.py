@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from coordinator_client.wrong_address import mistake_in
 from epochal import __version__
 from epochal.doctor.findings import Finding, gib
 from epochal.doctor.machine import PACKAGE, Machine
-from runtime.http_client import open_client, reason_of, user_mistake
+from runtime.http_client import open_client, reason_of
 from runtime.visible_text import visible
-from state.errors import InvalidDocument
+from state.errors import CoordinatorUnreachable, InvalidDocument
 from state.join_guide import TORCH, JoinGuide
 from state.probe import MAX_PROBE_BYTES, ProbeReport
 from state.wire import parse_document
@@ -62,9 +63,10 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
         try:
             answer, trip_s = await _round_trip(http)
         except httpx.HTTPError as error:
-            mistake = user_mistake(error, asked.url)
+            mistake = await mistake_in(asked.url, _unreachable(error))
             if mistake is not None:
-                return [Finding("Reachability", "problem", visible(mistake), "correct the address, or --tls-ca")]
+                found, _, advice = visible(mistake).rpartition("; ")
+                return [Finding("Reachability", "problem", found, advice, "wrong-address")]
             advice = "check the address, the port, and that no firewall is between"
             found = f"{asked.url} does not answer: {visible(reason_of(error, asked.url))}"
             return [Finding("Reachability", "problem", found, advice, "coordinator-unreachable")]
@@ -72,7 +74,7 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
         if runs is None:
             found = f"{asked.url} answers, and not as a coordinator does (HTTP {answer.status_code})"
             advice = "give the address of the coordinator alone"
-            return [Finding("Reachability", "problem", found, advice, "invalid-document")]
+            return [Finding("Reachability", "problem", found, advice, "wrong-address")]
         shown = ", ".join(map(visible, runs)) or "no run"
         findings = [Finding("Reachability", "ok", f"{asked.url} serves {shown}; {trip_s * 1000:.0f} ms there and back")]
         findings.append(await _tls(asked))
@@ -80,6 +82,12 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
         for run_id in runs[:1]:
             findings += [found async for found in _needs(http, run_id, asked, machine)]
     return findings
+
+
+def _unreachable(error: httpx.HTTPError) -> CoordinatorUnreachable:
+    unreachable = CoordinatorUnreachable(str(error))
+    unreachable.__cause__ = error
+    return unreachable
 
 
 def _reason(error: Exception) -> str:
@@ -226,7 +234,8 @@ def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
     missing = [extra for extra in guide.extras if extra not in machine.extras]
     if missing:
         names = ", ".join(missing)
-        yield Finding("Run's extras", "problem", f"missing: {names}", f"pip install '{PACKAGE}[{','.join(missing)}]'")
+        advice = f"pip install '{PACKAGE}[{','.join(missing)}]'"
+        yield Finding("Run's extras", "problem", f"missing: {names}", advice, "extra-missing")
     elif guide.extras:
         yield Finding("Run's extras", "ok", ", ".join(guide.extras))
     if guide.packaged:
@@ -287,4 +296,7 @@ async def _data_at(http: httpx.AsyncClient, place: str) -> Finding:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         found = f"{visible(place)}: {_reason(error)}"
         return Finding("Run's data", "problem", found, "check the network, or use --data", "source-unavailable")
+    if answer.is_error:
+        found = f"{visible(place)} answers HTTP {answer.status_code}"
+        return Finding("Run's data", "note", found, "if a client cannot read it: use --data", "source-unavailable")
     return Finding("Run's data", "ok", f"{visible(place)} can be reached (HTTP {answer.status_code})")

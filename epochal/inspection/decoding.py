@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from data_providers.encoding import TokenEncoding
 from epochal.preparation.text_tokenizer import BYTES, BYTES_SHA256, identity_of
-from state.errors import InvalidInput
+from state.errors import ExtraMissing, InvalidInput
 
 BYTES_VOCABULARY = 256
 
@@ -53,7 +53,7 @@ def decoder_of(tokenizer: str | None) -> Decoder | None:
     try:
         import tokenizers
     except ImportError as error:
-        raise InvalidInput("--tokenizer needs the tokenizers package: pip install 'epochal[prepare]'") from error
+        raise ExtraMissing("--tokenizer needs the tokenizers package: pip install 'epochal[prepare]'") from error
     try:
         file = path.read_bytes()
         opened = tokenizers.Tokenizer.from_buffer(file)

@@ -5,7 +5,7 @@ from typing import Any
 
 from epochal.preparation.portions import PORTION_BYTES
 from epochal.preparation.reading import EXTRA, BadFile, RawFile
-from state.errors import InvalidInput
+from state.errors import ExtraMissing
 
 MAX_ROWS = 1024
 """Maximum number of rows that are decoded at a time."""
@@ -30,7 +30,7 @@ def row_batches(name: str, raw: RawFile, column: str, first_row: int) -> Iterato
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise InvalidInput(f"parquet files need the pyarrow package: {EXTRA}") from error
+        raise ExtraMissing(f"parquet files need the pyarrow package: {EXTRA}") from error
     try:
         file = parquet.ParquetFile(raw, buffer_size=READ_BUFFER_BYTES)
         _check_column(arrow, name, file.schema_arrow, column)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runtime.os_errors import reason_of
-from state.errors import EpochalError, InvalidInput
+from state.errors import EpochalError, ExtraMissing, InvalidInput
 
 ZSTD_INPUT_BYTES = 1024
 """Number of compressed bytes given to zstandard at a time: at most 32 MiB come out of them."""
@@ -214,7 +214,7 @@ class _Zstd:
         try:
             import zstandard
         except ImportError as error:
-            raise InvalidInput(f"files in .zst need the zstandard package: {EXTRA}") from error
+            raise ExtraMissing(f"files in .zst need the zstandard package: {EXTRA}") from error
         self._zstandard = zstandard
         self._raw = raw
         self._input: Any = io.BufferedReader(raw, 256 * 1024)

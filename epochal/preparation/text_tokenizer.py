@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from epochal.preparation.reading import EXTRA
 from runtime.hub import hub, hub_error, hub_failures, repeated
 from runtime.retry import RetryPolicy
-from state.errors import InvalidInput, ModelUnavailable
+from state.errors import ExtraMissing, InvalidInput, ModelUnavailable
 
 BYTES = "bytes"
 BYTES_SHA256 = hashlib.sha256(b"bytes").hexdigest()
@@ -229,7 +229,7 @@ def loaded(name: str, file: bytes) -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise InvalidInput(f"--tokenizer {name} needs the tokenizers package: {EXTRA}") from error
+        raise ExtraMissing(f"--tokenizer {name} needs the tokenizers package: {EXTRA}") from error
     try:
         tokenizer = tokenizers.Tokenizer.from_str(file.decode("utf-8"))
     except Exception as error:  # the library raises plain Exception

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from epochal.sinks.protocol import FigureSink
-from state.errors import InvalidInput
+from state.errors import ExtraMissing, InvalidInput
 
 MAX_SINKS = 16
 """Maximum number of sinks of one command."""
@@ -51,7 +51,7 @@ def _named(text: str) -> FigureSink:
     if kind is None or not place.strip():
         raise InvalidInput(f"--to {text}: allowed: {ALLOWED}")
     if kind.package is not None and importlib.util.find_spec(kind.package) is None:
-        raise InvalidInput(f"--to {text} needs {kind.package}: pip install 'epochal[{kind.extra}]'")
+        raise ExtraMissing(f"--to {text} needs {kind.package}: pip install 'epochal[{kind.extra}]'")
     argument = kind.place(place)
     module, _, maker = kind.target.partition(":")
     sink: FigureSink = getattr(importlib.import_module(f"epochal.sinks.{module}"), maker)(argument)

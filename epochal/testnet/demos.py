@@ -9,7 +9,7 @@ from typing import Any
 import tomli
 
 from state.config.model import Architecture
-from state.errors import InvalidInput
+from state.errors import ExtraMissing, InvalidInput
 from trainers.architectures import ARCHITECTURES, TORCH
 from trainers.registry import REMOTE, check_trainer_name
 
@@ -71,5 +71,5 @@ def demo_of(trainer: str) -> Demo:
     if trainer != TORCH:
         return EMBEDDED_DEMO
     if missing := ARCHITECTURES[Architecture.HF_LLAMA].missing_modules():
-        raise InvalidInput(f"--trainer torch needs {' and '.join(missing)}: {EXTRA}", trainer=trainer)
+        raise ExtraMissing(f"--trainer torch needs {' and '.join(missing)}: {EXTRA}", trainer=trainer)
     return LLAMA_DEMO

@@ -17,7 +17,7 @@ from runtime.http_client import check_url
 from runtime.rare_log import RareLog
 from runtime.tracing.names import TracedRound
 from runtime.tracing.spans import NS_PER_S, RoundSpan, SpanSink
-from state.errors import InvalidInput
+from state.errors import ExtraMissing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -49,7 +49,7 @@ def endpoint_of(option: str | None) -> str | None:
     if option is not None:
         check_url(option, "--otel-endpoint")
         if not _is_installed():
-            raise InvalidInput(f"--otel-endpoint needs OpenTelemetry: {EXTRA}")
+            raise ExtraMissing(f"--otel-endpoint needs OpenTelemetry: {EXTRA}")
         return _with_path(option)
     if os.environ.get(DISABLED_VARIABLE, "").strip().lower() == "true":
         return None

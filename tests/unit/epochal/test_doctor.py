@@ -74,9 +74,13 @@ async def test_way_to_a_coordinator_is_measured_over_tls(tmp_path: Path) -> None
         assert "valid until" in found["TLS"].found
         untrusted = await way(running.url)
         assert untrusted["Reachability"].verdict == "problem"
-        assert (
-            "is not trusted (self-signed certificate); --tls-ca names whom to trust" in untrusted["Reachability"].found
-        )
+        assert untrusted["Reachability"].found.endswith("is not trusted (self-signed certificate)")
+        assert untrusted["Reachability"].advice == "--tls-ca names whom to trust"
+        assert untrusted["Reachability"].kind == "wrong-address"
+        misnamed = (await way(running.url.replace("127.0.0.1", "localhost"), str(certificate)))["Reachability"]
+        assert misnamed.advice == "give the address with a name that the certificate has"
+        plain = (await way(running.url.replace("https", "http")))["Reachability"]
+        assert (plain.found, plain.kind) == (f"{running.url.replace('https', 'http')} serves HTTPS", "wrong-address")
 
 
 async def test_coordinator_that_does_not_answer_is_a_problem() -> None:
@@ -85,6 +89,22 @@ async def test_coordinator_that_does_not_answer_is_a_problem() -> None:
         found = await way(f"http://127.0.0.1:{unheard.getsockname()[1]}")
     assert [one.verdict for one in found.values()] == ["problem"]
     assert "firewall" in found["Reachability"].advice
+
+
+async def test_name_that_no_host_has_is_a_wrong_address() -> None:
+    found = (await way("http://no-such-host.invalid:8000"))["Reachability"]
+    assert (found.found, found.kind) == ("there is no host 'no-such-host.invalid'", "wrong-address")
+
+
+async def test_data_that_are_not_at_their_address_are_not_called_well(tmp_path: Path) -> None:
+    options = ServeOptions(str(tmp_path), Endpoint(port=0), genesis=GENESIS)
+    with webhook_server() as other:
+        place = {"location": {"SingleUrl": f"{other.url}/nowhere.bin"}, "token_size_in_bytes": "TwoBytes"}
+        location = {"Http": place | {"shuffle": "DontShuffle"}}
+        async with serving(state_file(model__LLM__data_location=location), options) as running:
+            found = (await way(running.url))["Run's data"]
+    assert (found.verdict, found.kind) == ("note", "source-unavailable")
+    assert "answers HTTP " in found.found
 
 
 async def test_other_servers_are_no_coordinators() -> None:
@@ -121,6 +141,8 @@ def test_findings_name_only_kinds_that_are_explained() -> None:
     small = replace(NO_MACHINE, gpu_bytes=1, spool_bytes=1)
     found = list(needs_of(replace(GUIDE, packaged=True), small))
     assert {one.kind for one in found if one.kind} == {"unknown-trainer", "does-not-fit", "spool-full"}
+    lacking = needs_of(replace(GUIDE, extras=("hub",)), NO_MACHINE)
+    assert [one.kind for one in lacking if one.name == "Run's extras"] == ["extra-missing"]
     named = re.findall(r'"(?!nvidia)([a-z]+(?:-[a-z]+)+)"\)', "".join(path.read_text() for path in DOCTOR.glob("*.py")))
     assert len(set(named)) > 5
     assert [kind for kind in named if kind not in explanations()] == []

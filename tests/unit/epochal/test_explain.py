@@ -52,6 +52,7 @@ def test_wrong_input_because_of_a_more_exact_error_is_explained_as_that(tmp_path
         (("init", "run", "--clients", "many", "--yes"), "unclear-clients"),
         (("client", "http://127.0.0.1:1", "--trainer", "nope"), "unknown-trainer"),
         (("trainer-service", "--host", "0.0.0.0"), "would-be-unencrypted"),
+        (("status", "http://no-such-host.invalid"), "wrong-address"),
     ],
 )
 def test_common_mistake_has_an_explanation_of_its_own(

@@ -132,6 +132,7 @@ async def test_http_where_a_server_hangs_up_asks_for_https() -> None:
 def test_certificate_that_is_not_trusted_is_the_users_mistake() -> None:
     cause = ssl.SSLCertVerificationError("it is its own")
     cause.verify_message = "self-signed certificate"
+    cause.verify_code = 18
     error = httpx.ConnectError("failed")
     error.__cause__ = cause
     mistake = user_mistake(error, "https://host")
