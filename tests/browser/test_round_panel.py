@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,12 @@ async def shown_clients(of: "Locator") -> list[str]:
 
 
 def seconds(value: float) -> str:
-    return f"{float(f'{value * 1000:.2g}'):g} ms" if value < 0.9995 else f"{float(f'{value:.3g}'):g} s"
+    return f"{rounded(value * 1000, 2)} ms" if value < 0.9995 else f"{rounded(value, 3)} s"
+
+
+def rounded(value: float, digits: int) -> str:
+    """A value with so many digits, halves away from zero as JavaScript does."""
+    return f"{float(Context(digits, ROUND_HALF_UP).create_decimal_from_float(value)):g}"
 
 
 async def test_ended_round_has_the_clients_of_the_api_slowest_first(browser: "Browser", watched: Watched) -> None:
@@ -95,7 +101,7 @@ async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched:
         assert "upload" in str(await bars.get_attribute("aria-label"))
         awaited = shown.locator(f"[data-client='{watched.clients[1].client_id}']")
         assert "… awaited: nothing has come yet" in await awaited.inner_text()
-        assert "usually there after" in await awaited.inner_text()
+        await awaited.get_by_text("usually there after").wait_for()
         assert "nothing told yet" in str(await awaited.locator(".bars").get_attribute("aria-label"))
         assert (
             "its result is being sent"

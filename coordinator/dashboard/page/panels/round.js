@@ -58,6 +58,7 @@ export default class RoundPanel {
       store.poll(() => store.pastPath("history/explanation", "explanation", this.#explainedVersion), EXPLAINED_MS, (explanation, version) => {
         this.#explanation = explanation;
         this.#explainedVersion = version;
+        this.#drawn.delete("now"); // which says when results usually come
         this.update(this.place);
       }),
     );
