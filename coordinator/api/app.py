@@ -109,7 +109,7 @@ def create_app(
         probe_routes(),
         health_routes(handlers, metrics.http.notes),
     ):
-        app.include_router(router)
+        app.router.routes += router.routes  # `include_router` would put each together once more, at the first request
     app.router.routes += [document, events, only_get(metrics_route(metrics.registry))]
     app.router.routes += [*dashboard_routes(), *description_routes(lambda: describe(app))]
     return app

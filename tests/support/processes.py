@@ -33,6 +33,7 @@ from state.wire import ClientId, parse_document
 from tests.support.bounds import BOUND_S
 from tests.support.cli import PLAIN_OUTPUT, Ran, run_main_in_thread
 from tests.support.forked import can_fork, start_forked
+from tests.support.plain_http import PLAIN
 from tests.support.ports import free_port
 from tests.support.states import state_text
 from tests.support.watched_file import writes_to
@@ -168,11 +169,11 @@ class RealRun:
     async def reach(self, address: str, verify: str | None = None) -> None:
         """Let clients reach the coordinator, or what stands before several, at this address."""
         self.url = address
-        trusted = ssl.create_default_context(cafile=verify)
+        trusted = ssl.create_default_context(cafile=verify) if address.startswith("https:") else PLAIN
         self.http = await self._stack.enter_async_context(
             httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=trusted)
         )
-        api = await CoordinatorClient.connect(address, retry_policy(), True if verify is None else verify)
+        api = await CoordinatorClient.connect(address, retry_policy(), trusted)
         self._stack.push_async_callback(api.aclose)
         self.watch = DocumentWatch(api)
 

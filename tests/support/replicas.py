@@ -17,6 +17,7 @@ from epochal.testnet.child_processes import Child, Children
 from tests.support.bounds import BOUND_S
 from tests.support.database_relay import DatabaseRelay
 from tests.support.nginx import balancer
+from tests.support.plain_http import PLAIN
 from tests.support.ports import free_port
 from tests.support.processes import ADMIN_LINE, RealRun, prepared_run
 from tests.support.shown_documents import ShownDocuments
@@ -99,7 +100,7 @@ class Replicas:
         if children is not run.children:
             run.children.started.append(child)
         address = (await run.line_of(child, LISTENING)).partition(LISTENING)[2].split()[0]
-        http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=BOUND_S))
+        http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=PLAIN))
         replica = Replica(port, child, http)
         self.all[number : number + 1] = [replica]
         return replica

@@ -12,6 +12,7 @@ from coordinator.serve import ServeOptions, serving
 from coordinator_client.http import CoordinatorClient
 from runtime.http_server import Endpoint
 from tests.support.bounds import BOUND_S
+from tests.support.plain_http import PLAIN
 from tests.support.played_rounds import play_round
 from tests.support.ports import free_port
 from tests.support.served import GENESIS, Served, WireClient, training
@@ -58,7 +59,9 @@ class RestartedRun:
         self._stack = contextlib.AsyncExitStack()
         options = ServeOptions(str(self.folder), Endpoint(port=self.port), genesis=GENESIS, is_restored=is_restored)
         running = await self._stack.enter_async_context(serving(self._state, options))
-        http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=BOUND_S))
+        http = await self._stack.enter_async_context(
+            httpx.AsyncClient(base_url=running.url, timeout=BOUND_S, verify=PLAIN)
+        )
         self._served = Served(running.handlers.service, running.handlers, http, f"/v1/runs/{self._state.run_id}")
         if running.admin_token is not None:
             self._admin_token = running.admin_token

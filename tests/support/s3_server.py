@@ -14,6 +14,7 @@ import httpx
 
 from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
+from tests.support.plain_http import PLAIN
 
 BUCKET = "tokens"
 RUNNING = re.compile(r"http://127\.0\.0\.1:\d+")
@@ -69,5 +70,6 @@ def empty_bucket(url: str) -> Any:
 
 
 def _reset(url: str) -> None:
-    httpx.post(f"{url}/moto-api/reset", timeout=BOUND_S)
-    assert httpx.put(f"{url}/{BUCKET}", timeout=BOUND_S).status_code == 200
+    with httpx.Client(base_url=url, timeout=BOUND_S, verify=PLAIN) as http:
+        http.post("/moto-api/reset")
+        assert http.put(f"/{BUCKET}").status_code == 200

@@ -47,6 +47,7 @@ from state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.contract import check_described
 from tests.support.hand_client import HandClient
+from tests.support.plain_http import PLAIN
 from tests.support.states import state_file
 
 ADMIN = "the admin token"
@@ -120,7 +121,7 @@ async def served_over_sockets(folder: Path, genesis: Genesis = GENESIS, /, **ove
     state = state_file(config__waiting_for_members_extra_time=0.001, **overrides)
     async with (
         serving(state, ServeOptions(str(folder), Endpoint(port=0), genesis=genesis)) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=BOUND_S) as http,
+        httpx.AsyncClient(base_url=running.url, timeout=BOUND_S, verify=PLAIN) as http,
     ):
         yield Served(running.handlers.service, running.handlers, http, f"/v1/runs/{state.run_id}")
 

@@ -11,6 +11,7 @@ import httpx
 from coordinator.serve import ServeOptions, serving
 from runtime.http_server import Endpoint
 from tests.support.bounds import BOUND_S
+from tests.support.plain_http import PLAIN
 from tests.support.played_rounds import play_round
 from tests.support.served import GENESIS, Served, WireClient, training
 from tests.support.states import state_file
@@ -54,7 +55,7 @@ async def shown_run(folder: Path, client_count: int = 3, rounds: int = 0, **over
     state = state_file(config__waiting_for_members_extra_time=0.001, **(LASTING | overrides))
     async with (
         serving(state, ServeOptions(str(folder), Endpoint(port=0), genesis=GENESIS)) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=BOUND_S) as http,
+        httpx.AsyncClient(base_url=running.url, timeout=BOUND_S, verify=PLAIN) as http,
     ):
         coordinator = Served(running.handlers.service, running.handlers, http, f"/v1/runs/{state.run_id}")
         clients = await training(coordinator, client_count) if client_count else []

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from starlette.routing import Route
 
+from coordinator.api.app import create_app
 from coordinator.auth.tokens import SESSION_LIFETIME_S
 from runtime.http_bodies import MAX_BODY_BYTES
 from state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument, WorkList
@@ -19,6 +21,11 @@ from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient,
 
 async def test_runs_lists_the_one_run(coordinator: Served) -> None:
     assert (await coordinator.http.get("/v1/runs")).json() == {"runs": ["test-run"]}
+
+
+async def test_first_request_finds_each_route_put_together(coordinator: Served) -> None:
+    routes = create_app(coordinator.handlers, "test").routes
+    assert [route for route in routes if not isinstance(route, Route)] == [], "a router puts its routes together later"
 
 
 async def test_run_document_is_small_and_names_documents_by_their_digests(coordinator: Served) -> None:
