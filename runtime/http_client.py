@@ -267,13 +267,18 @@ def user_mistake(error: BaseException, url: str) -> str | None:
     """
     for cause in causes_of(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
-            advice = "--tls-ca names whom to trust"
-            if cause.verify_code in _OF_ANOTHER_NAME:
-                advice = "give the address with a name that the certificate has"
-            return f"{url} is not trusted ({cause.verify_message.rstrip('.')}); {advice}"
+            return not_trusted(url, cause)
         if isinstance(cause, ssl.SSLError) and cause.reason in _PLAIN_HTTP_REASONS:
             return f"{url} does not speak TLS; the server may be at http{url.removeprefix('https')}"
     return None
+
+
+def not_trusted(address: object, error: ssl.SSLCertVerificationError) -> str:
+    """Return why a certificate is not trusted, and what to do."""
+    advice = "--tls-ca names whom to trust"
+    if error.verify_code in _OF_ANOTHER_NAME:
+        advice = "give the address with a name that the certificate has"
+    return f"{address} is not trusted ({error.verify_message.rstrip('.')}); {advice}"
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:

@@ -31,6 +31,7 @@ from data_providers.tcp.frames import (
     json_frame,
     parse_header,
 )
+from runtime.http_client import not_trusted
 from runtime.loopback import is_loopback
 from runtime.visible_text import visible
 from state.errors import DataError, InternalError, InvalidDocument, InvalidInput
@@ -377,7 +378,7 @@ def _check_loopback(address: DataServerAddress, transport: asyncio.Transport) ->
 
 def _unreachable(address: DataServerAddress, error: OSError) -> DataError:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Rejected(f"{address} is not trusted ({error.verify_message}); --tls-ca names whom to trust")
+        return Rejected(not_trusted(address, error))
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         return Rejected(f"{address} does not speak TLS: its address is tcp://{address.host}:{address.port}")
     return SourceUnavailable(f"{address} cannot be reached: {str(error) or 'no answer in time'}")

@@ -254,7 +254,7 @@ def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
         yield Finding("Run's model", "problem", f"{found}; {gib(free)} are free", advice, "does-not-fit")
     else:
         yield Finding("Run's model", "ok", found)
-    found = f"{gib(room.spool_bytes)} of temporary files with {room.clients} clients"
+    found = f"{gib(room.spool_bytes)} of temporary files with {room.clients} client{'' if room.clients == 1 else 's'}"
     if machine.spool_bytes < room.spool_bytes:
         advice = f"{gib(machine.spool_bytes)} are free in {machine.spool}: name a folder on another disk with --spool"
         yield Finding("Run's disk", "problem", found, advice, "spool-full")
