@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 APPENDED_BYTES = 1024 * 1024
 """Bytes of a download that are hashed and written at a time."""
+APPENDED_S = 0.5
+"""Time after which what has arrived is written, however little it is, so that a slow download is seen to go on."""
 LOOK_FOR_OBJECT, LOOK_AT_BYTES = "?looks=1", "?looks=2"
 """Ask the coordinator to look whether an object is still there, and whether its bytes are the blob's."""
 INLINE_BYTES = 64 * 1024
@@ -83,12 +85,15 @@ async def append_blob(
     """Append the bytes of a blob that the file lacks, unverified. Takes and raises the same as `blob_pieces`."""
     waiting: list[bytes] = []
     waiting_bytes = 0
+    loop = asyncio.get_running_loop()
+    written_s = loop.time()
     try:
         async with aclosing(blob_pieces(http, path, headers, file.size_bytes, stored)) as pieces:
             async for piece in pieces:
                 waiting.append(piece)
                 waiting_bytes += len(piece)
-                if waiting_bytes >= APPENDED_BYTES:
+                if waiting_bytes >= APPENDED_BYTES or loop.time() - written_s >= APPENDED_S:
+                    written_s = loop.time()
                     taken, waiting, waiting_bytes = waiting, [], 0  # first: the wait may end cancelled
                     await _append(file, taken)
     finally:

@@ -60,7 +60,7 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
     Args:
         status: of the run.
         notes: lines below everything else.
-        explains: whether to say what the words mean that are shown.
+        explains: whether to say what the phase means. What the other words mean, `status_words` says.
     """
     head = Table.grid(padding=(0, 2))
     phase = Text(status.run_state.value, style=_PHASE_STYLE.get(status.run_state, ""))
@@ -75,6 +75,8 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
     if losses:
         head.add_row("loss", f"{losses[-1]:.3f} nats/token", "first", f"{losses[0]:.3f}")
     parts: list[RenderableType] = [head]
+    if explains:
+        parts.append(Text(f"{status.run_state.value}: {PHASES[status.run_state]}", style="dim"))
     if status.evaluations:
         parts.append(_evaluations(status.evaluations))
     if status.store_problem is not None:
@@ -99,8 +101,6 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
         parts.append(Text(_different_data(status), style="bold yellow"))
     parts.extend(_failed_data(status))
     parts.extend(Text(note, style="dim") for note in notes)
-    if explains:
-        parts.append(_words(status))
     title = Text(visible(f"Epochal · run {status.run_id}"))
     return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
 
@@ -121,13 +121,10 @@ def _in_words(status: RunStatus) -> list[RenderableType]:
     return shown
 
 
-def _words(status: RunStatus) -> Table:
+def status_words() -> Table:
     """Return what the panel's words mean, one to a line."""
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text(status.run_state.value, style="dim bold"), Text(PHASES[status.run_state], style="dim"))
     for word, meaning in STATUS.items():
-        if word == "evaluation" and not status.evaluations:
-            continue
         table.add_row(Text(word, style="dim bold"), Text(meaning, style="dim"))
     return table
 

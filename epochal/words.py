@@ -11,10 +11,16 @@ STATUS: Mapping[str, str] = MappingProxyType(
         "epoch": "rounds from one warm-up to the next cooldown; each ends in a checkpoint",
         "rounds": "in each, every client trains on a part of the data, and the results are merged into the one model",
         "clients": "machines that are ready, of those that have joined",
+        "tokens": "pieces of text that the model was trained on",
         "loss": "how badly the model predicts the next token, in nats (1 nat is 1.44 bits); lower is better",
+        "evaluation": "loss of the model after that many rounds (its replica), on held-out text: nobody trains on it",
+        "client": "a machine that trains, by its id; `in round`: it has work now; `preparing`: it gets model and data",
+        "trainer": "what computes there",
         "share": "the part of each round's data that the client has earned, of what it would take at most",
-        "evaluation": "the loss on text that nobody trains on",
+        "last loss": "the loss of the client's own part of its last round",
+        "waits for data": "part of the client's time in which data were missing, and why: fetching, decoding, packing",
         "heard": "when the client last sent something",
+        "fetched ahead": "samples that were fetched for rounds to come, and whether those rounds trained on them",
     }
 )
 """Words of `epochal.status_panel`."""

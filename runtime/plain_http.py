@@ -29,6 +29,8 @@ MAX_ANSWER_BYTES = 1024 * 1024
 """Maximum size of an answer's body that is not the bytes that were asked for."""
 RECEIVED_BYTES = 4 * 1024 * 1024
 """A body is passed on in pieces of this size. Smaller ones cost more: each is a write, and a wait for the sender."""
+RECEIVED_S = 0.5
+"""Time after which what has arrived is passed on, however little it is: a slow transfer is seen to go on."""
 RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 _WHOLE, _PART = 200, 206
@@ -238,8 +240,9 @@ def _get(line: _Line, head: bytes, take: Take) -> PlainAnswer:
         piece = buffer[: min(len(buffer), size_bytes - moved_bytes)]
         filled_bytes = min(len(rest), len(piece))
         piece[:filled_bytes], rest = rest[:filled_bytes], rest[filled_bytes:]
+        until_s = time.monotonic() + RECEIVED_S
         try:
-            while filled_bytes < len(piece):
+            while filled_bytes < len(piece) and (not filled_bytes or time.monotonic() < until_s):
                 count = line.socket.recv_into(piece[filled_bytes:])
                 if not count:
                     raise ConnectionError(f"the body ended after {moved_bytes + filled_bytes} of {size_bytes} bytes")

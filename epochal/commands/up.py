@@ -19,7 +19,7 @@ from epochal.cli.options import RUNS_FOLDER
 from epochal.cli.run import say
 from epochal.cli.shutdown import Interrupts
 from epochal.figures.report import REPORT_NAME
-from epochal.status_panel import status_line, status_panel
+from epochal.status_panel import status_line, status_panel, status_words
 from epochal.testnet.demos import demo_of
 from epochal.testnet.local_run import LocalRun, LocalRunOptions, Show
 from epochal.testnet.report import Report
@@ -86,7 +86,7 @@ def _run_live(options: LocalRunOptions, console: Console) -> Report:
             below.draw(status_panel(status, notes, explains=True))
 
         with shown_on(below):
-            return _run(LocalRun(options, show, lambda url: live.console.print(_page_at(url), highlight=False)))
+            return _run(LocalRun(options, show, lambda url: _print_head(live.console, url)))
 
 
 class _WorkBelow(WorkDisplay):
@@ -119,8 +119,14 @@ def _run_plain(options: LocalRunOptions, console: Console) -> Report:
     return _run(LocalRun(options, plain_lines(console), lambda url: say(_page_at(url))))
 
 
+def _print_head(console: Console, url: str) -> None:
+    """Print once, above the panel, where the run is seen and what the panel's words mean."""
+    console.print(_page_at(url), highlight=False, soft_wrap=True)
+    console.print(status_words())
+
+
 def _page_at(url: str) -> str:
-    return f"watch the run in a browser: {url}/     or here: epochal watch {url}"
+    return f"watch the run in a browser: {url}/\nor in another terminal: epochal watch {url}"
 
 
 def plain_lines(console: Console) -> Show:

@@ -71,7 +71,7 @@ async def observing(options: ObserverOptions, url: str, client_id: ClientId) -> 
         if options.has_view:
             from epochal.terminal.client_view import open_view
 
-            view = open_view()
+            view = open_view(url)
             observers.append(view.observe)
             stack.enter_context(view.shown())
         yield observe

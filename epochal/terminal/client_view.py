@@ -19,6 +19,7 @@ from rich.text import Text
 
 from epochal.cli import logs
 from epochal.cli.bars import shown_duration, terminal, work_line
+from epochal.cli.event_log import member_page
 from epochal.status_panel import curve
 from epochal.terminal.client_progress import ClientProgress, Traffic
 from run_manager.events import Event
@@ -41,11 +42,13 @@ class ClientView:
 
     Args:
         console: a terminal.
+        url: the coordinator's, which has a page of this client; "" names none.
         now_s: returns seconds on a monotonic clock.
     """
 
-    def __init__(self, console: Console, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, url: str = "", now_s: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._url = url
         self._now_s = now_s
         self._progress = ClientProgress(activity_since_s=now_s())
         self._works: dict[LongWork, None] = {}
@@ -105,27 +108,30 @@ class ClientView:
 
     def render(self) -> RenderableType:
         """Return the view as it is now."""
-        return client_panel(self._progress, tuple(self._works), self._now_s())
+        return client_panel(self._progress, tuple(self._works), self._now_s(), self._url)
 
 
-def open_view() -> ClientView:
-    """Return a view on standard error, which is a terminal."""
-    return ClientView(terminal(sys.stderr))
+def open_view(url: str) -> ClientView:
+    """Return a view on standard error, which is a terminal, of a client of the coordinator with this URL."""
+    return ClientView(terminal(sys.stderr), url)
 
 
-def client_panel(progress: ClientProgress, works: tuple[LongWork, ...], now_s: float) -> RenderableType:
+def client_panel(progress: ClientProgress, works: tuple[LongWork, ...], now_s: float, url: str = "") -> RenderableType:
     """Return a client's progress as a panel.
 
     Args:
         progress: of the client.
         works: its long work under way.
         now_s: on the clock of the progress.
+        url: the coordinator's; "" names no page.
     """
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
     for name, text in _rows(progress, now_s):
         rows.add_row(name, text)
+    if url and progress.client_id:
+        rows.add_row("page", Text(member_page(url, progress.client_id)))
     parts: list[RenderableType] = [rows]
     if progress.problem:
         parts.append(Text(visible(progress.problem), style="bold yellow"))
@@ -163,7 +169,7 @@ def _round(progress: ClientProgress) -> Text:
     others = f"one of {work.client_count} clients" if work.client_count > 1 else "the only client"
     text = f"{work.batch_count} of {work.round_batches} batches, {others}"
     if not work.batch_count:
-        text = f"none of {work.round_batches} batches; {work.client_count} clients train"
+        text = f"none of {work.round_batches} batches; others train"
     text += ", elected witness" if work.is_witness else ""
     attested = progress.attested
     if attested is not None and (attested.step, attested.attempt) == (work.step, work.attempt):

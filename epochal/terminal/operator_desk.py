@@ -79,7 +79,7 @@ ACTIONS = MappingProxyType(
         "invite": Action(
             "invite",
             (NeededValue("uses", "Number of uses", "1"), NeededValue("hours", "Hours that it holds (0: no end)", "24")),
-            "Invite {uses} clients, for {hours} hours (0: no end)? Whoever has the code may join.",
+            "Make an invitation? Uses: {uses}; hours: {hours} (0: without end). Whoever has the code may join.",
             "The invitation is made. Its code is shown this once: {code}",
         ),
         "eject": Action(

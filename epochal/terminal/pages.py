@@ -79,7 +79,8 @@ def run_page(
         room = height - len(console.render_lines(rows)) - 2
     lines = column_chart(drawn, width, max(MIN_CHART_LINES, room), is_log=is_log, marks=held)
     how = ", ".join(name for name, wanted in (("smoothed", is_smooth), ("log axis", is_log)) if wanted)
-    title = f"{curve}, over {sum(row.rounds for row in picture.shown_rows()):,} rounds"
+    count = sum(row.rounds for row in picture.shown_rows())
+    title = f"{curve}, over {count:,} round{'s' * (count != 1)}"
     title += f", and {MARK} held-out loss" if held else ""
     parts: list[RenderableType] = [rows]
     if lines:
@@ -87,7 +88,7 @@ def run_page(
         chart.highlight_words([MARK], "bold yellow")
         parts += [Text(title + (f" ({how})" if how else ""), style="dim"), chart]
     else:
-        missing = "No round has ended yet" + (" that has a loss." if curve == LOSS else ".")
+        missing = "No client has told of a loss; c shows other figures." if count else "No round has ended yet."
         parts.append(Text(missing, style="dim"))
     return Group(*parts, checkpoints)
 
@@ -125,8 +126,8 @@ def _run_facts(picture: RunPicture) -> Iterator[tuple[str, RenderableType | str]
     if last:
         speed = "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s with all waits"
         yield "tokens", f"{last[0].tokens_total:,}{speed}"
-        loss = "none" if last[0].loss is None else f"{last[0].loss:.4f}"
-        yield "loss", f"{loss} nats per token; learning rate {last[0].learning_rate:.3g}"
+        loss = "not told" if last[0].loss is None else f"{last[0].loss:.4f} nats per token"
+        yield "loss", f"{loss}; learning rate {last[0].learning_rate:.3g}"
         yield "members", f"{last[0].members:,}, {last[0].ready:,} ready, {last[0].clients:,} in the last round"
     found = newest_evaluations(picture.shown_evaluations())[:MAX_SHOWN_EVALUATIONS]
     if found:

@@ -14,7 +14,7 @@ from epochal.terminal.picture import RunPicture
 from runtime.run_words import FATES, PARTS
 from runtime.visible_text import visible
 from state.explanation import ClientMedians, SpeedExplanation
-from state.history import Moment, RoundDetail
+from state.history import Moment, RoundDetail, RoundFigures
 
 COLOURS = {
     "document": "dim",
@@ -60,7 +60,7 @@ def round_page(picture: RunPicture, width: int) -> RenderableType:
         parts.append(Text(visible(sentence), style="bold"))
     if explanation is not None and explanation.unknown:
         parts.append(Text(visible(explanation.unknown), style="dim"))
-    if moment is not None and moment.under_way:
+    if moment is not None and moment.under_way and not _has_ended(moment, picture.shown_rows()):
         parts.append(Text(_under_way(moment)))
     detail = picture.shown_detail()
     if detail is None:
@@ -90,6 +90,12 @@ def _names(picture: RunPicture) -> dict[str, str]:
 
 def _who(client_id: str, name: str) -> str:
     return f"{client_id[:8]} {visible(name)}".rstrip()[:NAME_CHARS]
+
+
+def _has_ended(moment: Moment, rows: Sequence[RoundFigures]) -> bool:
+    """Return whether the round under way is known to have ended since: rounds are told sooner."""
+    work, last = moment.document.round, rows[-1] if rows else None
+    return work is not None and last is not None and (work.step, work.attempt) <= (last.step, last.attempt)
 
 
 def _under_way(moment: Moment) -> str:

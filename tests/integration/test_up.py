@@ -29,7 +29,9 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     arguments = ("--rounds", "6", "--trainer", "null", "--run-dir", str(tmp_path / "run"), "--report", str(report_path))
     ran = await run_command("up", *arguments)
     ran.expect(0, "all checks passed", "was killed without warning", "batches of data that were trained on twice")
-    assert ran.out.startswith("watch the run in a browser: http://127.0.0.1:")
+    browser, terminal, *_ = ran.out.splitlines()
+    assert browser.startswith("watch the run in a browser: http://127.0.0.1:")
+    assert terminal == f"or in another terminal: epochal watch {browser.split()[-1].removesuffix('/')}"
     report = json.loads(report_path.read_text())
     assert report.keys() >= REPORT_FIELDS
     expected = {"duplicates": 0, "missing": 0, "quarantined": 0, "unapplied": 0, "problems": [], "clients": 4}

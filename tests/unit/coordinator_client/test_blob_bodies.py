@@ -1,7 +1,8 @@
-"""Bodies of blobs over a general HTTP client: what a cancelled download leaves in its file."""
+"""Bodies of blobs over a general HTTP client: what a cancelled and a slow download leave in their files."""
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from starlette.responses import StreamingResponse
 from coordinator_client.blob_bodies import APPENDED_BYTES, append_blob
 from state.wire import Sha256, sha256_hex
 from tests.support.bounds import BOUND_S
+from tests.support.virtual_time import run_virtually
 
 BLOB = bytes(range(256)) * (3 * APPENDED_BYTES // 256)
 
@@ -59,3 +61,34 @@ async def test_cancelled_download_keeps_each_byte_once() -> None:
             await fetching
     assert file.data == BLOB[: len(file.data)]
     assert len(file.data) >= APPENDED_BYTES
+
+
+class SlowBody(httpx.AsyncByteStream):
+    """Short pieces of a blob, one in a second."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            await asyncio.sleep(1)
+            yield piece
+
+
+def test_slow_download_is_written_as_it_arrives() -> None:
+    pieces = [bytes([number]) * 1000 for number in range(5)]
+    written: list[tuple[float, int]] = []
+
+    class File(SlowFile):
+        def append(self, data: bytes) -> None:
+            self.data += data
+            if data:
+                written.append((asyncio.get_running_loop().time(), len(self.data)))
+
+    async def download() -> None:
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=SlowBody(pieces)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http:
+            await append_blob(http, "/v1/blobs/x", {}, File())  # type: ignore[arg-type]
+
+    run_virtually(download())
+    assert written == [(second, 1000 * second) for second in range(1, 6)]

@@ -1,16 +1,23 @@
 """Every word of the tables that a newcomer sees first has a meaning."""
 
-from dataclasses import fields
+import io
+from dataclasses import fields, replace
 
 import pytest
+from rich.console import Console
 
 from coordinator.audit import AuditReport
 from coordinator.backup import BackupReport
 from epochal.cli.checks import print_checks
+from epochal.status_panel import status_panel
 from epochal.testnet.report import Report
-from epochal.words import CHECKS
+from epochal.words import CHECKS, STATUS
 from runtime.run_words import PHASES
+from state.data_metrics import DataWaitView
+from state.evaluations import Evaluation
 from state.phases import RunState
+from state.wire import Sha256
+from tests.unit.epochal.test_status_panel import status_of
 
 TITLES = {"run_id", "problems", "remarks"}
 """Fields that are no row of a table."""
@@ -19,6 +26,19 @@ TITLES = {"run_id", "problems", "remarks"}
 @pytest.mark.parametrize("report", [Report, AuditReport, BackupReport])
 def test_every_row_of_a_report_is_explained(report: type) -> None:
     assert {field.name for field in fields(report)} - TITLES - CHECKS.keys() == set()
+
+
+def test_words_of_the_demos_panel_are_explained() -> None:
+    waits = DataWaitView(0.12, 0.09, 0.0, 0.03, 100, 7)
+    status = status_of(1, 2.0)
+    members = tuple(replace(member, name="lab", data_wait=waits) for member in status.members)
+    found = Evaluation("held-out", 1, 2.0, 12345, 10, Sha256("ab" * 32), recorded_s=1.7e9)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(status_panel(replace(status, members=members, evaluations=(found,)), explains=True))
+    assert isinstance(console.file, io.StringIO)
+    panel = console.file.getvalue()
+    assert [word for word in STATUS if word not in panel] == []
+    assert PHASES[status.run_state] in panel
 
 
 def test_every_phase_is_explained() -> None:

@@ -57,6 +57,18 @@ def test_panel_shows_speed_and_waits_of_the_last_round() -> None:
     assert "data 0.6 s (fetching 0.6 s), upload 1.5 s, merge 0.2 s, others 0.7 s" in text
 
 
+def test_panel_names_the_page_of_the_client_whole() -> None:
+    progress, console = ClientProgress(), Console(file=io.StringIO(), width=100)
+    progress.observe(Joined(ClientId("ab" * 16), 1), 0.0)
+    console.print(client_panel(progress, (), 1.0, "http://127.0.0.1:8000"))
+    assert isinstance(console.file, io.StringIO)
+    assert f"http://127.0.0.1:8000/#/member/{'ab' * 16}" in console.file.getvalue()
+
+
+def test_panel_says_that_others_train_where_there_is_no_work() -> None:
+    assert "none of 12 batches; others train" in shown(WorkAssigned(7, 0, 0, 12, 1, is_witness=False))
+
+
 def test_panel_counts_results_and_traffic() -> None:
     events = ResultSettled(is_applied=True), ResultSettled(is_applied=False), BlobSent(3_000_000, 1.5)
     text = shown(*events, BlobFetched(500, 0.0), RoundFailed(3, 0, "trainer", "no", None), width=120)

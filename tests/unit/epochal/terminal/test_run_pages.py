@@ -1,6 +1,7 @@
 """The pages of a run's view: charts, waterfall, ten thousand members, and text from others."""
 
 import io
+import re
 import shlex
 import time
 from dataclasses import fields, replace
@@ -16,7 +17,7 @@ from epochal.terminal.member_page import member_page
 from epochal.terminal.members_page import COLUMNS, MembersTable, members_page
 from epochal.terminal.pages import run_page
 from epochal.terminal.picture import MAX_ROWS, RunPicture
-from epochal.terminal.round_page import bar_of, waterfall_lines
+from epochal.terminal.round_page import bar_of, round_page, waterfall_lines
 from epochal.terminal.trust_page import trust_page
 from runtime.run_words import PARTS
 from state.documents import RunDocument
@@ -217,6 +218,30 @@ def row(number: int) -> RoundFigures:
             | {"number": number, "rounds": 1, "applied_rounds": 1, "loss": 2.0, "tokens": 100, "step": number + 1}
         )
     )
+
+
+def test_round_that_has_ended_is_not_under_way() -> None:
+    document = run_document(RunState.ROUND_TRAIN)
+    assert document.round is not None
+    picture = picture_of(document)
+    data = DataMap(0, (), (), (), is_whole=True)
+    busy = replace(client(1), name="lab", batches=1)
+    moment = Moment(document, 1.0, 1, 1, None, 0, 1.0, (busy,), None, data)
+    picture.moment = moment
+    picture.rows = [replace(row(0), step=document.round.step - 1)]
+    assert "under way: step" in drawn(round_page(picture, 100))
+    picture.rows.append(replace(row(1), step=document.round.step, attempt=document.round.attempt))
+    assert "under way" not in drawn(round_page(picture, 100))
+
+
+def test_run_without_losses_says_so() -> None:
+    picture = picture_of(run_document(RunState.ROUND_TRAIN))
+    picture.rows = [replace(row(0), loss=None)]
+    page = drawn(run_page(picture, 100, 40, is_log=False, is_smooth=False))
+    assert "No client has told of a loss" in page
+    assert "not told; learning rate" in page
+    picture.rows = [row(0)]
+    assert "over 1 round\n" in re.sub(" +\n", "\n", drawn(run_page(picture, 100, 40, is_log=False, is_smooth=False)))
 
 
 def test_estimate_counts_lost_rounds_and_epochs_and_no_pause() -> None:
