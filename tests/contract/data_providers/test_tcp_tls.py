@@ -82,7 +82,7 @@ async def test_server_that_is_not_trusted_gets_no_ticket(tmp_path: Path, source:
 async def test_certificate_of_another_host_is_not_trusted(tmp_path: Path, source: LocalDataProvider) -> None:
     tls, certificate = tls_for(tmp_path, x509.DNSName("elsewhere.example"))
     async with serving(source, tls=tls) as (_, address):
-        with pytest.raises(Rejected, match="not trusted .*; give the address with a name that the certificate has"):
+        with pytest.raises(Rejected, match=r"not trusted .*; give the address with a name that the certificate has"):
             await TcpDataProvider.open(address, trusting(certificate))
 
 
