@@ -1,10 +1,14 @@
 """`epochal watch URL`: a run as a full-screen view on this terminal.
 
-The rule kept here: however the view ends, by a key, a signal or an error, the terminal is as it was before.
+The rule kept here: however the view ends, by a key, a signal or an error, the terminal is as it was before. Where there
+is none any more, the process ends at once.
 """
 
 import asyncio
 import signal
+import sys
+import termios
+from functools import partial
 
 from coordinator_client.viewing import ViewerClient
 from epochal.terminal.operator_desk import OperatorDesk
@@ -16,6 +20,16 @@ from runtime.task_errors import first_error
 from state.errors import EpochalError
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _end_by(number: signal.Signals, app: WatchApp) -> None:
+    """End the view because of a signal: at once, as by default, if its terminal is gone, for which textual would wait."""
+    try:
+        termios.tcgetattr(sys.stdin)
+    except termios.error:
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+    app.exit()
 
 
 async def watch_run(client: ViewerClient, desk: OperatorDesk, policy: RetryPolicy) -> None:
@@ -42,7 +56,7 @@ async def watch_run(client: ViewerClient, desk: OperatorDesk, policy: RetryPolic
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
-        loop.add_signal_handler(number, app.exit)
+        loop.add_signal_handler(number, partial(_end_by, number, app))
     try:
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(read())

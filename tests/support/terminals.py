@@ -35,6 +35,7 @@ class Terminal:
         self._slave = slave
         self._before = termios.tcgetattr(slave)
         self._news = asyncio.Event()
+        self._is_open = True
 
     def read(self) -> None:
         """Take what has been written."""
@@ -65,11 +66,20 @@ class Terminal:
         """Press keys."""
         os.write(self._master, keys.encode())
 
+    def hang_up(self) -> None:
+        """Close the terminal, as its window's end does. A second time does nothing."""
+        if self._is_open:
+            self._is_open = False
+            asyncio.get_running_loop().remove_reader(self._master)
+            os.close(self._master)
+            os.close(self._slave)
+
     async def end(self) -> int:
         """Return the exit code once the process has ended."""
         async with asyncio.timeout(BOUND_S):
             code = await self.process.wait()
-        self.read()
+        if self._is_open:
+            self.read()
         return code
 
     def is_as_before(self) -> bool:
@@ -108,6 +118,4 @@ async def in_terminal(*arguments: str) -> AsyncIterator[Terminal]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        loop.remove_reader(master)
-        os.close(master)
-        os.close(slave)
+        terminal.hang_up()
