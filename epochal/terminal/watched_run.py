@@ -23,7 +23,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _end_by(number: signal.Signals, app: WatchApp) -> None:
-    """End the view because of a signal: at once, as by default, if its terminal is gone, for which textual would wait."""
+    """End the view because of a signal; if its terminal is gone, for which textual would wait, as by default."""
     try:
         termios.tcgetattr(sys.stdin)
     except termios.error:
