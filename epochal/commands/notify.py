@@ -32,7 +32,8 @@ def notify(
                 notice = Notice(address.on[0], "test", message, time.time())
                 answer = await tell(client, address, state.run_id, notice, is_test=True)
                 failed |= answer.result != "delivered"
-                say(f"{address.place} ({address.shape}): {answer.result}: {answer.reason}")
+                said = "not delivered" if answer.result == "retried" else answer.result  # here nothing is repeated
+                say(f"{address.place} ({address.shape}): {said}: {answer.reason}")
 
     run_to_end(tell_all())
     if failed:

@@ -1,5 +1,6 @@
 """The page of the run: what it does, how far it is, and how it has gone. Others have files of their own."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -144,6 +145,8 @@ def _data(picture: RunPicture) -> str:
     text = f"{done}, {quarantined:,} quarantined"
     if moment is None or not moment.data.begun:
         return text
+    if moment.data.passes is not None:
+        text = f"pass {math.floor(moment.data.passes) + 1:,}: {text}"
     marks, legend = ["█"] * MAP_CHARS, ["█ applied"]
     of_marks = (("▒", "under way", moment.data.under_way), ("w", "wait", moment.data.waiting),
                 ("Q", "quarantined", moment.data.quarantined))  # fmt: skip

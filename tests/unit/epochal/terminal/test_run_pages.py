@@ -291,10 +291,11 @@ def test_trust_page_tells_unknown_witnesses_from_none(is_known: bool, text: str)
 def test_map_of_the_data_shows_what_became_of_each_part() -> None:
     document = replace(run_document(RunState.ROUND_TRAIN), carried_batches=3, quarantined_batches=7)
     picture = picture_of(document)
-    data = DataMap(40, (BatchId(36, 39),), (BatchId(0, 1),), (BatchId(8, 10),), is_whole=True)
+    parts = (BatchId(36, 39),), (BatchId(0, 1),), (BatchId(8, 10),)
+    data = DataMap(40, *parts, is_whole=True, passes=2.5, pass_samples=16)
     picture.moment = Moment(document, 1.0, 1, 1, None, 0, 1.0, (), None, data)
     text = drawn(run_page(picture, 120, 24, is_log=False, is_smooth=False), 120)
-    assert "3 batches wait, 7 quarantined" in text
+    assert "pass 3: 0 samples applied, 3 batches wait, 7 quarantined" in text
     assert f"ww{'█' * 6}QQQ{'█' * 25}▒▒▒▒  █ applied  ▒ under way  w wait  Q quarantined" in text
 
 
