@@ -121,7 +121,7 @@ async def test_run_that_few_may_see_is_shown_with_a_token(tmp_path: Path, dashbo
             await until_shown(pilot, "its last rounds")
             assert token not in screen_text(pilot.app)
             await pilot.press("1", "home")
-            await until_shown(pilot, "PAST: round 0", "over 1 rounds")
+            await until_shown(pilot, "PAST: round 0", "over 1 round")
 
 
 async def test_every_page_has_its_keys_and_fits_a_small_terminal(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_back_in_time_the_run_is_as_it_was(tmp_path: Path) -> None:
             await pilot.press("home")
             row = (await api.history()).rounds.rows()[0]
             moment = await api.moment(row.version)
-            await until_shown(pilot, f"PAST: round 0, version {row.version}", "over 1 rounds")
+            await until_shown(pilot, f"PAST: round 0, version {row.version}", "over 1 round")
             await until_shown(pilot, f"step        {moment.document.step} of 1,000", "█ applied")
             await pilot.press("right")
             await until_shown(pilot, "PAST: round 1")
@@ -207,7 +207,7 @@ async def test_what_cannot_be_answered_now_is_said_until_it_is_answered(
             await until_shown(pilot, "step        2 of 1,000", "the run's history cannot be read")
             segment.rmdir()
             (tmp_path / "elsewhere").rename(segment)
-            shown = await until_shown(pilot, "over 1 rounds")
+            shown = await until_shown(pilot, "over 1 round")
             while "cannot be read" in shown:
                 await pilot.pause()
                 shown = screen_text(pilot.app)
