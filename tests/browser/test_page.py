@@ -165,7 +165,7 @@ async def test_steps_go_round_by_round_where_rows_stand_for_several(browser: "Br
     async with opened(browser) as (page, _):
         await page.route("**/history?points=512", in_two_rows)
         await page.goto(watched.url)
-        await until_shown(page, "step", "done")
+        await until_shown(page, "training loss", "nats")  # which is of the rounds: they are there
         back = page.get_by_role("button", name="One round back")
         latest = watched.coordinator.service.published.version
         ended = [found for found in zip(rounds["number"], rounds["version"], strict=True) if found[1] < latest]
