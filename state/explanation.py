@@ -284,28 +284,35 @@ def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients
 def _told_share(kind: PartKind, said: str, parts: Sequence[TimePart]) -> float:
     """Return the share of the time that these words are of: a client's own where they blame it, else the kind's."""
     of_kind = [part for part in parts if part.kind == kind]
-    is_blamed = kind != "attest" and of_kind[0].client_id is not None and _client(of_kind[0]) in said
-    return of_kind[0].share if is_blamed else sum(part.share for part in of_kind)
+    of_client = _of_one_client(of_kind)
+    if of_client is None or kind == "attest" or said.startswith("is training"):
+        return sum(part.share for part in of_kind)
+    return of_client.share
+
+
+def _of_one_client(of_kind: Sequence[TimePart]) -> TimePart | None:
+    """Return the part of the client that has most of a kind's time; None if none does."""
+    largest = of_kind[0]
+    is_one = largest.client_id is not None and largest.seconds >= NAMED_SHARE * sum(part.seconds for part in of_kind)
+    return largest if is_one else None
 
 
 def _said(
     kind: PartKind, parts: Sequence[TimePart], details: Sequence[RoundDetail], clients: Sequence[ClientMedians]
 ) -> str:
     """Return what the time of a kind is, in words that follow "61 % of the time"."""
-    of_kind = [part for part in parts if part.kind == kind]
-    whole, largest = sum(part.seconds for part in of_kind), of_kind[0]
-    is_one = largest.client_id is not None and largest.seconds >= NAMED_SHARE * whole
-    whose = _client(largest) if is_one else "the slowest client of each round"
-    rate = _speed(largest.bytes_per_s) if is_one else ""
+    one = _of_one_client([part for part in parts if part.kind == kind])
+    whose = "the slowest client of each round" if one is None else _client(one)
+    rate = "" if one is None else _speed(one.bytes_per_s)
     match kind:
         case "train":
-            return _said_of_training(largest if is_one else None, clients)
+            return _said_of_training(one, clients)
         case "upload":
             return f"is the upload of {whose}{rate}"
         case "download":
             return f"{whose} fetches the results of the round before{rate}"
         case "data":
-            return f"{whose} waits for data ({_cause_of_waits(largest.client_id if is_one else None, details)})"
+            return f"{whose} waits for data ({_cause_of_waits(None if one is None else one.client_id, details)})"
         case "merge":
             return f"{whose} merges the results of the round before"
         case "encode":
@@ -317,9 +324,9 @@ def _said(
         case "document":
             return f"passes until {whose} has the run document: its connection to the coordinator"
         case "attest":
-            return "results are in and witnesses fetch and attest them" + (f", last {whose}" if is_one else "")
+            return "results are in and witnesses fetch and attest them" + ("" if one is None else f", last {whose}")
         case "missing":
-            missing = whose if is_one else "clients"
+            missing = "clients" if one is None else whose
             return f"the others wait in vain for {missing}, of which nothing usable comes{_why_missing(details)}"
         case "empty":
             reason = next(detail.reason for detail in reversed(details) if not detail.figures.applied_rounds)
