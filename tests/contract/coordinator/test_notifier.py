@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import coordinator.notify.notifier as notifier_module
 from coordinator.notify.notifier import MAX_SHOWN_ANSWER_CHARS, Notifier, open_webhook_client, tell
 from coordinator.notify.webhooks import Address, addresses_of
 from coordinator.serve import ServeOptions, serving
@@ -113,6 +114,23 @@ async def test_notice_that_was_not_delivered_is_sent_after_a_restart(webhooks: W
         again = await next_of(webhooks)
         assert again.body == first.body
         await notifier.finish()
+
+
+async def test_notice_of_long_ago_is_not_told_any_more(
+    webhooks: WebhookServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, store = told_state(webhooks, "members"), MemoryStore(2**30, private_key=bytes(range(32)))
+    webhooks.statuses = [HANG]
+    async with notified(state, store) as (coordinator, _, _):
+        clients = await training(coordinator)
+        await play_round(coordinator, clients)
+        await clients[0].send("DELETE", "/clients/me")
+        await next_of(webhooks)
+    monkeypatch.setattr(notifier_module, "MAX_TOLD_AFTER_S", 0.0)
+    async with notified(state, store) as (coordinator, notifier, results):
+        assert [notice.kind for notice in coordinator.service.run.notices] == ["members"]
+        await notifier.finish()
+        assert results == []
 
 
 async def test_webhook_that_refuses_is_not_asked_again(webhooks: WebhookServer) -> None:

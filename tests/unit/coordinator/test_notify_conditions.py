@@ -46,11 +46,13 @@ def test_rounds_without_an_outcome_are_told(attempt: int, kinds: set[str]) -> No
     ("losses", "is_told"),
     [
         ([3.0, 2.0, 1.0, 1.0, 1.0, 1.04], False),
+        ([2.0, 2.0, 2.0, 2.09, 2.09, 2.09], False),
+        ([2.0, 2.0, 2.0, 2.11, 2.11, 2.11], True),
         ([3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.2], True),
         ([1.0, 1.0, 1.0, 9.0, 9.0], False),
         ([1.0, 1.0, 1.0, 9.0, 9.0, 9.0], True),
     ],
-    ids=["level", "rising", "too-few", "jump"],
+    ids=["level", "within", "above", "rising", "too-few", "jump"],
 )
 def test_rising_loss_is_told(losses: list[float], is_told: bool) -> None:
     found = told(replace(begun_run(), losses=tuple(enumerate(losses, 1))))

@@ -43,6 +43,17 @@ def test_second_cause_is_a_sentence_of_its_own_where_it_has_a_verb() -> None:
     assert "% results are in and witnesses fetch and attest them" in said
 
 
+def test_time_of_attestation_is_that_of_all_witnesses() -> None:
+    first = figures_of_client(1, committed_s=1.0, delivered_s=1.0, train_s=1.0, attested_s=10.0)
+    others = figures_of_client(2, committed_s=1.0, delivered_s=1.0, train_s=1.0, attested_s=3.0)
+    later = replace(first, attested_s=2.0), replace(others, attested_s=10.0)
+    details = [*rounds(first, others, train_s=1.0, witness_s=9.0), *rounds(*later, count=1, train_s=1.0, witness_s=9.0)]
+    found = explained(details, {})
+    assert f"last client {client(1)[:12]}" in found.sentence
+    attests = sum(part.share for part in found.parts if part.kind == "attest")
+    assert found.sentence.startswith(f"{100 * attests:.0f} % of the time"), found.sentence
+
+
 def test_sums_over_clients_do_not_count() -> None:
     many = [figures_of_client(number, merge_s=50.0, idle_s=60.0, data_s=0.5) for number in range(2, 30)]
     slowest = figures_of_client(1, committed_s=4.9, delivered_s=5.2, train_s=4.6)
