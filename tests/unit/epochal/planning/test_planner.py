@@ -200,6 +200,21 @@ def test_suggestions_say_what_planning_with_them_gives() -> None:
     assert min(faster) >= 1.05
 
 
+def test_change_that_hardly_helps_is_not_told() -> None:
+    state, groups = run_of(4, merge__codec="float32"), [parse_clients(f"4 x {LIKE}")]
+    options = PlanOptions(Links(parse_link("1gbit")), parameter_count=1000)
+    found = advised(state, groups, options, plan_run(state, groups, options))
+    assert found.kind == "training"
+    assert not any("codec" in told.change for told in found.suggestions)
+
+
+def test_results_that_come_from_far_away_wait_for_round_trips() -> None:
+    groups = [parse_clients("8 x 1gbit/1gbit 900ms 10000k tokens/s")]
+    found = plan_run(run_of(8), groups, PlanOptions(Links(parse_link("10gbit")), parameter_count=100_000))
+    assert (found.kind, found.limit) == ("download", "latency")
+    assert "is the round trip of" in found.bottleneck
+
+
 def test_uneven_clients_are_told_to_claim_by_speed() -> None:
     groups = [parse_clients(f"3 x {LIKE}"), parse_clients("3 x 100mbit/20mbit 40ms 40k tokens/s")]
     state, options = run_of(6, 8), PlanOptions(parameter_count=1000)
