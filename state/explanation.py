@@ -195,10 +195,10 @@ def _parts(spans: Sequence[Span], wall_s: float, names: Mapping[str, str]) -> tu
     ):
         moved = [size for size in sizes[kind, client_id] if size is not None]
         is_known = bool(moved) and len(moved) == len(sizes[kind, client_id]) and sum(moved) > 0
-        rate = sum(moved) / total_s if is_known and total_s > 0 else None
+        rate = round(sum(moved) / total_s, 1) if is_known and total_s > 0 else None
         name = "" if client_id is None else names.get(client_id, "")
         share = min(1.0, total_s / wall_s) if wall_s > 0 else 0.0
-        found.append(TimePart(kind, client_id, name, _rounded(total_s), round(share, 4), _known(rate)))
+        found.append(TimePart(kind, client_id, name, _rounded(total_s), round(share, 4), rate))
     return tuple(found)
 
 
@@ -269,11 +269,11 @@ def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients
         kinds[part.kind] += part.share
     ordered = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
     first, blamed = ordered[0], _said(ordered[0], parts, details, clients)
-    said = f"{_percent(_told_share(first, blamed, parts))} of the time {blamed}"
-    if len(ordered) > 1 and kinds[ordered[1]] >= SECOND_SHARE:
-        also = "is training" if ordered[1] == "train" else _said(ordered[1], parts, details, clients)
+    said = f"{_told_share(first, kinds[first], blamed, parts)} of the time {blamed}"
+    if len(ordered) > 1 and kinds[second := ordered[1]] >= SECOND_SHARE:
+        also = "is training" if second == "train" else _said(second, parts, details, clients)
         within = "" if also.startswith(("is ", "passes ", "goes ")) else "in "
-        said += f"; {within}another {_percent(_told_share(ordered[1], also, parts))} {also}"
+        said += f"; {within}another {_told_share(second, kinds[second], also, parts)} {also}"
     lost = sum(detail.figures.lost_batches for detail in details)
     batches = sum(detail.figures.batches for detail in details)
     if first != "empty" and lost >= LOST_SHARE * max(1, batches):
@@ -281,27 +281,24 @@ def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients
     return said + "."
 
 
-def _told_share(kind: PartKind, said: str, parts: Sequence[TimePart]) -> float:
+def _told_share(kind: PartKind, whole: float, said: str, parts: Sequence[TimePart]) -> str:
     """Return the share of the time that these words are of: a client's own where they blame it, else the kind's."""
-    of_kind = [part for part in parts if part.kind == kind]
-    of_client = _of_one_client(of_kind)
-    if of_client is None or kind == "attest" or said.startswith("is training"):
-        return sum(part.share for part in of_kind)
-    return of_client.share
+    one = _of_one_client(kind, parts)
+    return _percent(whole if one is None or kind == "attest" or said.startswith("is training") else one.share)
 
 
-def _of_one_client(of_kind: Sequence[TimePart]) -> TimePart | None:
+def _of_one_client(kind: PartKind, parts: Sequence[TimePart]) -> TimePart | None:
     """Return the part of the client that has most of a kind's time; None if none does."""
-    largest = of_kind[0]
-    is_one = largest.client_id is not None and largest.seconds >= NAMED_SHARE * sum(part.seconds for part in of_kind)
-    return largest if is_one else None
+    largest, *others = (part for part in parts if part.kind == kind)
+    most = NAMED_SHARE * sum(part.seconds for part in (largest, *others))
+    return largest if largest.client_id is not None and largest.seconds >= most else None
 
 
 def _said(
     kind: PartKind, parts: Sequence[TimePart], details: Sequence[RoundDetail], clients: Sequence[ClientMedians]
 ) -> str:
     """Return what the time of a kind is, in words that follow "61 % of the time"."""
-    one = _of_one_client([part for part in parts if part.kind == kind])
+    one = _of_one_client(kind, parts)
     whose = "the slowest client of each round" if one is None else _client(one)
     rate = "" if one is None else _speed(one.bytes_per_s)
     match kind:
@@ -401,7 +398,3 @@ def _duration(seconds: float) -> str:
 
 def _rounded(seconds: float) -> float:
     return round(seconds, 4)
-
-
-def _known(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
