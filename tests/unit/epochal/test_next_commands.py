@@ -9,6 +9,7 @@ from epochal.starting.next_commands import next_commands
 from state.config.state_file import StateFile, parse_state
 from tests.support.cli import run_main
 from tests.support.deployment import parsed_command
+from tests.support.heavy import need_module
 
 STATE = (Path(__file__).parents[3] / "examples/states/tcp/state.toml").read_text(encoding="utf-8")
 STATE_PATH, DATA_PATH = Path("run/state.toml"), Path("run/data.toml")
@@ -52,6 +53,7 @@ def test_commands_are_taken_by_the_command_line(address: str) -> None:
 
 
 def test_client_of_a_transformer_has_its_trainer_and_the_invitation(tmp_path: Path) -> None:
+    need_module("transformers")
     written = ("--model", "llama-6m", "--seq-len", "64", "--vocabulary", "256", "--access", "invitations", "--yes")
     ran = run_main("init", str(tmp_path / "run"), *written)
     ran.expect(0)
