@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check clean
+.PHONY: help setup demo test test-all check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -23,8 +23,11 @@ setup: $(STAMP)  ## create .venv with everything that development needs
 demo: $(STAMP)  ## a real training run on this machine: coordinator, data server, clients
 	$(BIN)/epochal up
 
-test: $(STAMP)  ## every test
-	$(BIN)/python -m pytest -n auto --dist worksteal
+test: $(STAMP)  ## the tests, without those that take long
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not nightly'
+
+test-all: $(STAMP)  ## every test, with more examples of each property
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto --dist worksteal
 
 check: lint types layers docs test  ## what CI runs
 
@@ -107,12 +110,51 @@ bench-peers: $(STAMP) $(PEERS)/.installed  ## other loaders on the same sequence
 bench-peer-training: $(STAMP) $(TRAINING_PEERS:=/.installed)  ## torchft and hivemind beside Epochal: twenty minutes
 	$(BIN)/python -m benchmarks peer-training --write benchmarks-peer-training
 
-release-check: $(STAMP)  ## build wheel and source archive, install the wheel as a user would, and run the demo with it
+# Tools that look after the dependencies, pinned by hash as everything in constraints.txt, in an environment of their own.
+SUPPLY := .supply
+SUPPLY_INSTALL := $(SUPPLY)/bin/python -m pip install --quiet --require-hashes
+
+$(SUPPLY)/.installed: constraints.txt
+	$(PYTHON) -m venv $(SUPPLY)
+	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt | $(SUPPLY_INSTALL) --requirement /dev/stdin
+	$(SUPPLY_INSTALL) --constraint constraints.txt cyclonedx-bom pip-audit uv
+	@touch $@
+
+# torch is no part of it: each kind of machine has another file of it, and it brings its own libraries.
+WITHOUT := torch; python_version < "3"
+UPGRADE := --upgrade
+
+constraints:  ## pin what CI and the image install, by hash, to the newest that fits: UPGRADE="-P NAME" only one
+	@test -x $(SUPPLY)/bin/uv || $(MAKE) $(SUPPLY)/.installed
+	echo '$(WITHOUT)' | $(SUPPLY)/bin/uv pip compile pyproject.toml --all-extras --group ci --group supply $(UPGRADE) \
+	  --universal --python-version 3.11 --generate-hashes --no-annotate --overrides /dev/stdin --quiet \
+	  --custom-compile-command 'make constraints' --output-file constraints.txt
+
+supply-audit: $(SUPPLY)/.installed  ## does constraints.txt pin a version with a known vulnerability?
+	@mkdir -p build && rm -f build/supply-audit.json
+	@$(SUPPLY)/bin/pip-audit --strict --disable-pip --require-hashes --requirement constraints.txt --progress-spinner off \
+	  --format json --output build/supply-audit.json; found=$$?; \
+	  test -s build/supply-audit.json || { echo 'NOT AUDITED: not all advisories could be read, for the reason above' >&2; exit 1; }; \
+	  test $$found = 0 && echo 'AUDITED: no known vulnerability' \
+	  || { echo 'VULNERABLE: build/supply-audit.json names the versions, and those that mend it' >&2; exit 1; }
+
+image-digests:  ## pin the images in deploy/images.env to what their tags name today; needs docker and the network
+	@(while IFS= read -r line; do image=$${line#*=}; image=$${image%@*}; \
+	  case $$line in '#'*) echo "$$line"; continue;; esac; \
+	  digest=$$(docker buildx imagetools inspect "$$image" --format '{{.Manifest.Digest}}') || exit 1; \
+	  echo "$${line%%=*}=$$image@$$digest"; done) < deploy/images.env > deploy/images.env.new \
+	  || { rm deploy/images.env.new; echo 'deploy/images.env stays as it is' >&2; exit 1; }
+	mv deploy/images.env.new deploy/images.env
+
+SBOM := environment --pyproject pyproject.toml --mc-type application --output-reproducible --output-format JSON
+
+release-check: $(STAMP) $(SUPPLY)/.installed  ## build wheel and source archive, install the wheel as a user would, list what came with it, and run the demo with it
 	rm -rf dist build/release
 	$(BIN)/python -m build --quiet --outdir dist .
 	$(PYTHON) -m venv build/release
 	build/release/bin/python -m pip install --quiet dist/epochal-*.whl
+	$(SUPPLY)/bin/cyclonedx-py $(SBOM) --output-file dist/epochal.cdx.json build/release/bin/python
 	cd build && release/bin/epochal --version && release/bin/epochal doctor && release/bin/epochal up
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(PEERS) $(TRAINING_PEERS) runs site .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(SUPPLY) $(PEERS) $(TRAINING_PEERS) runs site .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -6,11 +6,16 @@ They speak the real protocols to servers on this machine, and are bounded in num
 
 import asyncio
 import contextlib
+import json
 import resource
+import secrets
+import selectors
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import replace
+from ipaddress import IPv4Address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +43,12 @@ WITHDRAW_S = 10.0
 DRIPPED_BYTES = 100_000
 TOP_UP_S = 1.0
 POLL_S = 5.0
+TICK_S = 0.01
+FIRST_ADDRESS = IPv4Address("127.1.0.0")
+ADDRESSES = 2**22
+UNFINISHED_BODY = (
+    b"POST /v1/runs/benchmark/clients/challenge HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+)
 
 
 class Attacker(HandClient):
@@ -224,8 +235,89 @@ async def polls(url: str, run_id: str, count: str) -> None:
 async def sockets(url: str, count: str) -> None:
     """Hold connections, each with one byte of an unfinished request."""
     address = urlsplit(url)
-    head = "POST /v1/runs/benchmark/clients/challenge HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
-    await _hold(address.hostname or "", address.port or 0, [head.encode()] * int(count))
+    await _hold(address.hostname or "", address.port or 0, [UNFINISHED_BODY] * int(count))
+
+
+async def fresh_sockets(url: str, count: str, per_s: str) -> None:
+    """Open connections with unfinished requests from addresses all over loopback, each anew when it is shed.
+
+    At most `per_s` are opened in a second, and at most `count` are held. It uses sockets alone, to be cheap itself.
+    """
+    address = urlsplit(url)
+    most, seconds_each, opened = int(count), 1 / int(per_s), 0
+    heads = (b"GET /v1/runs/benchmark HTTP/1.1\r\nHost: loc", UNFINISHED_BODY)
+    _raise_files_limit()
+    held, due_s, has_begun = selectors.DefaultSelector(), time.monotonic(), False
+    while True:
+        while due_s <= time.monotonic() and len(held.get_map()) < most:
+            due_s, opened = due_s + seconds_each, opened + 1
+            with contextlib.suppress(OSError):
+                held.register(*_opened_from_anywhere(address.hostname or "", address.port or 0, heads[opened % 2]))
+        due_s = max(due_s, time.monotonic() - TICK_S)
+        for key, _ in held.select(TICK_S):
+            connection, head = key.fileobj, key.data
+            assert isinstance(connection, socket.socket)
+            with contextlib.suppress(OSError):
+                if head is not None:
+                    connection.send(head)
+                    held.modify(connection, selectors.EVENT_READ)
+                    continue
+                if connection.recv(4096):
+                    continue
+            held.unregister(connection)
+            connection.close()
+        if not has_begun and opened >= int(per_s):
+            has_begun = True
+            _attacking(opened)
+
+
+def _opened_from_anywhere(host: str, port: int, head: bytes) -> tuple[socket.socket, int, bytes]:
+    """Return a connection that is being opened, and what to register it for: sending the head."""
+    connection = socket.socket()
+    try:
+        connection.setblocking(False)
+        connection.bind((str(FIRST_ADDRESS + secrets.randbelow(ADDRESSES)), 0))
+        connection.connect_ex((host, port))
+    except OSError:
+        connection.close()
+        raise
+    return connection, selectors.EVENT_WRITE, head
+
+
+async def past_versions(url: str, run_id: str, strangers: str) -> None:
+    """Ask for the run at past versions over and over, as strangers at addresses of their own."""
+    address = urlsplit(url)
+    host, port = address.hostname or "", address.port or 0
+
+    async def ask(number: int) -> None:
+        version = 0
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection(host, port, local_addr=(f"127.0.1.{number}", 0))
+                with contextlib.closing(writer):
+                    while True:
+                        path = f"/v1/runs/{run_id}/history/versions/{secrets.randbelow(version + 1)}"
+                        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                        await _answer(reader)
+                        version = await _present_version(reader, writer, run_id)
+            await asyncio.sleep(TOP_UP_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(1, int(strangers) + 1):
+            tasks.create_task(ask(number))
+        _attacking(int(strangers))
+
+
+async def _present_version(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run_id: str) -> int:
+    writer.write(f"GET /v1/runs/{run_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    version: int = json.loads(await _answer(reader))["version"]
+    return version
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """Return the body of the next answer."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    return await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
 
 
 async def half_open(host: str, port: str, count: str) -> None:
@@ -265,8 +357,7 @@ _Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @contextlib.asynccontextmanager
 async def _sockets(host: str, port: int, first: list[bytes]) -> AsyncIterator[list[_Opened]]:
     """Yield open connections, each with these first bytes sent; those that are refused are left out."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _raise_files_limit()
     opened: list[_Opened] = []
 
     async def open_one(data: bytes) -> None:
@@ -285,6 +376,11 @@ async def _sockets(host: str, port: int, first: list[bytes]) -> AsyncIterator[li
     finally:
         for _, writer in opened:
             writer.transport.abort()
+
+
+def _raise_files_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _hold(host: str, port: int, first: list[bytes], *, reads: bool = True, again: bool = False) -> None:
@@ -322,7 +418,18 @@ def _attacking(count: int) -> None:
 
 ATTACKS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     attack.__name__: attack
-    for attack in (silent, chatty, drip, polls, sockets, half_open, unread_samples, unread_blobs)
+    for attack in (
+        silent,
+        chatty,
+        drip,
+        polls,
+        sockets,
+        fresh_sockets,
+        past_versions,
+        half_open,
+        unread_samples,
+        unread_blobs,
+    )
 }
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from data_providers.protocol import DatasetSpec
 from data_providers.ranged import RangedDataProvider
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.protocol import SourceFile
+from runtime.permissions import OWNERS
 from state.config.data_location import S3
 from state.intervals import DataIds
 from tests.support.ports import free_port
@@ -142,7 +143,7 @@ async def _object_store_figures(root: Path) -> list[Figure]:
         paths = [root / f"part-{number}.bin" for number in range(FILES)]
         for path in paths:
             await obstore.put_async(store, f"data/{path.name}", path)
-        provider = await RangedDataProvider.open(await ObjectStoreSource.open(location), IN_ORDER)
+        provider = await RangedDataProvider.open(await ObjectStoreSource.open(location, OWNERS), IN_ORDER)
         urls = [f"{url}/tokens/data/{path.name}" for path in paths]
         measured, bare = await _contiguous_rates(provider, urls)
         await provider.aclose()

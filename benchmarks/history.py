@@ -148,7 +148,7 @@ class Player:
         metrics = ResultMetrics(loss=5 / (1 + step / 100), tokens=64, train_s=0.01)
         report = ResultCommitment(step, attempt, result, RESULT_BYTES, metrics)
         await self.send(stimuli.ResultCommitted(client_id, report))
-        await self.send(stimuli.ResultVerified(client_id, step, attempt, result, digest))
+        await self.send(stimuli.ResultVerified(client_id, step, attempt, result, digest, 1.0))
 
 
 class _WrittenJournal(MemoryJournal):

@@ -14,6 +14,7 @@ from benchmarks.servers import RUN_ID, CoordinatorProcess, bare_process, coordin
 from coordinator.machine.records import replay
 from coordinator.store.open import open_store_reader
 from coordinator_client.client_key import ClientKey
+from runtime.connections import LOOPBACK
 from state.codecs.named import SPOKEN
 from state.errors import EpochalError
 from state.messages import Capabilities, JoinRequest, join_message
@@ -44,9 +45,10 @@ async def _challenges(opened: list[Connection], keys: list[ClientKey]) -> list[b
     requests = []
     for connection, key in zip(opened, keys, strict=True):
         body = json.dumps({"public_key": key.public_key}).encode()
-        nonce = json.loads(await _ask(connection, request_bytes("POST", f"{RUN}/clients/challenge", body)))["nonce"]
-        signature = key.sign(join_message(RUN_ID, nonce, key.public_key))
-        join = JoinRequest(key.public_key, nonce, signature, Capabilities(codecs=SPOKEN))
+        challenge = json.loads(await _ask(connection, request_bytes("POST", f"{RUN}/clients/challenge", body)))
+        nonce, public_key = challenge["nonce"], key.public_key
+        signature = key.sign(join_message(RUN_ID, nonce, public_key, challenge["coordinator_key"], LOOPBACK))
+        join = JoinRequest(public_key, nonce, signature, LOOPBACK, Capabilities(codecs=SPOKEN))
         requests.append(request_bytes("POST", f"{RUN}/clients", canonical_json(join)))
     return requests
 

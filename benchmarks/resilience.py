@@ -11,8 +11,9 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import tomli_w
 
@@ -43,6 +44,9 @@ SETTLING_S = 5.0
 """Seconds between an attack's beginning and the measurement, where the figure is not for after the first minute."""
 ATTACK_STARTS_S = 120.0
 ATTACKERS_LEAVE_S = 300.0
+ALTERNATIONS = 3
+TURN_S = 20.0
+"""Duration of each measurement where calm and attack alternate."""
 WARM_ROUNDS = 400
 """Until then the coordinator keeps fewer results from round to round, and rounds are a little faster."""
 MAX_ROUND_TRAIN_S = 10
@@ -68,7 +72,7 @@ class Site:
         count = 0
         with self.process.child.log_path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if '"outcome_decided"' in line:
+                if '"outcome_decided"' in line and line.endswith("\n"):  # the last one may be half written
                     event = json.loads(line)
                     count += bool(event["applied_results"]) and start_s <= event["time_s"] < end_s
         return count
@@ -174,6 +178,38 @@ ROWS = (
     Row("280 dripping uploads", "drip", lambda site: (site.process.url, "70", "4"), 0.9, SETTLING_S, BATCHES_FOR_MANY),
     Row("2,300 anonymous polls", "polls", lambda site: (site.process.url, RUN_ID, "2300"), 0.9),
 )
+
+
+FLOODS = (
+    Row(
+        "12,000 sockets opened anew, 1,600 a second",
+        *("fresh_sockets", lambda site: (site.process.url, "12000", "1600"), 0.8),
+    ),
+    Row("4 strangers that ask for past versions", "past_versions", lambda site: (site.process.url, RUN_ID, "4"), 0.8),
+)
+
+
+async def _alternating_row(folder: Path, row: Row) -> list[Figure]:
+    """Measure a run in turns: without strangers, beside the same ones at a port where nobody listens, and with them.
+
+    What the strangers take of the processors themselves is seen in the second.
+    """
+    calm, beside, attacked = list[float](), list[float](), list[float]()
+    async with _site(folder) as site:
+        elsewhere = replace(site, process=replace(site.process, url=f"http://127.0.0.1:{free_port()}"))
+        for _ in range(ALTERNATIONS):
+            calm.append(await site.rate(TURN_S))
+            for attacked_site, rates in ((elsewhere, beside), (site, attacked)):
+                async with _attack(row.attack, *row.arguments(attacked_site)):
+                    rates.append(await site.rate(TURN_S))
+                await asyncio.sleep(row.settling_s)
+        lost = sum(_refusals(client) for client in site.clients)
+    turns = [", ".join(f"{one:.1f}" for one in rates) for rates in (calm, beside, attacked)]
+    source = (
+        f"in turns, of {TURN_S:.0f} s each, beside strangers at a dead port ({turns[1]}) and with them ({turns[2]}); "
+        f"without any {median(calm):.1f} ({turns[0]}); clients lost it {lost} times; load {os.getloadavg()[0]:.1f}"
+    )
+    return [Figure(f"rounds a second, {row.name}", median(attacked), "/s", f"≥ {row.least} x", median(beside), source)]
 
 
 async def _handshakes(folder: Path) -> list[Figure]:
@@ -302,7 +338,14 @@ async def measure(folder: Path) -> list[Figure]:
         _slow_readers,
         _journal_growth,
     )
-    figures = [figure for number, row in enumerate(ROWS) for figure in await _rounds_row(folder / f"row-{number}", row)]
+    figures = [
+        figure
+        for number, row in enumerate(FLOODS)
+        for figure in await _alternating_row(folder / f"flood-{number}", row)
+    ]
+    figures += [
+        figure for number, row in enumerate(ROWS) for figure in await _rounds_row(folder / f"row-{number}", row)
+    ]
     for number, attack in enumerate(rest):
         figures += await attack(folder / f"attack-{number}")
     return figures

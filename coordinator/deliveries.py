@@ -58,12 +58,12 @@ class Deliveries:
         began_s = service.now_s()
         expected, layout = _expected(service.run, client_id, bound), await self._uploads.layout()
         verdict = verdict_on(self._uploads.results.check_of(expected), layout, BytesOfBlob(delivery.data), sha256)
-        if verdict.replica_digest is None:
+        if verdict.replica_digest is None or verdict.norm is None:
             await service.submit(committed)
             await self._uploads.results.count(expected, verdict)
             return
         check_ms = milliseconds(service.now_s() - began_s)
-        delivered = ResultDelivered(client_id, bound, Sha256(verdict.replica_digest), check_ms)
+        delivered = ResultDelivered(client_id, bound, Sha256(verdict.replica_digest), verdict.norm, check_ms)
         of_round = bound.step, bound.attempt
         recorded = service.recorded_blobs
         if recorded is None:

@@ -163,9 +163,9 @@ class Handlers:
     # Membership
 
     def challenge(self, request: messages.ChallengeRequest) -> messages.Challenge:
-        """Return a nonce to sign."""
+        """Return a nonce to sign, and the coordinator's key."""
         nonce = self.nonces.make(request.public_key, self.service.now_s())
-        return messages.Challenge(nonce, NONCE_LIFETIME_S)
+        return messages.Challenge(nonce, NONCE_LIFETIME_S, self.nonces.coordinator_key)
 
     async def join(self, request: messages.JoinRequest, address: str | None = None) -> messages.Session:
         """Make the key's owner a member.

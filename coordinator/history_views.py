@@ -4,18 +4,22 @@ Encoding takes milliseconds to a second, so it is done in a thread, for a bounde
 """
 
 import asyncio
+import contextlib
 import gzip
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from coordinator.auth.admin import OPERATOR
 from coordinator.handlers import Handlers
+from coordinator.long_polls import Reader, ReaderKind, stranger_at
 from coordinator.machine.history import History
 from coordinator.machine.moment import moment_of, with_slowest
 from coordinator.machine.run import Run
 from coordinator.machine.situation import situation_of
 from coordinator.publication import Published
+from coordinator.strangers_time import StrangersTime
 from runtime.worker_thread import Worker
 from state.errors import Refused
 from state.history import HistoryPage, Moment, RoundColumns, RoundDetail, RoundFigures, slowest_first, thinned
@@ -86,6 +90,7 @@ class HistoryViews:
         self.encoded_count = 0
         """Number of pages that were encoded."""
         self._turn = asyncio.Lock()
+        self._strangers = StrangersTime()
         self._last_present: dict[int | None, _Present] = {}
         """The present as it was sent last, by the number of clients that were asked for."""
 
@@ -106,6 +111,22 @@ class HistoryViews:
             self._handlers.member_of(token)
         else:
             self._handlers.check_admin(token)
+
+    def viewer(self, run_id: str, token: str | None, host: str) -> Reader:
+        """Return who looks: the operator, a member, or a stranger, who may show any other token. Raise as `check`.
+
+        Args:
+            run_id: in the request's path.
+            token: as in `check`.
+            host: from which the request comes.
+        """
+        self.check(run_id, token)
+        if token is not None:
+            if self._handlers.admin.matches(token):
+                return Reader(ReaderKind.OPERATOR, OPERATOR)
+            with contextlib.suppress(Refused):
+                return Reader(ReaderKind.MEMBER, self._handlers.member_of(token))
+        return stranger_at(host)
 
     def page_of(self, rows: list[RoundFigures]) -> HistoryPage:
         """Return a page with these rows."""
@@ -186,10 +207,11 @@ class HistoryViews:
 
         return await self.encoded(f"{service.run.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
 
-    async def moment(self, version: int, slowest: int | None = None) -> EncodedPage:
-        """Return the run as it was at a version. Raises as `RunHistory.moment`, and `overloaded`.
+    async def moment(self, viewer: Reader, version: int, slowest: int | None = None) -> EncodedPage:
+        """Return the run as it was at a version. Raises as `RunHistory.moment`, and as `encoded_past`.
 
         Args:
+            viewer: who looks.
             version: of the run document.
             slowest: maximum number of clients of each round; None for all.
         """
@@ -203,7 +225,8 @@ class HistoryViews:
             moment = await service.history.moment(version, published.version)
             return await self._worker.run(lambda: canonical_json(_few(moment, slowest)))
 
-        return await self.encoded(f"{published.document.lineage}-version-{version}-{_named(slowest)}", encode)
+        name = f"{published.document.lineage}-version-{version}-{_named(slowest)}"
+        return await self.encoded_past(viewer, name, encode)
 
     async def present(self, slowest: int | None = None) -> EncodedPage:
         """Return the run as it is, or was up to `SAME_PRESENT_S` ago, or for longer if it takes long to show it.
@@ -282,6 +305,17 @@ class HistoryViews:
                 return self._pages[name]
         finally:
             self._asking_count -= 1
+
+    async def encoded_past(self, viewer: Reader, name: str, encode: Callable[[], Awaitable[bytes]]) -> EncodedPage:
+        """Return a page of the past as `encoded` does. One that is not kept is made for strangers after all else.
+
+        Raises:
+            Refused: `rate-limited` for a stranger, if the past was shown to strangers for long enough lately.
+        """
+        if name in self._pages or not viewer.is_stranger:
+            return await self.encoded(name, encode)
+        async with self._strangers.turn(viewer):
+            return await self.encoded(name, encode)
 
     def _keep(self, name: str, page: EncodedPage) -> None:
         self.encoded_count += 1

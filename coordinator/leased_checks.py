@@ -194,8 +194,8 @@ class LeasedChecks:
             Refused: `gone`, if the lease is over; `invalid-body`, if the verdict contradicts itself.
         """
         pending, lease = self._held(checker, name)
-        if (verdict.rule is None) == (verdict.replica_digest is None):
-            raise Refused(Refusal.INVALID_BODY, "a verdict has either a broken rule or a replica digest")
+        if not (verdict.rule is None) == (verdict.replica_digest is not None) == (verdict.norm is not None):
+            raise Refused(Refusal.INVALID_BODY, "a verdict has either a broken rule, or a replica digest and a norm")
         pending.answer = verdict, lease.checker
         pending.changed.notify()
 

@@ -25,6 +25,7 @@ class ReaderKind(Enum):
 
     MEMBER = "member"
     DATA_SERVER = "data server"
+    OPERATOR = "operator"
     STRANGER = "stranger"
 
 
@@ -33,7 +34,7 @@ class Reader:
     """The sender of a request that reads.
 
     Attributes:
-        name: a member's client id, the id of a data server's token, or a stranger's address.
+        name: a member's client id, the id of a data server's token, `OPERATOR`, or a stranger's address.
     """
 
     kind: ReaderKind
@@ -46,7 +47,7 @@ class Reader:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it showed no token of a member or of a data server."""
+        """Whether it showed no valid token."""
         return self.kind is ReaderKind.STRANGER
 
 
@@ -66,27 +67,47 @@ class Pool:
 POOLS: Mapping[ReaderKind, Pool] = {
     ReaderKind.MEMBER: Pool(total=40_000, each=16),
     ReaderKind.DATA_SERVER: Pool(total=1_024, each=64),
+    ReaderKind.OPERATOR: Pool(total=64, each=64),
     ReaderKind.STRANGER: Pool(total=2_000, each=64),
 }
 """A member waits for the document and for results, a data server for the document; the rest is for connections that
 broke unnoticed, and for data servers that share a token."""
 
 
-class LongPolls:
-    """Counts the waiting requests, and bounds them."""
+class WaitingPlaces:
+    """Places for requests that wait, in a pool for each kind of reader."""
 
     def __init__(self) -> None:
-        self._waiting: Counter[Reader] = Counter()
+        self._taken: Counter[Reader] = Counter()
         self._counts: Counter[ReaderKind] = Counter()
 
     @property
     def count(self) -> int:
-        """Number of requests that wait."""
+        """Number of places that are taken."""
         return self._counts.total()
 
     def count_of(self, kind: ReaderKind) -> int:
-        """Return the number of requests of this kind of reader that wait."""
+        """Return the number of places that this kind of reader has taken."""
         return self._counts[kind]
+
+    def take(self, reader: Reader, pool: Pool) -> bool:
+        """Take a place of a reader's pool; return whether there was one."""
+        if self._counts[reader.kind] >= pool.total or self._taken[reader] >= pool.each:
+            return False
+        self._counts[reader.kind] += 1
+        self._taken[reader] += 1
+        return True
+
+    def give_back(self, reader: Reader) -> None:
+        """Give back a place that a reader has taken."""
+        self._counts[reader.kind] -= 1
+        self._taken[reader] -= 1
+        if not self._taken[reader]:
+            del self._taken[reader]
+
+
+class LongPolls(WaitingPlaces):
+    """Counts the waiting requests, and bounds them."""
 
     def place(self, reader: Reader, wait_s: float) -> "PollPlace":
         """Hold a place for a request that waits for up to `wait_s`; one that does not wait needs none.
@@ -95,23 +116,6 @@ class LongPolls:
             Refused: `overloaded`, when the context is entered; a stranger hears it late.
         """
         return PollPlace(self, reader, wait_s)
-
-    async def _take(self, reader: Reader, wait_s: float) -> None:
-        pool = POOLS[reader.kind]
-        if self._counts[reader.kind] >= pool.total or self._waiting[reader] >= pool.each:
-            message = f"too many requests of {reader.kind.value}s are waiting; try again in a moment"
-            if reader.is_stranger:
-                await asyncio.sleep(min(wait_s, MAX_HOLD_S) + MAX_MORE_HOLD_S * system_jitter())
-                raise Refused(Refusal.OVERLOADED, message, retry_after_s=RETRY_AFTER_S)
-            raise Refused(Refusal.OVERLOADED, message)
-        self._counts[reader.kind] += 1
-        self._waiting[reader] += 1
-
-    def _give_back(self, reader: Reader) -> None:
-        self._counts[reader.kind] -= 1
-        self._waiting[reader] -= 1
-        if not self._waiting[reader]:
-            del self._waiting[reader]
 
 
 class PollPlace:
@@ -128,9 +132,14 @@ class PollPlace:
         self._wait_s = wait_s
 
     async def __aenter__(self) -> None:
-        if self._wait_s > 0:
-            await self._polls._take(self._reader, self._wait_s)
+        if self._wait_s <= 0 or self._polls.take(self._reader, POOLS[self._reader.kind]):
+            return
+        message = f"too many requests of {self._reader.kind.value}s are waiting; try again in a moment"
+        if self._reader.is_stranger:
+            await asyncio.sleep(min(self._wait_s, MAX_HOLD_S) + MAX_MORE_HOLD_S * system_jitter())
+            raise Refused(Refusal.OVERLOADED, message, retry_after_s=RETRY_AFTER_S)
+        raise Refused(Refusal.OVERLOADED, message)
 
     async def __aexit__(self, *_: object) -> None:
         if self._wait_s > 0:
-            self._polls._give_back(self._reader)
+            self._polls.give_back(self._reader)

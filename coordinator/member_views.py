@@ -9,12 +9,14 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from coordinator.handlers import Handlers
 from coordinator.history_views import EncodedPage, encoded_page
 from coordinator.machine.copies import replace
+from coordinator.machine.figures import lowered_factors, parts_of
 from coordinator.machine.member_book import KnownMember, MemberBook, counts_of
 from coordinator.machine.run import Member, Run, share_units
 from runtime.refusal_counts import RefusalCounts
@@ -133,7 +135,8 @@ class MemberViews:
         details = history.details
         lately = tuple(_figures_in(details, client_id))
         if member is not None:
-            figures = _row(run, member, known, [one.figures for one in lately], service.liveness.silent_s(found, now_s))
+            silent_s = service.liveness.silent_s(found, now_s)
+            figures = _row(run, member, known, [one.figures for one in lately], silent_s, _Weights.of(run))
         else:
             assert known is not None, "one of both is known"
             figures = _gone_row(known, [one.figures for one in lately], now_s)
@@ -169,9 +172,9 @@ def member_rows(
         silent_s: seconds since each member was last heard.
         gone: those that have left.
     """
-    lately = _lately_of(details)
+    lately, weights = _lately_of(details), _Weights.of(run)
     rows = [
-        _row(run, member, book.get(client_id), lately.get(client_id, ()), silent_s[client_id])
+        _row(run, member, book.get(client_id), lately.get(client_id, ()), silent_s[client_id], weights)
         for client_id, member in run.members.items()
     ]
     left = [_gone_row(known, lately.get(known.client_id, ()), run.now_s) for known in gone]
@@ -195,8 +198,25 @@ def _lately_of(details: Iterable[RoundDetail]) -> dict[str, list[ClientFigures]]
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The members' parts of the round under way, and the factors below 1 of their last results."""
+
+    parts: Mapping[ClientId, float]
+    factors: Mapping[ClientId, float]
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        return cls(parts_of(run), lowered_factors(run))
+
+
 def _row(
-    run: Run, member: Member, known: KnownMember | None, lately: Sequence[ClientFigures], silent_s: float
+    run: Run,
+    member: Member,
+    known: KnownMember | None,
+    lately: Sequence[ClientFigures],
+    silent_s: float,
+    weights: _Weights,
 ) -> MemberFigures:
     """Return the row of a present member.
 
@@ -206,6 +226,7 @@ def _row(
         known: what its history says of it.
         lately: its part of the last rounds.
         silent_s: seconds since it was last heard.
+        weights: of all members.
     """
     known = known or KnownMember(member.client_id)
     rest_s = member.conduct.rest_s(run.now_s)
@@ -217,6 +238,8 @@ def _row(
         ready=run.is_ready(member),
         in_roster=run.round is not None and member.client_id in run.round.plan.positions,
         share=share_units(member) / SHARE_UNITS_PER_BATCH,
+        part=weights.parts.get(member.client_id, 0.0),
+        factor=weights.factors.get(member.client_id),
         claim=member.share,
         missed=member.conduct.misses,
         rest_s=None if rest_s is None else round(rest_s, _PLACES),
@@ -239,6 +262,8 @@ def _gone_row(known: KnownMember, lately: Sequence[ClientFigures], now_s: float)
         ready=False,
         in_roster=False,
         share=0.0,
+        part=0.0,
+        factor=None,
         claim=0,
         missed=0,
         rest_s=None,

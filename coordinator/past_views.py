@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from coordinator.handlers import Handlers
 from coordinator.history_views import EncodedPage, HistoryViews
+from coordinator.long_polls import Reader
 from coordinator.machine.figures import clients_of
 from coordinator.machine.moment import names_of
 from coordinator.machine.pace import elapsed_s
@@ -27,7 +28,7 @@ _PLACES = 3
 
 
 class PastViews:
-    """The past of one coordinator's run.
+    """The past of one coordinator's run, for viewers.
 
     Args:
         handlers: of the coordinator.
@@ -38,24 +39,26 @@ class PastViews:
         self._service = handlers.service
         self._views = views
 
-    async def members(self, version: int) -> EncodedPage:
+    async def members(self, viewer: Reader, version: int) -> EncodedPage:
         """Return the members at a version. Raise as `RunHistory.look`."""
-        return await self._page("members", version, lambda past: canonical_json(members_of(past)))
+        return await self._page(viewer, "members", version, lambda past: canonical_json(members_of(past)))
 
-    async def trust(self, version: int) -> EncodedPage:
+    async def trust(self, viewer: Reader, version: int) -> EncodedPage:
         """Return what was checked by a version. Raise as `RunHistory.look`."""
-        return await self._page("trust", version, lambda past: canonical_json(trust_of(past)))
+        return await self._page(viewer, "trust", version, lambda past: canonical_json(trust_of(past)))
 
-    async def explanation(self, version: int) -> EncodedPage:
+    async def explanation(self, viewer: Reader, version: int) -> EncodedPage:
         """Return why the run was not faster at a version. Raise as `RunHistory.look`."""
-        return await self._page("explanation", version, lambda past: canonical_json(past.explanation()))
+        return await self._page(viewer, "explanation", version, lambda past: canonical_json(past.explanation()))
 
-    async def _page(self, what: str, version: int, show: Callable[[Past], bytes]) -> EncodedPage:
+    async def _page(self, viewer: Reader, what: str, version: int, show: Callable[[Past], bytes]) -> EncodedPage:
         service = self._service
         present = service.published
         changing = "" if version < present.version else f"-{service.now_s():.3f}"  # more of the present may come
         name = f"{present.document.lineage}-version-{version}-{what}{changing}"
-        return await self._views.encoded(name, lambda: service.history.look(version, present.version, show))
+        return await self._views.encoded_past(
+            viewer, name, lambda: service.history.look(version, present.version, show)
+        )
 
 
 def members_of(past: Past) -> MembersPage:

@@ -10,6 +10,7 @@ from coordinator.liveness import Liveness
 from coordinator.long_polls import Reader
 from coordinator.machine.copies import replace
 from coordinator.machine.datasets import datasets_of, decided_by
+from coordinator.machine.figures import lowered_factors, parts_of
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.run import Member, Run, Suspect, config_json, share_units
 from coordinator.machine.situation import situation_of
@@ -307,6 +308,7 @@ def status_of(
 def _member_views(run: Run, liveness: Liveness, now_s: float) -> tuple[MemberView, ...]:
     """Return the run's first members as an operator sees them, at most `MAX_MEMBERS_IN_STATUS`."""
     positions = {} if run.round is None else run.round.plan.positions
+    parts, factors = parts_of(run), lowered_factors(run)
     return tuple(
         MemberView(
             client_id=member.client_id,
@@ -323,6 +325,8 @@ def _member_views(run: Run, liveness: Liveness, now_s: float) -> tuple[MemberVie
             data_wait=None if member.data_waits is None else member.data_waits.view(),
             name=member.name,
             software=member.software,
+            part=parts.get(member.client_id, 0.0),
+            factor=factors.get(member.client_id),
         )
         for member in list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
     )

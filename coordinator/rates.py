@@ -1,15 +1,11 @@
 """How often a member may report, and a key or an address may join, so that nobody fills the journal by repetition.
 
-A token bucket holds up to `burst` tokens; each message takes one. It is refilled slowly as time passes, and at once
-when the run enters another phase, because a phase asks every member for new messages. Time is always an argument.
+Each message takes a token of its sender's bucket, which is filled at once when the run enters another phase, because a
+phase asks every member for new messages. Time is always an argument.
 """
 
-from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-
 from runtime.loopback import is_loopback
+from runtime.token_buckets import TokenBuckets
 from state.checkpoint_parts import MAX_PARTS
 from state.errors import Refused
 from state.refusals import Refusal
@@ -33,52 +29,6 @@ JOINS_OF_ADDRESS_AT_ONCE = 16_384
 room. Keys cost nothing, and each join takes about 1 kB of the journal."""
 JOIN_PERIOD_OF_ADDRESS_S = 1.0
 """After them, one may come in each period: 3,600 an hour, or 4 MB."""
-MAX_BUCKETS = 65_536
-"""Number of senders that are remembered; the one that was silent for the longest time is forgotten first."""
-
-K = TypeVar("K", bound=Hashable)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    filled_s: float
-    occasion: object
-
-
-class TokenBuckets(Generic[K]):
-    """One token bucket for each sender.
-
-    Args:
-        burst: number of tokens in a full bucket.
-        period_s: time in which a bucket gains a token.
-    """
-
-    def __init__(self, burst: int, period_s: float) -> None:
-        self._burst = burst
-        self._period_s = period_s
-        self._buckets: OrderedDict[K, _Bucket] = OrderedDict()
-
-    def take(self, sender: K, now_s: float, occasion: object = None) -> float:
-        """Take a token; return 0, or, if there is none, the seconds until there is one.
-
-        Args:
-            sender: whose bucket it is.
-            now_s: seconds on a clock that never goes back.
-            occasion: the bucket is filled when this differs from the occasion of the last call.
-        """
-        bucket = self._buckets.get(sender)
-        if bucket is None or bucket.occasion != occasion:
-            bucket = self._buckets[sender] = _Bucket(self._burst, now_s, occasion)
-        gained = max(0.0, now_s - bucket.filled_s) / self._period_s
-        bucket.tokens, bucket.filled_s = min(self._burst, bucket.tokens + gained), now_s
-        self._buckets.move_to_end(sender)
-        if len(self._buckets) > MAX_BUCKETS:
-            self._buckets.popitem(last=False)
-        if bucket.tokens < 1:
-            return (1 - bucket.tokens) * self._period_s
-        bucket.tokens -= 1
-        return 0.0
 
 
 class MessageRates:

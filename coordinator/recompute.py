@@ -4,7 +4,8 @@ A checkpoint includes everything before it, so the results that it includes are 
 What can be recomputed is therefore the steps since the older kept checkpoint, and the report says how many those are.
 """
 
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from coordinator.checkpoint_blobs import opened_parts
@@ -14,12 +15,15 @@ from coordinator.store.blobs import BlobReader
 from runtime.long_work import long_work
 from state.documents import Outcome
 from state.errors import EpochalError, StoreFailed
-from state.intervals import total_batches
 from state.merging import Contribution, OuterStep, merge, verify_arithmetic
 from state.replica import Replica, parse_checkpoint, replica_digest
-from state.results import decode_result
+from state.results import decode_result, norm_of
 from state.tensors import TensorLayout
+from state.weights import number_of
 from state.wire import Sha256, sha256_hex
+
+NORM_TOLERANCE = 1e-9
+"""Relative difference of two lengths that were summed up in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,11 @@ async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Sha256], st
     known = attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.checkpoints}
     first, step, compared, problem = run.checkpoints[0].step, run.checkpoints[0].step, 0, None
     try:
-        async for replica in _replicas(run, blobs):
+        async for replica, wrong_norm in _replicas(run, blobs):
             step = replica.step
+            if wrong_norm is not None:
+                problem = wrong_norm
+                break
             if step in known:
                 compared += 1
                 if replica_digest(replica) != known[step]:
@@ -75,22 +82,38 @@ def _scope(first: int, last: int, step_count: int) -> str:
     return f"{rebuilt} of {step_count} steps, from the checkpoint of step {first}: results that it includes are deleted"
 
 
-async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[Replica]:
-    """Yield all replicas since the older kept checkpoint, recomputed from the kept results."""
+async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica, str | None]]:
+    """Yield all replicas since the older kept checkpoint, recomputed from the kept results.
+
+    Each comes with what is wrong with the lengths of the results that led to it, or None.
+    """
     verify_arithmetic()
     outer = OuterStep.of(run.state_file.merge)
     with long_work("computing the parameters again", run.replica_step - run.checkpoints[0].step, "steps") as work:
         replica = parse_checkpoint(await _checkpoint(run, blobs))
-        yield replica
+        yield replica, None
         while (outcome := run.outcomes.get(replica.step + 1)) is not None:
-            replica = merge(replica, await _contributions(outcome, blobs, replica.layout), outer)
+            contributions = await _contributions(outcome, blobs, replica.layout)
+            replica = merge(replica, contributions, outer)
             work.advance()
-            yield replica
+            yield replica, _wrong_norm(outcome, contributions)
 
 
 async def _contributions(outcome: Outcome, blobs: BlobReader, layout: TensorLayout) -> list[Contribution]:
     results = [(entry, await _blob(blobs, entry.result_sha256)) for entry in outcome.entries]
-    return [Contribution(total_batches(entry.assignment), decode_result(data, layout)[1]) for entry, data in results]
+    return [Contribution.of(entry, decode_result(data, layout)[1]) for entry, data in results]
+
+
+def _wrong_norm(outcome: Outcome, contributions: Sequence[Contribution]) -> str | None:
+    """Return which result of an outcome has another length than was kept, or None.
+
+    Its factor was then computed from a wrong number; that it was computed rightly is what the replay shows.
+    """
+    for entry, contribution in zip(outcome.entries, contributions, strict=True):
+        found, kept = norm_of(contribution.difference), number_of(entry.norm)
+        if not math.isclose(found, kept, rel_tol=NORM_TOLERANCE):
+            return f"the result of {entry.client_id} in step {outcome.step} has length {found!r}; {kept!r} was kept"
+    return None
 
 
 async def _checkpoint(run: Run, blobs: BlobReader) -> memoryview:

@@ -98,9 +98,9 @@ class ResultChecks:
             Refused: `result-invalid`, if it breaks a rule; as `CoordinatorService.submit`.
         """
         sender, step, attempt, sha256 = expected.client_id, expected.step, expected.attempt, expected.sha256
-        if verdict.replica_digest is not None:
-            digest = Sha256(verdict.replica_digest)
-            await self._service.submit(ResultVerified(sender, step, attempt, sha256, digest, checker, check_ms))
+        if verdict.replica_digest is not None and verdict.norm is not None:
+            digest, norm = Sha256(verdict.replica_digest), verdict.norm
+            await self._service.submit(ResultVerified(sender, step, attempt, sha256, digest, norm, checker, check_ms))
             return
         rule = verdict.rule or ""
         await self._service.submit(ResultRejected(sender, step, attempt, sha256, rule, checker))

@@ -58,7 +58,7 @@ class ResultPages:
         assert current is not None
         if current.plan is not self._plan:
             self._plan, self._entries, self._encoded = current.plan, [], []
-        for client_id, _ in shared(current.verified).from_place(len(self._entries)):
+        for client_id, norm in shared(current.norms).from_place(len(self._entries)):
             bound = current.commitments[client_id]
-            self._entries.append(CommittedResult(client_id, bound.result_sha256, bound.size_bytes))
+            self._entries.append(CommittedResult(client_id, bound.result_sha256, bound.size_bytes, norm))
             self._encoded.append(canonical_json(self._entries[-1]))

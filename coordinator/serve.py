@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
@@ -14,7 +15,9 @@ from coordinator.api.app import create_app
 from coordinator.api.metrics import CoordinatorMetrics
 from coordinator.arrivals import Arrivals
 from coordinator.auth.admin import AdminToken
+from coordinator.auth.join_hosts import JoinHosts
 from coordinator.auth.nonces import JoinNonces
+from coordinator.auth.signing_key import SigningKey
 from coordinator.auth.tokens import SessionTokens
 from coordinator.blob_room import BlobRoom
 from coordinator.downloads import Downloads
@@ -28,7 +31,7 @@ from coordinator.service import CoordinatorService
 from coordinator.store.open import Store, open_store
 from coordinator.store.replication import Program
 from coordinator.uploads import Uploads
-from coordinator.waiting import open_in_turn
+from coordinator.waiting import open_in_turn, open_when_kept
 from runtime.clock import SystemClock
 from runtime.connections import ConnectionLimits, ServerConnections
 from runtime.descriptors import allow_connections, connection_limit
@@ -63,6 +66,7 @@ class ServeOptions:
         genesis: the run's model at its start, where the operator makes it.
         blobs_folder: folder of blobs that all coordinators share which serve the run from a database.
         webhooks: told what `[notify]` asks for.
+        wait_for_store_s: maximum time for which a start waits for a store that keeps nothing now; 0 not to wait.
         advertised: URL at which others reach this coordinator; None for the address on which it listens.
     """
 
@@ -78,7 +82,13 @@ class ServeOptions:
     other_connections: int = 0
     blobs_folder: Path | None = None
     advertised: str | None = None
+    wait_for_store_s: float = 0.0
     webhooks: tuple[Address, ...] = ()
+
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names and addresses by which the operator says that the coordinator is reached."""
+        advertised = None if self.advertised is None else urlsplit(self.advertised).hostname
+        return (*self.allowed_hosts, self.endpoint.host, *filter(None, [advertised]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,30 +112,18 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
 
     Raises:
         InvalidInput: the options are wrong, or the state file contradicts the kept run.
-        StoreFailed: the store cannot be used, is in use, or is damaged.
+        StoreBlocked: it cannot be used now, nor within the time that the options allow.
+        StoreFailed: it cannot be used, is in use, or is damaged.
         StoreLost: the store failed while the run was served.
     """
     endpoint = options.endpoint
     endpoint.check()
     hosts = allowed_hosts(endpoint.host, options.allowed_hosts)
+    join_hosts = JoinHosts(options.hosts(), endpoint.tls_cert)
     allow_connections()
-    blobs = state_file.blobs
-    folder = options.blobs_folder
-    program = Program(options.version, RULES_VERSION)
-    store = await open_store(options.store, blobs.max_total_bytes, blobs.store, state_file.run_id, folder, program)
+    run_id = state_file.run_id
+    store, key, service = await open_when_kept(partial(_open, state_file, options), options.wait_for_store_s)
     try:
-        run_id, key = state_file.run_id, await signing_key_of(store, anew=options.new_coordinator_key)
-        service_options = ServiceOptions(
-            store,
-            SystemClock(),
-            key.public_key_hex,
-            options.source,
-            options.new_coordinator_key,
-            genesis=options.genesis,
-            worker=SharedThreads(),
-        )
-        opening = partial(CoordinatorService.open, service_options, state_file, is_restored=options.is_restored)
-        service = await open_in_turn(opening, store, endpoint)
         with endpoint.bind() as listener:
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
@@ -135,7 +133,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             handlers = Handlers(service, nonces, tokens, admin, uploads, Downloads(service), arrivals)
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
-            server = endpoint.server(create_app(handlers, options.version, metrics, hosts), connections)
+            server = endpoint.server(create_app(handlers, options.version, metrics, hosts, join_hosts), connections)
             async with open_webhook_client() as hooks, asyncio.TaskGroup() as tasks:
                 notifier = Notifier(service, store, options.webhooks, hooks, metrics.count_notice)
                 served = tasks.create_task(service.serve())
@@ -166,6 +164,29 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             await service.save_state_file()
     finally:
         await store.aclose()
+
+
+async def _open(state_file: StateFile, options: ServeOptions) -> tuple[Store, SigningKey, CoordinatorService]:
+    """Return the run's store, which is open, the coordinator's key, and the service of the run. Raises as `serving`."""
+    blobs, program = state_file.blobs, Program(options.version, RULES_VERSION)
+    place = blobs.max_total_bytes, blobs.store, state_file.run_id, options.blobs_folder
+    store = await open_store(options.store, *place, program)
+    try:
+        key = await signing_key_of(store, anew=options.new_coordinator_key)
+        service_options = ServiceOptions(
+            store,
+            SystemClock(),
+            key.public_key_hex,
+            options.source,
+            options.new_coordinator_key,
+            genesis=options.genesis,
+            worker=SharedThreads(),
+        )
+        opening = partial(CoordinatorService.open, service_options, state_file, is_restored=options.is_restored)
+        return store, key, await open_in_turn(opening, store, options.endpoint)
+    except BaseException:
+        await store.aclose()
+        raise
 
 
 async def _refresh_admin_token(admin: AdminToken, store: Store) -> None:

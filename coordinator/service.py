@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from coordinator.compaction import Compaction
 from coordinator.kept_blobs import LostBlobs
+from coordinator.later_versions import OlderCopy
 from coordinator.liveness import HasGone, Liveness
 from coordinator.lost_records import catch_up
 from coordinator.machine.handle import handle
@@ -82,6 +83,7 @@ class CoordinatorService:
             members=lambda: self.run.members,
         )
         self.replicas = Replicas(options.store, self.liveness, following)
+        self.older_copy = OlderCopy(self)
         self.maintenance = Maintenance(
             options.store, lambda: self.run, self.note_failure, self.catch_up, self._drop_blobs
         )
@@ -213,11 +215,9 @@ class CoordinatorService:
             refusal = Refused(Refusal.OVERLOADED, f"other coordinators of the run appended first each time: {error}")
             answers = [(waiting, refusal) for waiting in group]
         for waiting, problem in answers:
-            if waiting.answer.done():
-                continue
-            if problem is None:
+            if problem is None and not waiting.answer.done():
                 waiting.answer.set_result(None)
-            else:
+            elif problem is not None and not waiting.answer.done():
                 waiting.answer.set_exception(problem)
         self.liveness.take_changes(self.run, instructions)
         for instruction in instructions:
@@ -297,6 +297,7 @@ class CoordinatorService:
             block_count = self.health.block_count
             try:
                 self.health.check_hold(self._clock.now_s())
+                self.older_copy.check()
                 await self._options.store.check_room(self.health.needed_bytes)
                 await self.replicas.meet()
                 await self._queue.submit(CoordinatorStarted(), NO_BLOBS)
@@ -343,8 +344,7 @@ class CoordinatorService:
             await asyncio.sleep(TICK_S)
             if not self.accepting or not self.replicas.is_ticking:
                 continue
-            now_s = self._clock.now_s()
-            members = self.run.members.keys()
+            now_s, members = self._clock.now_s(), self.run.members.keys()
             silent = self.liveness.lost(members, self.run.awaited(), now_s, self.run.state_file.config.client_timeout_s)
             try:
                 if silent:

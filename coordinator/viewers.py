@@ -12,12 +12,13 @@ missed. Where that is impossible, `reset` tells it to read the whole history aga
 
 import asyncio
 import re
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncGenerator, Iterator
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from coordinator.history_views import HistoryViews
+from coordinator.long_polls import Pool, Reader, ReaderKind, WaitingPlaces
 from coordinator.machine.history import History
 from coordinator.machine.situation import situation_of
 from coordinator.publication import Published
@@ -29,9 +30,12 @@ from state.refusals import Refusal
 from state.waiting_words import speed_words, waiting_words
 from state.wire import canonical_json
 
-MAX_VIEWERS = 2_000
-MAX_VIEWERS_OF_ADDRESS = 1_024
-"""Maximum number of viewers at one address, behind which may be a proxy."""
+POOLS: Mapping[ReaderKind, Pool] = {
+    ReaderKind.MEMBER: Pool(total=2_000, each=16),
+    ReaderKind.OPERATOR: Pool(total=64, each=64),
+    ReaderKind.STRANGER: Pool(total=2_000, each=1_024),
+}
+"""Maximum numbers of viewers, of all of a kind together and of one. Behind a stranger's address may be a proxy."""
 MAX_FRAMES = 256
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 """Maximum size of all frames together, unless the newest alone is larger."""
@@ -103,7 +107,7 @@ class Viewers:
         self._next: int | None = None
         """Number of the first round that no frame has told; None if the history is to be read again."""
         self._openings: OrderedDict[tuple[EventPlace | None, EventPlace, bytes], bytes] = OrderedDict()
-        self._counts: Counter[str] = Counter()
+        self._places = WaitingPlaces()
         self.dropped_count = 0
         self.sent_bytes = 0
         self.frame_count = 0
@@ -112,7 +116,7 @@ class Viewers:
     @property
     def count(self) -> int:
         """Number of viewers."""
-        return self._counts.total()
+        return self._places.count
 
     @property
     def page_count(self) -> int:
@@ -125,23 +129,21 @@ class Viewers:
         return max(MIN_ASK_AGAIN_S, -(-self.count // VIEWERS_ASKING_PER_S))
 
     @contextmanager
-    def place(self, address: str) -> Iterator[None]:
-        """Hold a place for a viewer. Raise `Refused` (`overloaded`) if there is none."""
-        if self.count >= MAX_VIEWERS or self._counts[address] >= MAX_VIEWERS_OF_ADDRESS:
+    def place(self, reader: Reader) -> Iterator[None]:
+        """Hold a place for a viewer. Raise `Refused` (`overloaded`) if those of its kind have none left."""
+        pool, had_viewers = POOLS[reader.kind], self.count > 0
+        if not self._places.take(reader, pool):
             raise Refused(
                 Refusal.OVERLOADED,
-                f"too many viewers; allowed: {MAX_VIEWERS}, and {MAX_VIEWERS_OF_ADDRESS} at one address",
+                f"too many {reader.kind.value}s follow the run; allowed: {pool.total}, and {pool.each} of one",
                 retry_after_s=HEARTBEAT_S,
             )
-        if not self.count:  # nobody has followed: nothing is old news
-            self._forget()
-        self._counts[address] += 1
         try:
+            if not had_viewers:  # nobody has followed: nothing is old news
+                self._forget()
             yield
         finally:
-            self._counts[address] -= 1
-            if not self._counts[address]:
-                del self._counts[address]
+            self._places.give_back(reader)
 
     def _forget(self) -> None:
         self._first += len(self._frames)

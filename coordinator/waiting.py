@@ -1,13 +1,15 @@
-"""A newer coordinator waits while coordinators of older rules serve the run, and tells whoever asks.
+"""What a coordinator waits for before it serves: its store, and coordinators of older rules.
 
-It does not meet them, so it never holds the lease. In a rolling upgrade the older ones go on meanwhile: a probe of
-`/readyz` finds the newer one not ready, and nothing takes their place.
+A newer coordinator waits while those serve the run, and tells whoever asks. It does not meet them, so it never holds
+the lease. In a rolling upgrade the older ones go on meanwhile: a probe of `/readyz` finds the newer one not ready, and
+nothing takes their place.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,15 +20,40 @@ from coordinator.service import CoordinatorService
 from coordinator.store.open import Store
 from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
 from runtime.problem_json import problem_response
+from runtime.retry import RetryPolicy
 from state.errors import OtherRules, Refused, StoreBlocked
 from state.refusals import Refusal
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+MAX_STORE_DELAY_S = 2.0
+"""Maximum time between two attempts to open a store that keeps nothing now."""
 LOOK_AGAIN_S = 1.0
 """Time between two looks whether the older coordinators are there."""
 GONE_FOR_S = 5.0
 """Time without any of them after which they have ended: longer than a database that restarted needs to know of them."""
+
+
+async def open_when_kept(open_all: Callable[[], Awaitable[T]], wait_s: float) -> T:
+    """Return what `open_all` returns, which is called again while the store keeps nothing, for up to `wait_s` seconds.
+
+    Raises:
+        StoreBlocked: the store still keeps nothing after that time.
+        EpochalError: as `open_all`.
+    """
+    backoff, is_said = RetryPolicy(bound_s=wait_s).begin(MAX_STORE_DELAY_S), False
+    while True:
+        try:
+            return await open_all()
+        except StoreBlocked as blocked:
+            if not wait_s:
+                raise
+            if not is_said:
+                log.warning("waiting_for_store", extra={"reason": blocked.message, "at_most_s": wait_s})
+            is_said = True
+            await backoff.wait(blocked)
 
 
 async def open_in_turn(

@@ -120,6 +120,11 @@ class CoordinatorApi(RunRequests, Protocol):
     @property
     def run_id(self) -> str: ...
 
+    @property
+    def address(self) -> str:
+        """The coordinator's host and port, as they are dialled."""
+        ...
+
     def use_token(self, token: str | None) -> None:
         """Send this session token with every later request."""
         ...

@@ -25,7 +25,8 @@ from state.refusals import Refusal
 from state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool_part import ReceivedBytes
+    from runtime.spool_part import ReceivedBytes, SentBytes
+    from state.tensors import TensorStream
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,8 @@ async def _blob_from(
         async with streamed(http, request, follows=stored is None) as answer:
             if stored is not None and answer.next_request is not None:
                 place = answer.next_request.url
-                is_same = place.path == request.url.path  # as where a proxy leads from http to https
+                # as where a proxy leads from http to https
+                is_same = (place.host, place.path) == (request.url.host, request.url.path)
                 led = _blob_from(http, path, headers, start, None) if is_same else stored.pieces(str(place), start)
                 async with aclosing(led) as pieces:
                     async for piece in pieces:
@@ -177,3 +179,14 @@ async def _append(file: "ReceivedBytes", pieces: list[bytes]) -> None:
         file.append(data)
     else:
         await finished(lambda: file.append(data))
+
+
+class Pieces:
+    """The body of a request that is written piece by piece, from the beginning each time that it is sent."""
+
+    def __init__(self, stream: "TensorStream | SentBytes") -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        for piece in self._stream.pieces():
+            yield piece

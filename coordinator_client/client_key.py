@@ -18,10 +18,11 @@ class WrongKeyFile(InvalidInput):
 
 
 class ClientKey:
-    """An Ed25519 private key and the client id that follows from its public half."""
+    """An Ed25519 private key and the client id that follows from its public half. `path` is its file, if it has one."""
 
-    def __init__(self, private: Ed25519PrivateKey) -> None:
+    def __init__(self, private: Ed25519PrivateKey, path: Path | None = None) -> None:
         self._private = private
+        self.path = path
         public = private.public_key().public_bytes_raw()
         self.public_key: str = public.hex()
         self.client_id: ClientId = client_id_of(public)
@@ -71,7 +72,7 @@ def create_key(path: Path) -> ClientKey:
     """
     _check_folder(path)
     try:
-        return ClientKey(create_private_key(path))
+        return ClientKey(create_private_key(path), path)
     except FileExistsError as error:
         message = f"key file {path} exists, and is not overwritten; `epochal key show {path}` prints its public key"
         raise WrongKeyFile(message, path=str(path)) from error
@@ -86,7 +87,7 @@ def _check_folder(path: Path) -> None:
 
 def _as_client_key(read: Callable[[Path], Ed25519PrivateKey], path: Path) -> ClientKey:
     try:
-        return ClientKey(read(path))
+        return ClientKey(read(path), path)
     except FileNotFoundError as error:
         hint = f"check the path, or make a key there: `epochal key new {path}`, or --new-key of `epochal client`"
         raise WrongKeyFile(f"key file {path} does not exist; {hint}", path=str(path)) from error

@@ -29,10 +29,12 @@ class DocumentFeed:
 
     Args:
         requests: the coordinator.
+        seen: the newest document that this client saw earlier; an older one of its lineage is ignored.
     """
 
-    def __init__(self, requests: DocumentRequests) -> None:
+    def __init__(self, requests: DocumentRequests, seen: DocumentMark | None = None) -> None:
         self._requests = requests
+        self._seen = seen
         self._mark: DocumentMark | None = None
         self._left: deque[str] = deque(maxlen=MAX_LEFT_LINEAGES)
 
@@ -48,6 +50,9 @@ class DocumentFeed:
         document = await self._requests.run_document(self._mark, wait_s)
         if document is None:
             return None
+        seen, self._seen = self._seen, None
+        if seen is not None and seen.lineage == document.lineage and seen.version > document.version:
+            self._mark = seen
         if not self._is_newer(document):
             log.warning("older_document_ignored", extra={"lineage": document.lineage, "version": document.version})
             await asyncio.sleep(RESTORED_POLL_S)

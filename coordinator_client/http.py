@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from coordinator_client.api import DocumentMark, ResultsQuery
-from coordinator_client.blob_bodies import append_held_blob, blob_pieces
+from coordinator_client.blob_bodies import Pieces, append_held_blob, blob_pieces
 from coordinator_client.follow import parse_immutable
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
 from coordinator_client.resumed_uploads import NO_SUCH_ROUTE, ResumedUploads
 from coordinator_client.stored_blobs import StoredBlobs, StoredDownload
 from coordinator_client.wrong_address import WrongAddress, mistake_in
-from runtime.http_client import (
-    LeftRequests,
-    Trust,
-    open_lean_client,
-    reason_of,
-)
+from runtime.http_client import LeftRequests, Trust, check_url, open_lean_client, reason_of
+from runtime.http_hosts import address_in
 from runtime.lean_transport import SHORT
+from runtime.reach import Reach
 from runtime.retry import RetryPolicy
 from runtime.shown_urls import without_password
 from state import result_bundles
@@ -33,8 +30,10 @@ from state.blob_messages import (
     UploadProgress,
 )
 from state.checkpoint_parts import CheckpointManifest
+from state.config.blob_place import origin_of
 from state.config.model import ModelSpec
 from state.config.state_file import StateFile
+from state.config.support import is_served_id
 from state.deliveries import MEDIA_TYPE, Delivery
 from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
@@ -61,7 +60,7 @@ from state.wire import ClientId, Sha256, canonical_json, parse_document, strict_
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
     from runtime.spool_part import ReceivedBytes, SentBytes
-    from state.tensors import FileBody, TensorStream
+    from state.tensors import FileBody
 
 log = logging.getLogger(__name__)
 
@@ -78,25 +77,31 @@ class CoordinatorClient:
     `resume`, `eject`, `put_genesis`, `release` and `record_evaluation` need the admin token.
     """
 
-    def __init__(self, http: httpx.AsyncClient, run_id: str, blobs: PlainBlobs | None = None) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, run_id: str, blobs: PlainBlobs | None = None, reach: Reach | None = None
+    ) -> None:
         self._http = http
+        self.address = address_in(str(http.base_url))
         self._blobs = blobs
         self._requests = LeftRequests(http)
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
         self._headers: dict[str, str] = {}
         self._takes_deliveries = True
-        self._stored = StoredBlobs(self._request)
+        self._stored = StoredBlobs(self._request, origin_of(str(http.base_url)), self._store_origins, reach)
         self._uploads = ResumedUploads(self.upload_progress, self._send)
 
     @classmethod
-    async def connect(cls, url: str, retry_policy: RetryPolicy, verify: Trust = True) -> Self:
+    async def connect(
+        cls, url: str, retry_policy: RetryPolicy, verify: Trust = True, reach: Reach | None = None
+    ) -> Self:
         """Return a client for the run that the coordinator at `url` serves.
 
         Args:
             url: the coordinator's base URL, such as `http://127.0.0.1:8080`, or that of a run (`…/v1/runs/RUN_ID`).
             retry_policy: how long to wait for a coordinator that does not answer yet.
             verify: whether to verify the TLS certificate, a file with the authorities to trust (PEM), or a TLS context.
+            reach: where its grants and redirects may lead; None for public addresses, and others of its own kind.
 
         Raises:
             InvalidInput: the URL is wrong, its certificate is not trusted, or the run is not served or not named; the
@@ -106,7 +111,9 @@ class CoordinatorClient:
         base, _, place = url.partition("/v1/")
         shown = without_password(base)
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
-        http = open_lean_client(base, "coordinator", verify, limits, follow_redirects=True)
+        check_url(base, "coordinator")
+        reach = (reach or Reach()).of_coordinator(base)
+        http = open_lean_client(base, "coordinator", verify, limits, reach, follow_redirects=True)
         client = cls(http, "")
         backoff = retry_policy.begin()
         is_first = True
@@ -114,7 +121,7 @@ class CoordinatorClient:
             while True:
                 try:
                     run_id = await client._served_run(shown, place.removeprefix("runs").strip("/"))
-                    return cls(http, run_id, PlainBlobs.at(base))
+                    return cls(http, run_id, PlainBlobs.at(base, reach), reach)
                 except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                     if mistake := await mistake_in(shown, error):
                         raise WrongAddress(mistake, url=shown) from error
@@ -131,7 +138,7 @@ class CoordinatorClient:
         """Return the id of the wanted run if it is served; with "", that of the only run."""
         answer = _json_of(await self._request("GET", "/v1/runs"))
         runs = answer.get("runs") if isinstance(answer, dict) else None
-        if not isinstance(runs, list) or not all(isinstance(run_id, str) for run_id in runs):
+        if not isinstance(runs, list) or not all(isinstance(run_id, str) and is_served_id(run_id) for run_id in runs):
             raise InvalidInput(f"{url} does not answer as a coordinator does; is it one?", url=url)
         if wanted or len(runs) == 1:
             if wanted and wanted not in runs:
@@ -224,6 +231,12 @@ class CoordinatorClient:
 
     async def standing(self) -> Standing:
         return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
+
+    async def _store_origins(self) -> tuple[str, ...]:
+        """Return the origins of the run's object store; none if it has none."""
+        document = await self.run_document(None, 0.0)
+        assert document is not None, "a request that names no version is answered at once"
+        return (await self.config(document.config_sha256)).blobs.origins
 
     async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None:
         if await self._stored.put(sha256, file):
@@ -361,11 +374,11 @@ class CoordinatorClient:
         headers = {**self._headers, **(headers or {})}
         if content is not None and "Content-Type" not in headers:
             headers["Content-Type"] = "application/octet-stream" if method == "PUT" else "application/json"
-        body: bytes | _Pieces | None = None
+        body: bytes | Pieces | None = None
         if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
         elif content is not None:
-            body, headers = _Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
+            body, headers = Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
         options: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": SHORT}
         request = self._http.build_request(method, path, params=params, content=body, **options)
         try:
@@ -380,17 +393,6 @@ class CoordinatorClient:
         self._stored.forget()
         url = without_password(str(self._http.base_url))
         return CoordinatorUnreachable(f"{url} does not answer {request}: {reason_of(error, url)}", url=url)
-
-
-class _Pieces:
-    """The body of a request that is written piece by piece, from the beginning each time that it is sent."""
-
-    def __init__(self, stream: "TensorStream | SentBytes") -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        for piece in self._stream.pieces():
-            yield piece
 
 
 def _json_of(answer: httpx.Response) -> Any:

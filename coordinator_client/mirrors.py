@@ -12,6 +12,7 @@ import httpx
 from coordinator_client.blob_bodies import append_blob
 from coordinator_client.plain_blobs import PlainBlobs
 from runtime.http_client import Trust, open_client
+from runtime.reach import Reach
 from state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -27,21 +28,23 @@ class Mirror:
         name: its URL.
     """
 
-    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+    def __init__(self, url: str, http: httpx.AsyncClient, reach: Reach | None = None) -> None:
         self.name = url
         self._http = http
-        self._plain = PlainBlobs.at(url)
+        self._plain = PlainBlobs.at(url, reach)
 
     @classmethod
-    def at(cls, url: str, verify: Trust = True) -> "Mirror":
+    def at(cls, url: str, verify: Trust = True, reach: Reach | None = None) -> "Mirror":
         """Return the mirror at this URL. Raise `InvalidInput` if the URL is wrong; the user's fault.
 
         Args:
             url: of the folder.
             verify: as `CoordinatorClient.connect`.
+            reach: the addresses that may be connected; None for all.
         """
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
-        return cls(url.rstrip("/"), open_client(url, "mirror", verify, follow_redirects=True, limits=limits))
+        http = open_client(url, "mirror", verify, reach, follow_redirects=True, limits=limits)
+        return cls(url.rstrip("/"), http, reach)
 
     async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
         """Append the blob's bytes that the file lacks, unverified; one attempt.

@@ -10,6 +10,7 @@ import httpx
 
 from runtime.http_client import is_temporary, reason_of, refusal_in
 from runtime.plain_http import NotPlain, OpenFile, PlainAnswer, PlainHttp, PlainTimeouts, plain_place
+from runtime.reach import Reach
 from runtime.shown_urls import without_password
 from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 
@@ -37,12 +38,12 @@ class PlainBlobs:
         self._http = http
 
     @classmethod
-    def at(cls, url: str) -> "PlainBlobs | None":
-        """Return the short way to the coordinator at this URL; None if there is none."""
+    def at(cls, url: str, reach: Reach | None = None) -> "PlainBlobs | None":
+        """Return the short way to the coordinator at this URL, if `reach` allows its address; None if there is none."""
         place = plain_place(url)
         if place is None:
             return None
-        return cls(url, PlainHttp(place, PlainTimeouts(CONNECT_TIMEOUT_S, BLOB_TIMEOUT_S, KEEP_ALIVE_S)))
+        return cls(url, PlainHttp(place, PlainTimeouts(CONNECT_TIMEOUT_S, BLOB_TIMEOUT_S, KEEP_ALIVE_S), reach))
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 from coordinator_client.api import THROUGH_STORE, CoordinatorApi, ForwardedRequests
 from coordinator_client.client_key import ClientKey
+from coordinator_client.known_coordinators import KnownRun, check_session, known_beside
 from runtime.broadcast import Broadcast
+from runtime.http_hosts import host_in
 from runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
 from state.codecs.named import SPOKEN
 from state.deliveries import Delivery
@@ -125,6 +127,9 @@ class CoordinatorSession(ForwardedRequests):
         profile: this client's key and capabilities.
         retry_policy: how long a request is repeated.
         observer: receives every `SessionEvent`.
+
+    Attributes:
+        known: of the coordinator, as far as it is kept beside the client's key.
     """
 
     def __init__(
@@ -133,6 +138,8 @@ class CoordinatorSession(ForwardedRequests):
         super().__init__(api)
         self._api = api
         self._profile = profile
+        path = profile.key.path
+        self.known = KnownRun(None if path is None else known_beside(path), api.address, api.run_id)
         self._retry_policy = retry_policy
         self._observer = observer
         self._session: Session | None = None
@@ -311,22 +318,17 @@ class CoordinatorSession(ForwardedRequests):
 
     async def _join_once(self) -> Session:
         self._api.use_token(None)
-        public_key = self._profile.key.public_key
-        challenge = await self._api.challenge(ChallengeRequest(public_key))
-        signature = self._profile.key.sign(join_message(self._api.run_id, challenge.nonce, public_key))
-        profile = self._profile
-        return await self._api.join(
-            JoinRequest(
-                public_key,
-                challenge.nonce,
-                signature,
-                profile.capabilities,
-                profile.invitation,
-                profile.instance,
-                profile.name,
-                profile.software,
-            )
-        )
+        api, profile = self._api, self._profile
+        public_key = profile.key.public_key
+        challenge = await api.challenge(ChallengeRequest(public_key))
+        self.known.check(challenge.coordinator_key)
+        host, nonce = host_in(api.address) or api.address, challenge.nonce
+        signature = profile.key.sign(join_message(api.run_id, nonce, public_key, challenge.coordinator_key, host))
+        itself = profile.capabilities, profile.invitation, profile.instance, profile.name, profile.software
+        session = await api.join(JoinRequest(public_key, nonce, signature, host, *itself))
+        check_session(session, self.client_id, api.run_id, challenge.coordinator_key)
+        await self.known.joined(challenge.coordinator_key)
+        return session
 
     @contextmanager
     def _repeating(self, backoff: Backoff) -> Iterator[Backoff]:

@@ -8,7 +8,7 @@ a store.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -16,8 +16,10 @@ import httpx
 
 from coordinator_client.api import THROUGH_STORE
 from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S
-from runtime.http_client import is_temporary, raw_body, reason_of, streamed
+from runtime.http_client import is_temporary, raw_body, reaching_client, reason_of, streamed
+from runtime.reach import Reach
 from state.blob_messages import UploadGrant
+from state.config.blob_place import is_of_origin, origin_of
 from state.errors import InvalidDocument, Refused
 from state.refusals import Refusal
 from state.wire import Sha256, parse_document
@@ -30,6 +32,9 @@ FIRST_DELAY_S = 0.25
 """Time before a blob that a store refused is asked for again; twice as long each time."""
 MAX_ARRIVAL_ANSWERS = 360
 """Maximum number of requests about one arrival; each is answered within seconds (`coordinator/arrivals.py`)."""
+GRANTED_HEADERS = ("content-type", "content-md5", "x-amz-checksum-sha256", "x-ms-blob-type")
+"""Headers that a coordinator may ask for in an upload."""
+_GRANTED = ", ".join(GRANTED_HEADERS)
 _CODE = re.compile(rb"<Code>([^<]{1,100})</Code>")
 _MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
 _AGAIN = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BLOB_MISMATCH, Refusal.BLOB_TOO_LARGE})
@@ -60,12 +65,21 @@ class StoredBlobs:
 
     Args:
         ask: sends requests to the coordinator.
+        own: the coordinator's own origin, to which it may lead as well.
+        origins: returns the origins of the run's object store; none if it has none.
+        reach: the addresses that may be connected; None for all.
 
     Attributes:
         is_used: whether the coordinator has led here lately.
     """
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(
+        self, ask: Ask, own: str, origins: Callable[[], Awaitable[tuple[str, ...]]], reach: Reach | None = None
+    ) -> None:
+        self._own = own
+        self._find_origins = origins
+        self._origins: tuple[str, ...] = (own,)
+        self._reach = reach
         self._ask = ask
         self._opened: httpx.AsyncClient | None = None
         self._is_needless = False
@@ -81,7 +95,7 @@ class StoredBlobs:
     def _http(self) -> httpx.AsyncClient:
         if self._opened is None:
             limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
-            self._opened = httpx.AsyncClient(follow_redirects=False, limits=limits)
+            self._opened = reaching_client(self._reach, limits)
         return self._opened
 
     def forget(self) -> None:
@@ -130,8 +144,22 @@ class StoredBlobs:
             raise
         return parse_document(UploadGrant, answer.content)
 
+    async def _check(self, url: str) -> None:
+        """Raise `InvalidDocument` unless a URL is of the run's object store."""
+        if not is_of_origin(url, self._origins):
+            self._origins = (self._own, *await self._find_origins())  # they may have changed
+        if not is_of_origin(url, self._origins):
+            known = f"which is at {' or '.join(self._origins[1:])}" if self._origins[1:] else "of which it names none"
+            raise InvalidDocument(
+                f"the coordinator leads to {origin_of(url)} instead of the run's object store, {known}"
+            )
+
     async def _put(self, grant: UploadGrant, body: PiecewiseBody) -> None:
         assert grant.url is not None
+        await self._check(grant.url)
+        for name in grant.headers:
+            if name.lower() not in GRANTED_HEADERS:
+                raise InvalidDocument(f"the coordinator asks for the header {name!a} in an upload; allowed: {_GRANTED}")
 
         async def pieces() -> AsyncGenerator[bytes, None]:
             for piece in body.pieces():
@@ -163,6 +191,7 @@ class StoredBlobs:
             Refused: `store-failed`: it fails, or the connection breaks; `range-not-satisfiable`: nothing follows.
             InvalidDocument: it answers with another range.
         """
+        await self._check(url)
         self.is_used = True
         timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})

@@ -7,6 +7,7 @@ from typing import Any
 
 from data_providers.order import DataFile, DataOrder
 from data_providers.protocol import DataProvider, DatasetSpec
+from runtime.visible_text import visible
 from state.datasets import (
     MAX_CONTENT_NAME_CHARS,
     MAX_DESCRIBED_FILES,
@@ -75,4 +76,5 @@ def _content_name(content: str) -> str:
 
 
 def _short(name: str) -> str:
+    name = visible(name)
     return name if len(name) <= MAX_DESCRIBED_NAME_CHARS else name[: MAX_DESCRIBED_NAME_CHARS - 1] + "…"

@@ -19,7 +19,6 @@ from data_providers.protocol import CorruptData, Rejected
 from data_providers.sources.manifest import (
     HEAD_BYTES,
     MANIFEST_NAME,
-    MAX_MANIFEST_BYTES,
     Manifest,
     check_lists_all,
     check_sizes,
@@ -28,6 +27,7 @@ from data_providers.sources.manifest import (
     parse_manifest,
 )
 from data_providers.sources.protocol import SourceFile
+from state.limits import MAX_MANIFEST_BYTES
 
 CHECKED_BYTES = 64 * 1024**2
 """Approximate maximum number of bytes that are compared when a dataset is opened."""

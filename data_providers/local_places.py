@@ -7,6 +7,7 @@ from pathlib import Path
 
 from data_providers.file_names import is_hidden
 from data_providers.protocol import Rejected, SourceUnavailable
+from runtime.permissions import Permissions
 
 MAX_FILES_BELOW = 1_000_000
 """Maximum number of files below a folder of data."""
@@ -45,3 +46,23 @@ def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
             if count > MAX_FILES_BELOW:
                 raise Rejected(f"{folder} holds more than {MAX_FILES_BELOW} files", path=str(folder))
             yield name, path
+
+
+def allowed_path(path: Path, permissions: Permissions) -> Path:
+    """Return a path that a document names, below the folders that the owner allowed. Blocks.
+
+    Raises:
+        NotAllowed: it is elsewhere, or holds a file that is a link to elsewhere.
+        Rejected, SourceUnavailable: its files cannot be listed.
+    """
+    if permissions.folders is None:
+        return path
+    found = permissions.checked_path(path)
+    try:
+        if found.is_dir():
+            for _, file in files_below(found):
+                if file.is_symlink():
+                    permissions.checked_path(file)
+    except OSError as error:
+        raise cannot_open(found, error) from error
+    return found

@@ -9,12 +9,17 @@ packs, the files hold records.
 
 from dataclasses import dataclass
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from data_providers.protocol import DatasetSpec
 from data_providers.sources.hub_dataset import HUB_SCHEME, HubDataset, parse_hub_dataset
+from runtime.buckets import host_of
+from runtime.hub import HUB_HOST
+from runtime.permissions import OWNERS, Permissions
 from state.config.data_location import (
+    MIX_PIN,
     S3,
     SERVER_SCHEMES,
     Azure,
@@ -24,10 +29,12 @@ from state.config.data_location import (
     Http,
     HttpLocation,
     Local,
+    NumberedFiles,
     Preprocessed,
     Seeded,
     Server,
     SingleUrl,
+    Urls,
     WeightedHttp,
 )
 from state.errors import InvalidInput
@@ -60,7 +67,8 @@ def parse_location(text: str) -> Override:
         if text == "dummy":
             return DummyData()
         if scheme in ("http", "https") and separator:
-            return WeightedHttp(text) if text.partition("?")[0].endswith(MIX_SUFFIX) else SingleUrl(text)
+            is_mix = text.partition(MIX_PIN)[0].partition("?")[0].endswith(MIX_SUFFIX)
+            return WeightedHttp(text) if is_mix else SingleUrl(text)
         if text.endswith(MIX_SUFFIX) and not separator:
             return WeightedHttp(text)
         if scheme in ("s3", "gs") and separator:
@@ -78,6 +86,25 @@ def parse_location(text: str) -> Override:
         return Registered(scheme, rest) if separator else Local(text)
     except ValidationError as error:
         raise InvalidInput(f"data location {text!r}: {error.errors()[0]['msg']}", location=text) from error
+
+
+def permissions_of_owner(location: AnyLocation, permissions: Permissions) -> Permissions:
+    """Return what a location that the owner wrote himself may use: all, or if it is remote, the hosts that it names."""
+    if isinstance(location, Http):
+        return permissions_of_owner(location.location, permissions)
+    if isinstance(location, Gcp | S3 | Azure):
+        return permissions.naming([host_of(location)], lends_credentials=True)
+    if isinstance(location, HubDataset):
+        return permissions.naming([HUB_HOST], lends_credentials=True)
+    if isinstance(location, SingleUrl | Urls | NumberedFiles):
+        urls = (location.url,) if isinstance(location, SingleUrl) else location.urls
+        return permissions.naming([urlsplit(url).hostname or "" for url in urls])
+    if isinstance(location, Server):
+        return permissions.naming([host for host, _ in location.addresses])
+    place = location.place if isinstance(location, WeightedHttp) else getattr(location, "path", "")
+    if isinstance(location, Preprocessed) and "://" in place:
+        return permissions_of_owner(parse_location(place), permissions)
+    return permissions.naming([urlsplit(place).hostname or ""]) if "://" in place else OWNERS
 
 
 def spec_for(location: AnyLocation, sequence_length: int) -> DatasetSpec:

@@ -15,9 +15,16 @@ from typing import TypeAlias
 from data_providers.dummy import DummyDataProvider
 from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from data_providers.local import LocalDataProvider
-from data_providers.local_places import cannot_open
+from data_providers.local_places import allowed_path, cannot_open
 from data_providers.local_source import LocalSource
-from data_providers.locations import BUILT_IN_SCHEMES, AnyLocation, Registered, parse_location, spec_for
+from data_providers.locations import (
+    BUILT_IN_SCHEMES,
+    AnyLocation,
+    Registered,
+    parse_location,
+    permissions_of_owner,
+    spec_for,
+)
 from data_providers.mix_file import parse_mix
 from data_providers.open_files import open_local_tokens, open_rows, open_samples, open_tokens
 from data_providers.preprocessed import PreprocessedDataProvider
@@ -26,7 +33,7 @@ from data_providers.ranged import RangedDataProvider
 from data_providers.sources.cache import BlockCache
 from data_providers.sources.cached_source import CachedSource
 from data_providers.sources.http.manifests import open_checked
-from data_providers.sources.http.source import HttpSource, without_secrets
+from data_providers.sources.http.source import HttpOptions, HttpSource, without_secrets
 from data_providers.sources.hub_dataset import HubDataset, downloaded
 from data_providers.sources.manifest import VerifiedSource
 from data_providers.sources.object_store import ObjectStoreSource
@@ -36,8 +43,13 @@ from data_providers.splits import DEFAULT_SPLIT
 from data_providers.tcp.client import TcpDataProvider
 from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress, TicketOrAccess
 from data_providers.weighted import Weighted, WeightedDataProvider, of_source
+from runtime.hub import HUB_HOST
+from runtime.permissions import Permissions
+from runtime.reach import Reach
 from state.config.data_file import DataConfig, parse_data_config
 from state.config.data_location import (
+    MAX_FILES,
+    PINNED_LINE,
     S3,
     Azure,
     DummyData,
@@ -53,7 +65,9 @@ from state.config.data_location import (
 )
 from state.config.model import DataType
 from state.config.state_file import StateFile
-from state.errors import DataError, EpochalError, InvalidInput
+from state.errors import DataError, EpochalError, InvalidInput, NotAllowed
+from state.limits import MAX_MIX_BYTES
+from state.wire import sha256_hex
 
 ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"
@@ -61,7 +75,6 @@ ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data
 UNPACKED_FOLDER = "unpacked"
 """The folder in a cache's for unpacked files and the places of records."""
 ONLY_PACKED = '{place} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning"'
-MAX_MIX_BYTES = 1024**2
 
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
 
@@ -74,6 +87,7 @@ class OpenOptions:
         run_id: names the run to a data server.
         ticket: returns the client's current ticket for data servers, or says in full how they are asked; None for who
             is no member of the run.
+        permissions: what the location may use of this machine: hosts, files, credentials, packages.
         cache: keeps the blocks from HTTP servers and buckets; None keeps nothing.
         packs: whether samples are packed; then they are JSON records, or rows of parquet files of any length.
         split: the split to use of a folder of JSON lines or parquet files.
@@ -82,6 +96,7 @@ class OpenOptions:
 
     run_id: str
     ticket: TicketOrAccess | None
+    permissions: Permissions
     cache: BlockCache | None = None
     packs: bool = False
     split: str = DEFAULT_SPLIT
@@ -97,6 +112,7 @@ class OpenOptions:
 async def open_provider(
     state: StateFile,
     ticket: TicketOrAccess,
+    permissions: Permissions,
     override: str | None = None,
     cache: BlockCache | None = None,
 ) -> DataProvider:
@@ -108,19 +124,33 @@ async def open_provider(
     Args:
         state: the run's state file.
         ticket, cache: as in `OpenOptions`.
-        override: location to use instead of the run's, as in `epochal client --data`.
+        permissions: what the run's documents may use of this machine.
+        override: location to use instead of the run's, as in `epochal client --data`, which the owner wrote himself.
 
     Raises:
         SourceUnavailable: the source does not answer now; retry.
         CorruptData: the source does not hold the run's data; do not retry.
         Rejected: the source refuses this client.
+        NotAllowed: the run names a file that the owner of this machine did not allow, or a mix that is not pinned.
         InvalidInput: `override`, or a file that a location names, is wrong, or an extra is missing; the user's fault.
     """
     location, spec = run_data(state, override)
     packs = state.model.LLM.data_type is DataType.FINETUNING
     generations = tuple(known.fingerprint for known in state.data_generations)
-    options = OpenOptions(state.run_id, ticket, cache, packs, generations=generations)
+    if override is not None:
+        permissions = permissions_of_owner(location, permissions)
+    else:
+        check_pinned(location)
+    options = OpenOptions(state.run_id, ticket, permissions, cache, packs, generations=generations)
     return await open_location(location, spec, options)
+
+
+def check_pinned(location: AnyLocation) -> None:
+    """Raise `NotAllowed` for a run's mix on another machine that its state file does not pin; the operator's fault."""
+    if isinstance(location, WeightedHttp) and location.is_unpinned:
+        place = without_secrets(location.place)
+        line = PINNED_LINE.format(place=place)
+        raise NotAllowed(f"the run's mix {place} may change at any time; allowed in its state file: {line}", path=place)
 
 
 def run_data(state: StateFile, override: str | None = None) -> tuple[AnyLocation, DatasetSpec]:
@@ -147,18 +177,19 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
             raise InvalidInput(ONLY_FOR_MEMBERS)
         addresses = [DataServerAddress(*place, options.run_id, location.tls) for place in location.addresses]
         access = options.ticket if isinstance(options.ticket, DataServerAccess) else DataServerAccess(options.ticket)
-        return await _open_tcp(addresses, replace(access, generations=options.generations), spec)
+        reach = options.permissions.reach
+        return await _open_tcp(addresses, replace(access, generations=options.generations, reach=reach), spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure):
         return await _open_remote(location, spec, options)
     if isinstance(location, HubDataset):
         return await asyncio.to_thread(_open_hub, location, spec, options)
     if isinstance(location, Local):
         opened = _open_samples if options.packs else _open_local
-        return await opened(Path(location.path), spec, options)
+        return await opened(await _allowed(Path(location.path), options), spec, options)
     if isinstance(location, Preprocessed):
         return await _open_preprocessed_place(location.path, spec, options)
     if isinstance(location, WeightedHttp):
-        return await _open_mix(location.place, spec, options)
+        return await _open_mix(location, spec, options)
     return await _open_registered(location, spec)
 
 
@@ -182,9 +213,13 @@ async def _remote_source(
     location: SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, options: OpenOptions
 ) -> ByteSource:
     if isinstance(location, Gcp | S3 | Azure):
-        source = await VerifiedSource.where_listed(await ObjectStoreSource.open(location))
+        source = await VerifiedSource.where_listed(await ObjectStoreSource.open(location, options.permissions))
     else:
-        source = await open_checked((location.url,) if isinstance(location, SingleUrl) else location.urls)
+        if isinstance(location, NumberedFiles) and location.num_files > MAX_FILES:  # before the list of URLs is made
+            raise InvalidInput(f"the run's data are {location.num_files} files; at most {MAX_FILES}")
+        source = await open_checked(
+            (location.url,) if isinstance(location, SingleUrl) else location.urls, options.permissions.reach
+        )
     return source if options.cache is None else CachedSource(source, options.cache)
 
 
@@ -195,7 +230,7 @@ def _is_of_tokens(name: str) -> bool:
 async def _open_preprocessed_place(place: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
     """Open rows at a path or behind a URL."""
     if "://" not in place:
-        return await asyncio.to_thread(_open_preprocessed, Path(place), spec, options)
+        return await asyncio.to_thread(_open_preprocessed, await _allowed(Path(place), options), spec, options)
     location = parse_location(place)
     if isinstance(location, HubDataset):
         return await asyncio.to_thread(_open_hub, location, spec, options)
@@ -207,7 +242,7 @@ async def _open_preprocessed_place(place: str, spec: DatasetSpec, options: OpenO
 
 
 def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    files = downloaded(location, options.split)
+    files = downloaded(location, options.split, with_token=options.permissions.lends_credentials(HUB_HOST))
     source = LocalSource.of_paths(str(location), files.files, files.paths)
     longest = None if options.packs else spec.sequence_length
     return PreprocessedDataProvider.open_local(source, longest, records=options.packs)
@@ -215,25 +250,44 @@ def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOptions) -> 
 
 async def open_described(config: DataConfig, folder: Path) -> LocalDataProvider | RangedDataProvider:
     """Open the files that a `data.toml` in `folder` describes, as `open_local_tokens`."""
-    spec = DatasetSpec(config.token_size.size_bytes, config.seq_len, _seed_of(config))
-    return await open_local_tokens(folder / config.dir, spec)
+    return await open_local_tokens(folder / config.dir, _spec_of(config))
+
+
+def _spec_of(config: DataConfig) -> DatasetSpec:
+    return DatasetSpec(config.token_size.size_bytes, config.seq_len, _seed_of(config))
 
 
 def _seed_of(config: DataConfig) -> bytes | None:
     return None if config.shuffle_seed is None else bytes(config.shuffle_seed)
 
 
-async def _open_mix(place: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    mix = parse_mix(await _mix_text(place), without_secrets(place) if "://" in place else place)
-    folder = None if "://" in place else Path(place).parent
+async def _allowed(path: Path, options: OpenOptions) -> Path:
+    return await asyncio.to_thread(allowed_path, path, options.permissions)
+
+
+async def _open_mix(location: WeightedHttp, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    is_remote = "://" in location.place
+    place = location.place if is_remote else str(await _allowed(Path(location.place), options))
+    shown = without_secrets(place) if is_remote else place
+    text = await mix_text(place, options.permissions.reach)
+    if location.sha256 not in (None, sha256_hex(text)):
+        raise CorruptData(f"mix {shown} has SHA-256 {sha256_hex(text)}; the run's is {location.sha256}", path=shown)
+    mix = parse_mix(text, shown)
+    folder = None if is_remote else Path(place).parent
     sources: list[Weighted] = []
     async with AsyncExitStack() as opened:
         for number, source in enumerate(mix.sources):
-            location = source.location
-            if folder is not None and isinstance(location, Local | Preprocessed) and "://" not in location.path:
-                location = type(location)(str(folder / location.path))  # relative to the mix's own folder
+            held = source.location
+            if isinstance(held, Local | Preprocessed) and "://" not in held.path:
+                if folder is None:
+                    raise NotAllowed(
+                        f"mix {shown}: source {source.name} is a path of the machine that reads it, {held.path!a}; a "
+                        "mix from elsewhere names URLs only",
+                        path=held.path,
+                    )
+                held = type(held)(str(folder / held.path))  # relative to the mix's own folder
             try:
-                provider = await open_location(location, spec_for(location, spec.sequence_length), options)
+                provider = await open_location(held, spec_for(held, spec.sequence_length), options)
             except DataError as error:
                 raise of_source(source.name, error) from error
             opened.push_async_callback(provider.aclose)
@@ -244,10 +298,11 @@ async def _open_mix(place: str, spec: DatasetSpec, options: OpenOptions) -> Data
     return provider
 
 
-async def _mix_text(place: str) -> bytes:
+async def mix_text(place: str, reach: Reach | None) -> bytes:
+    """Return the text of a mix at a path or a URL. Raises what `open_provider` raises."""
     if "://" not in place:
         return await asyncio.to_thread(mix_file, Path(place))
-    source = await HttpSource.open([place])
+    source = await HttpSource.open([place], HttpOptions.from_environment(reach))
     try:
         (file,) = source.files
         if file.size_bytes > MAX_MIX_BYTES:
@@ -276,7 +331,9 @@ async def _open_local(path: Path, spec: DatasetSpec, options: OpenOptions) -> Da
         raise InvalidInput(ONLY_PACKED.format(place=path), path=str(path))
     if path.suffix != DATA_CONFIG_SUFFIX:
         return await open_local_tokens(path, spec, options.spool)
-    return await open_described(await asyncio.to_thread(_data_config, path, spec), path.parent)
+    config = await asyncio.to_thread(_data_config, path, spec)
+    held = await _allowed(path.parent / config.dir, options)  # a link may lead elsewhere by now
+    return await open_local_tokens(held, _spec_of(config))
 
 
 def _open_preprocessed(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
@@ -289,7 +346,7 @@ async def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> 
     if path.suffix == DATA_CONFIG_SUFFIX:
         config = await asyncio.to_thread(_data_config, path, spec)
         spec = replace(spec, token_size_bytes=config.token_size.size_bytes, shuffle_seed=_seed_of(config))
-        path = path.parent / config.dir
+        path = await _allowed(path.parent / config.dir, options)
     source = await asyncio.to_thread(LocalSource.open, path)
     names = [file.name for file in source.files]
     holds_records = any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names)

@@ -38,11 +38,13 @@ from data_providers.formats.columns import (
     pyarrow,
     too_large,
 )
+from data_providers.formats.parquet_pages import CheckedColumns, StoredColumn, chunks_of
 from data_providers.identity import contents_of
 from data_providers.local_places import cannot_open
 from data_providers.local_source import LocalSource, LocalSourceFile
 from data_providers.order import DataFile, DataOrder, Extent
 from data_providers.protocol import (
+    MAX_SEQUENCE_BYTES,
     CorruptData,
     DatasetSpec,
     TokenBatch,
@@ -63,6 +65,8 @@ MAX_DECODED_BYTES = 512 * 1024**2
 """Maximum size of the decoded row groups that are kept; the least recently used is dropped first."""
 _ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
 """For the order a row is a sample of one token."""
+_FEW_VALUES = 2**20
+"""So many values of a row group are always decoded, so that the error names the sample that is too long."""
 T = TypeVar("T")
 
 
@@ -83,6 +87,7 @@ class RowFile(DataFile):
         columns: those that are read.
         schema: of an Arrow file, for its batches.
         batches: of an Arrow file; None for parquet.
+        chunks: of a parquet file, the columns of each row group.
     """
 
     source: SourceFile
@@ -90,6 +95,7 @@ class RowFile(DataFile):
     starts: NDArray[np.int64]
     schema: Any = None
     batches: tuple[ArrowBatch, ...] | None = None
+    chunks: tuple[list[StoredColumn], ...] = ()
 
 
 class PreprocessedDataProvider:
@@ -242,7 +248,7 @@ class PreprocessedDataProvider:
             self._decoded.move_to_end(key)
             return self._decoded[key]
         with decoding():
-            found = _decode(self.files[file], group, self._opening)
+            found = _decode(self.files[file], group, self._opening, self._max_tokens)
         self._decoded[key] = found
         self._decoded_bytes += _bytes_of(found)
         while self._decoded_bytes > MAX_DECODED_BYTES and len(self._decoded) > 1:
@@ -300,6 +306,7 @@ def _parquet_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile
     arrow = pyarrow()
     place = file.place
     try:
+        chunks = chunks_of(opening(file), place)
         with arrow.parquet.ParquetFile(opening(file)) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
             counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -311,14 +318,14 @@ def _parquet_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile
     for group in range(metadata.num_row_groups):
         _check_row_group(metadata.row_group(group), group, place)
     starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-    return RowFile(file.name, file.size_bytes, int(starts[-1]), file, columns, starts)
+    kept = tuple([chunk for chunk in group if chunk.path[0] in columns] for group in chunks)
+    return RowFile(file.name, file.size_bytes, int(starts[-1]), file, columns, starts, chunks=kept)
 
 
 def _check_row_group(group: Any, number: int, place: str) -> None:
     """Raise `CorruptData` if a row group has an impossible number of rows or is too large.
 
-    Its columns' metadata are not read: pyarrow checks them when it decodes, but reading damaged ones alone ends the
-    process (github.com/apache/arrow/issues/45283).
+    Its columns are checked when they are decoded, by `CheckedColumns`.
     """
     if group.num_rows < 0:
         raise CorruptData(f"{place}: row group {number} has {group.num_rows} rows", path=place)
@@ -326,7 +333,7 @@ def _check_row_group(group: Any, number: int, place: str) -> None:
         raise too_large(place, number, group.total_byte_size)
 
 
-def _decode(file: RowFile, group: int, opening: _Opening) -> dict[str, Column]:
+def _decode(file: RowFile, group: int, opening: _Opening, max_tokens: int | None) -> dict[str, Column]:
     arrow = pyarrow()
     place = file.source.place
     count = int(file.starts[group + 1] - file.starts[group])
@@ -338,9 +345,10 @@ def _decode(file: RowFile, group: int, opening: _Opening) -> dict[str, Column]:
                 rows = range(0, max(batch.num_rows, 1), row_columns.DECODED_ROWS)
                 parts = (batch.slice(row, row_columns.DECODED_ROWS) for row in rows)
                 return decoded(parts, file.columns, count, group, place)
-        # What is not on this machine is read in few large ranges.
-        with arrow.parquet.ParquetFile(opened, pre_buffer=not isinstance(opened, LocalSourceFile)) as parquet:
-            wanted = list(file.columns)
+        wanted = list(file.columns)
+        max_values = max(count * (max_tokens or MAX_SEQUENCE_BYTES // _ROWS.token_size_bytes), _FEW_VALUES)
+        checked = CheckedColumns(opened, file.chunks[group], wanted, max_values, (place, group))
+        with arrow.parquet.ParquetFile(checked, pre_buffer=False, read_dictionary=checked.with_dictionary) as parquet:
             parts = parquet.iter_batches(row_columns.DECODED_ROWS, row_groups=[group], columns=wanted)
             return decoded(parts, file.columns, count, group, place)
     except (arrow.ArrowException, ValueError, OSError) as error:

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from docs import alerts_table, errors_page, grafana_dashboard, metrics_tables, page_blocks, said_kinds
+from docs import alerts_table, document_fields, errors_page, grafana_dashboard, metrics_tables, page_blocks, said_kinds
 from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
 from run_manager.step_table import STEPS, News
@@ -22,6 +22,7 @@ def generated_blocks() -> dict[str, str]:
     tables = {"phases": phase_conditions(), "steps": STEPS.grid(News), "reference": reference()}
     tables["alerts"] = alerts_table.table()
     tables["errors"] = errors_page.body()
+    tables["document-fields"] = document_fields.body()
     return tables | metrics_tables.blocks()
 
 

@@ -194,7 +194,9 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
     waits_column = ("waits for data",) * has_waits
     missed_columns = ("missed", "why") * has_missed
     names_column = ("name",) * any(member.name for member in members)
-    columns = ("client", *names_column, "state", "trainer", "share", "last loss", *waits_column, "heard")
+    has_parts = any(member.part or member.factor is not None for member in members)
+    part_column = ("part",) * has_parts
+    columns = ("client", *names_column, "state", "trainer", "share", *part_column, "last loss", *waits_column, "heard")
     for column in (*columns, *missed_columns):
         table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"))
     for member in sorted(members, key=lambda member: -member.missed)[:MAX_SHOWN_MEMBERS]:
@@ -207,7 +209,9 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
         missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
         waits = (_data_wait(member.data_wait),) * has_waits
         name = (_Name(visible(member.name)),) * len(names_column)
-        table.add_row(member.client_id[:12], *name, state, trainer, share, loss, *waits, heard, *missed)
+        lowered = "" if member.factor is None else f", counted × {member.factor:.2g}"
+        part = (f"{member.part:.0%}{lowered}",) * has_parts
+        table.add_row(member.client_id[:12], *name, state, trainer, share, *part, loss, *waits, heard, *missed)
     if total > MAX_SHOWN_MEMBERS:
         table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
     return table

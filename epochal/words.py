@@ -5,6 +5,8 @@ from types import MappingProxyType
 
 from state.messages import DataDecision
 
+COUNTED_FOR_LESS = "it was longer than usual, or more of the merge than one member may be"
+
 STATUS: Mapping[str, str] = MappingProxyType(
     {
         "phase": "what the run does now, and for how long at most",
@@ -17,6 +19,7 @@ STATUS: Mapping[str, str] = MappingProxyType(
         "client": "a machine that trains, by its id; `in round`: it has work now; `preparing`: it gets model and data",
         "trainer": "what computes there",
         "share": "the part of each round's data that the client has earned, of what it would take at most",
+        "part": f"its part of this round; `counted × 0.5`: its last result counted for half, {COUNTED_FOR_LESS}",
         "last loss": "the loss of the client's own part of its last round",
         "waits for data": "part of the client's time in which data were missing, and why: fetching, decoding, packing",
         "heard": "when the client last sent something",
@@ -73,7 +76,7 @@ DECIDED: Mapping[DataDecision, str] = MappingProxyType(
         "state file": "decided by the state file",
         "operator": "decided by the operator",
         "first round": "decided by the first round that was applied",
-        "majority": "decided by the majority of members",
+        "turn of its members": "decided by the first round that is applied; it is the turn of these data",
         "nobody yet": "not decided yet",
     }
 )

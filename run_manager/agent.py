@@ -114,6 +114,7 @@ class Agent:
                 for task in tasks:
                     task.cancel()
                 await manager.aclose()
+                await self._session.known.save()
                 await self._withdraw(manager.last_times())
         step, digest = (None, None) if held is None else (held.step, held.digest)
         log.info("client_ended", extra={"reason": self._reason.value, "step": step})
@@ -144,11 +145,13 @@ class Agent:
             notice.close()
 
     async def _follow_documents(self, manager: RunManager, notice: WaitingNotice) -> None:
-        feed = DocumentFeed(self._session)
+        clock = self._dependencies.retry_policy.clock
+        feed = DocumentFeed(self._session, self._session.known.mark)
         while True:
             document = await feed.next(self._session.wait_s)
             notice.saw(document)
             before, self._document = self._document, document
+            await self._session.known.saw(document, clock.monotonic_s())
             self._dependencies.observer(DocumentArrived(document))
             if self._leaving.is_set() and (before is None or before.round != document.round):
                 self._end(EndReason.WITHDREW)

@@ -20,6 +20,7 @@ from run_manager.replica.saving import SaveReplica
 from run_manager.round_times import RoundTimes
 from run_manager.round_view import RoundViews
 from run_manager.trainer_opening import TrainerOpening
+from runtime.permissions import Permissions
 from runtime.retry import RetryPolicy
 from runtime.spool import Spool
 from runtime.worker_thread import Worker
@@ -73,6 +74,7 @@ class ClientDependencies:
         open_trainer: opens the run's trainer, which closes the worker that it is given.
         observer: receives every event.
         spool_folder: where the client makes the folder of its temporary files.
+        permissions: what the run's documents may use of this machine.
         feedback_stem: path with which the names of the files of error feedback begin, so that a client that starts
             again goes on with them; None if they go with this one.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
@@ -94,6 +96,7 @@ class ClientDependencies:
     open_trainer: Callable[[RunAccess, Worker], Awaitable[Trainer]]
     observer: Observer
     spool_folder: Path
+    permissions: Permissions
     check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
     check_trainer_further: Callable[[], Awaitable[None]] | None = None
     trainer_opens_in_s: Callable[[], float] | None = None

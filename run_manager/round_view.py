@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from coordinator_client.api import RunRequests
 from state.assignment import DataAssignments, assign_data_for_state, proven_ahead
+from state.config.state_file import StateFile
 from state.documents import Outcome, OutcomeEntry, Roster, RoundAhead, RoundHead, RunDocument, WorkList
 from state.election import elect_witnesses
 from state.errors import InvalidDocument
-from state.intervals import BatchId
+from state.intervals import BatchId, total_batches
 from state.messages import CommittedResult
+from state.weights import UsualNorm, Weighed, factors_of, norm_hex, steps_of, usual_in
 from state.wire import ClientId, Seed, Sha256, document_digest
 
 MAX_CACHED_DOCUMENTS = 8
@@ -30,11 +32,13 @@ class RoundView:
 
     Attributes:
         assignments: everyone's data assignment.
+        roster: the round's clients.
         positions: the roster position of each client.
         witnesses: the elected witnesses.
     """
 
     head: RoundHead
+    roster: Roster
     assignments: DataAssignments
     positions: dict[ClientId, int]
     witnesses: frozenset[ClientId]
@@ -44,31 +48,44 @@ class RoundView:
         """Return the view of this round."""
         return cls(
             head,
+            roster,
             assign_data_for_state(roster, work, head.assignment_seed, head.seed),
             {entry.client_id: position for position, entry in enumerate(roster.clients)},
             frozenset(elect_witnesses(roster, head.seed, head.witness_count)),
         )
 
     def outcome_with(
-        self, run_id: str, replica_digest: Sha256, results: Mapping[ClientId, CommittedResult]
+        self, state: StateFile, replica_digest: Sha256, results: Mapping[ClientId, CommittedResult]
     ) -> Outcome | None:
         """Return the round's outcome if it applies exactly these results; None without any.
 
         Args:
-            run_id: of the run.
+            state: the run's state file.
             replica_digest: of the replica that they were trained from.
             results: the results, by client.
         """
-        entries = tuple(
-            OutcomeEntry(client_id, assignment, results[client_id].result_sha256, results[client_id].size_bytes)
+        head, electorate = self.head, frozenset(self.roster.electorate())
+        applied = [
+            (assignment, results[client_id])
             for client_id, assignment in self.assignments.items()
             if assignment and client_id in results
-        )
-        if not entries:
+        ]
+        if not applied:
             return None
-        head = self.head
+        weighed = [
+            Weighed(batches, steps_of(state, batches), result.norm, result.client_id in electorate)
+            for batches, result in ((total_batches(assignment), result) for assignment, result in applied)
+        ]
+        usual = usual_in(weighed, None if head.usual_norm is None else UsualNorm(head.usual_norm, head.usual_steps))
+        factors = factors_of(weighed, self.roster.ceiling, state.merge.norm_limit, usual)
+        entries = tuple(
+            OutcomeEntry(
+                result.client_id, assignment, result.result_sha256, result.size_bytes, norm_hex(result.norm), factor
+            )
+            for (assignment, result), factor in zip(applied, factors, strict=True)
+        )
         return Outcome(
-            run_id=run_id,
+            run_id=state.run_id,
             step=head.step,
             attempt=head.attempt,
             seed=head.seed,

@@ -39,8 +39,9 @@ from runtime.spool import Spool
 from runtime.worker_thread import Worker
 from state.config.model import ModelSpec
 from state.config.state_file import MergeConfig, StateFile
+from state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from state.documents import RunDocument
-from state.errors import Desync, InvalidInput
+from state.errors import Desync, InvalidInput, NotAllowed
 from state.first_model import model_digest
 from state.merging import OuterStep
 from state.phases import RunState
@@ -283,6 +284,8 @@ class RunManager:
         stem = self._dependencies.feedback_stem
         if stem is None:
             stem = (await worker.run(lambda: spool.folder)) / "client"
+        if not SERVED_RUN_ID.fullmatch(document.run_id):
+            raise NotAllowed(f"the run's id {document.run_id!a} would name a file here; allowed: {RUN_ID_LINE}")
         stem = stem.with_name(f"{stem.name}.{document.run_id}")
         feedback = ErrorFeedback(stem, self._session.client_id, merge.error_feedback_decay)
         await feedback.resume(document, merge.codec_name, self._session.outcome, worker)
@@ -301,7 +304,7 @@ class RunManager:
         opening = TrainerOpening(check, worker, dependencies.trainer_opens_in_s, dependencies.observer)
 
         async def packing_for(vocabulary: int | None) -> Packing | None:
-            packing = Packing.of(state, vocabulary, worker)
+            packing = Packing.of(state, vocabulary, worker, dependencies.permissions)
             self._data_needs = DataNeeds.of(state, vocabulary, packing)
             await self._while_unavailable(partial(_check_fits, provider, self._data_needs))
             return packing

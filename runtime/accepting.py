@@ -6,6 +6,7 @@ import functools
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 
 from runtime.by_address import sender_of
@@ -17,10 +18,15 @@ log = logging.getLogger(__name__)
 
 ACCEPTS_AT_A_TIME = 32
 """Maximum number of connections accepted before the requests of others go on."""
+REFUSED_REST_S = 0.01
+"""Wait after connections were refused: one of many costs a third less than one alone, which wakes the loop. So at most
+3,200 a second are refused; the system drops more, also of members who connect anew."""
 ACCEPT_PAUSE_S = 0.2
 """Wait after an error, in which the system's queue holds new connections."""
 SHED_FOR_DESCRIPTORS = 16
 """Number of connections shed when descriptors have run out."""
+RESET = struct.pack("ii", 1, 0)
+"""Option with which closing a connection resets it: the system then keeps nothing more of it."""
 TLS_TIMEOUT_S = 20.0
 """Maximum time for a TLS handshake, and for the end of a TLS connection."""
 
@@ -77,6 +83,7 @@ class Acceptor:
             await asyncio.wait(self._opening)
 
     def _accept(self) -> None:
+        was_refused = False
         for _ in range(ACCEPTS_AT_A_TIME):
             wait_s = self._connections.wait_s()
             if wait_s:
@@ -85,11 +92,13 @@ class Acceptor:
             try:
                 accepted, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:
                 self._accept_failed(error)
                 return
-            self._open(accepted, sender_of(str(address[0])))
+            was_refused |= not self._open(accepted, sender_of(str(address[0])))
+        if was_refused:
+            self._rest(REFUSED_REST_S)
 
     def _accept_failed(self, error: OSError) -> None:
         self._connections.accept_error_count += 1
@@ -104,19 +113,24 @@ class Acceptor:
         self._loop.remove_reader(self._listener.fileno())
         self._pause = self._loop.call_later(pause_s, self.start)
 
-    def _open(self, accepted: socket.socket, address: str) -> None:
+    def _open(self, accepted: socket.socket, address: str) -> bool:
+        """Make a connection's protocol; return whether it was admitted."""
+
         def abort() -> None:
             with contextlib.suppress(OSError):  # the other end has closed it already
                 accepted.shutdown(socket.SHUT_RDWR)
 
-        accepted.setblocking(False)
         connection = self._connections.admit(address, abort)
         if connection is None:
+            with contextlib.suppress(OSError):  # the other end has closed it already
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             accepted.close()
-            return
+            return False
+        accepted.setblocking(False)
         task = self._loop.create_task(self._connect(connection, accepted))
         self._opening.add(task)
         task.add_done_callback(functools.partial(self._opened, connection, accepted))
+        return True
 
     async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
         timeout_s = None if self._tls is None else TLS_TIMEOUT_S

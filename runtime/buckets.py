@@ -1,16 +1,21 @@
 """Buckets of Google Cloud Storage, Amazon S3 (or a compatible server) and Azure as stores of obstore, and their errors.
 
 obstore is an extra (`pip install 'epochal[object-stores]'`). It signs, retries and times out. Its stores find
-credentials in the environment; without any, requests are unsigned, as public buckets need them.
+credentials in the environment; without any, requests are unsigned, as public buckets need them. The rule kept here: for
+a bucket that somebody else named, no credentials are looked for unless the machine's owner lends them to its host, and
+none go over plain http.
 obstore does not have an error type for every refusal (of a listing, say): the HTTP status is read from the message.
 """
 
 import os
 import re
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from runtime.permissions import OWNERS, Permissions
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import ExtraMissing, InvalidInput
 
@@ -51,7 +56,6 @@ CREDENTIALS = {
 """The environment's variables that hold credentials: if one of them is set, requests are signed."""
 _ALLOW_HTTP = {"S3": "AWS_ALLOW_HTTP", "Gcp": "GOOGLE_ALLOW_HTTP", "Azure": "AZURE_ALLOW_HTTP"}
 """obstore reads these too, but ignores them if timeouts are set."""
-_BUCKET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STATUS = re.compile(r"status code: (?P<status>[0-9]{3})\b")
 _GCLOUD_CREDENTIALS = Path("~/.config/gcloud/application_default_credentials.json")
 
@@ -66,6 +70,21 @@ def location_of(bucket: Bucket) -> str:
         name = f"{'s3' if isinstance(bucket, S3) else 'gs'}://{bucket.bucket_name}"
     folder = bucket.filter_directory.strip("/")
     return f"{name}/{folder}" if folder else name
+
+
+def endpoint_of(bucket: Bucket) -> str | None:
+    """Return the URL of the bucket's server, where it is named."""
+    return None if isinstance(bucket, Gcp) else bucket.endpoint
+
+
+def host_of(bucket: Bucket) -> str:
+    """Return the host that `--credentials-for` names to let requests to this bucket be signed."""
+    endpoint = endpoint_of(bucket)
+    if endpoint is not None:
+        return urlsplit(endpoint).hostname or ""
+    if isinstance(bucket, Azure):
+        return f"{bucket.account_name}.blob.core.windows.net".lower()
+    return "s3.amazonaws.com" if isinstance(bucket, S3) else "storage.googleapis.com"
 
 
 def obstore() -> Any:
@@ -105,30 +124,47 @@ def tag_of(e_tag: str) -> str:
     return e_tag.removeprefix("W/").strip('"')
 
 
-def store_of(bucket: Bucket, timeout: str | None = None, repeated_for_s: float | None = None) -> Any:
-    """Return a bucket as a store of obstore. No request is made.
+@dataclass(frozen=True, slots=True)
+class StoreAccess:
+    """How a bucket is asked.
 
-    Args:
-        bucket: the bucket.
-        timeout: maximum time for one request and its answer; None for `REQUEST_TIMEOUT`.
+    Attributes:
+        permissions: those of the document that names the bucket.
+        proxy_url: asks it by way of this proxy; None for the environment's, if there is one.
+        timeout: maximum time for one request and its answer.
         repeated_for_s: seconds after which a request is not repeated any more; None for obstore's own bound.
+    """
+
+    permissions: Permissions = OWNERS
+    proxy_url: str | None = None
+    timeout: str = REQUEST_TIMEOUT
+    repeated_for_s: float | None = None
+
+    def signs(self, bucket: Bucket) -> bool:
+        """Whether requests to a bucket are signed with the machine's credentials."""
+        is_plain = (endpoint_of(bucket) or "").startswith("http://")
+        if self.permissions.credential_hosts is not None and is_plain:
+            return False
+        return self.permissions.lends_credentials(host_of(bucket)) and not is_anonymous(bucket.variant)
+
+
+def store_of(bucket: Bucket, access: StoreAccess) -> Any:
+    """Return a bucket as a store of obstore. No request is made.
 
     Raises:
         InvalidInput: obstore is not installed, or does not accept the location's values; the user's fault.
     """
-    name = getattr(bucket, "bucket_name", None)
-    if name is not None and not _BUCKET_NAME.fullmatch(name):  # obstore panics at some of these
-        location = location_of(bucket)
-        raise InvalidInput(f"{location}: {name!r} is not a valid name of a bucket", location=location)
     stores = obstore().store
-    client_options: dict[str, Any] = {"timeout": timeout or REQUEST_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+    client_options: dict[str, Any] = {"timeout": access.timeout, "connect_timeout": CONNECT_TIMEOUT}
+    if access.proxy_url is not None:
+        client_options["proxy_url"] = access.proxy_url
     retries: dict[str, Any] = {"max_retries": MAX_RETRIES}
-    if repeated_for_s is not None:
-        retries["retry_timeout"] = timedelta(seconds=repeated_for_s)
+    if access.repeated_for_s is not None:
+        retries["retry_timeout"] = timedelta(seconds=access.repeated_for_s)
     options: dict[str, Any] = {"retry_config": retries}
-    if is_anonymous(bucket.variant):
+    if not access.signs(bucket):
         options["skip_signature"] = True
-    endpoint = getattr(bucket, "endpoint", None)
+    endpoint = endpoint_of(bucket)
     if endpoint is not None:
         options["endpoint"] = endpoint
         client_options["allow_http"] = endpoint.startswith("http://")

@@ -13,12 +13,13 @@ T = TypeVar("T")
 @lru_cache(maxsize=4096)
 def sender_of(host: str) -> str:
     """Return the sender that an address belongs to: an IPv4 address, or the network of an IPv6 address."""
+    if ":" not in host:
+        return host
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    if not isinstance(address, IPv6Address):
-        return str(address)
+    assert isinstance(address, IPv6Address), "it has a colon"
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return f"{IPv6Address(int(address) >> IPV6_NETWORK_BITS << IPV6_NETWORK_BITS)}/{IPV6_NETWORK_BITS}"

@@ -1,10 +1,11 @@
 """The connections of one server, who is at their other end, and which are shed when there are too many.
 
-The rule kept here: strangers go first, then readers, and a member never makes room for either. A stranger has not sent
-a whole request yet; a reader has, without a token; a member has shown a valid one with its last request. Among
-strangers and among readers the address with the most connections loses its oldest one, so that one sender cannot take
-the places of all others. A member has a bound of its own. Nobody loses a connection before there was time to ask
-something, and a flood costs a bounded number of exchanges a second: meanwhile others wait in the system's queue.
+The rule kept here: strangers go first, then senders, then readers, and a member never makes room for any of them. A
+stranger has not sent the head of a request yet; a sender has, but not its whole body; a reader has sent a whole
+request, without a token; a member has shown a valid one with its last request. Among each of the first three the
+address with the most connections loses its oldest one, so that it cannot take the places of all others. A member has a
+bound of its own. Nobody loses a connection before there was time to ask something: meanwhile others wait in the
+system's queue. How many come a second is bounded by `accept_rates`.
 """
 
 import logging
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from runtime.accept_rates import AcceptRates, Price
 from runtime.by_address import ByAddress
 from runtime.rare_log import RareLog
 
@@ -24,17 +26,14 @@ LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 4096
-"""Maximum number of connections without a whole request; an unfinished one takes up to 50 KB of memory."""
+"""Maximum number of connections of strangers and senders; an unfinished request takes up to 50 KB of memory."""
 MAX_READERS = 8192
 MAX_PERCENT_OF_ADDRESS = 75
 """Maximum part of the strangers' and of the readers' places that one address takes. Many clients may share one."""
 MIN_PERCENT_OF_STRANGERS = 25
-"""Part of all places that readers cannot take from those who are about to ask."""
+"""Part of the places that readers cannot take from those who are about to ask; nor can senders from strangers."""
 STRANGER_GRACE_S = 0.5
 """Time that a new connection has to send its request, before it may be shed."""
-MAX_EXCHANGES_PER_S = 1024
-"""Maximum number of strangers a second that are shed for newer ones: each costs about 0.2 ms of work."""
-EXCHANGES_AT_ONCE = 32
 MAX_CONNECTIONS_PER_MEMBER = 64
 """Twice as many as a client opens at most."""
 SHED_SHOWN_S = 60.0
@@ -51,13 +50,20 @@ class Peer(StrEnum):
     """Who is at the other end of a connection."""
 
     STRANGER = "stranger"
+    SENDER = "sender"
     READER = "reader"
     MEMBER = "member"
+
+
+WITHOUT_REQUEST = (Peer.STRANGER, Peer.SENDER)
+"""Those who have not sent a whole request yet, in the order in which they make room."""
 
 
 class Shed(StrEnum):
     """Why a connection was ended from here, before its time."""
 
+    TOO_FAST = "too fast"
+    """Too many came at about the same time, in all or of one address."""
     STRANGERS = "strangers"
     """There were too many strangers, in all or of one address."""
     READERS = "readers"
@@ -93,11 +99,13 @@ class Connection:
         peer: who is at the other end.
         send_file: sends a part of a file as a part of the present answer's body; None where that is not possible.
         owner: the member, if it is one.
+        price: what it has taken of the rates, until it is a member's.
     """
 
     address: str
     abort: Callable[[], object]
     opened_s: float
+    price: Price | None = None
     peer: Peer = Peer.STRANGER
     owner: str = ""
     send_file: SendFile | None = None
@@ -112,10 +120,9 @@ class ServerConnections:
         self.limits = limits
         self.shed_counts: Counter[Shed] = Counter()
         self.accept_error_count = 0
+        self.rates = AcceptRates()
         self._monotonic_s = monotonic_s
         self._held: dict[Peer, ByAddress[Connection]] = {peer: ByAddress() for peer in Peer}
-        self._exchanged_until_s = 0.0
-        """Time up to which the exchanges so far are allowed."""
         self._last_shed_s: dict[Shed, float] = {}
         self._shed_log = RareLog(log, "connections_shed", monotonic_s)
 
@@ -127,37 +134,42 @@ class ServerConnections:
         return len(self._held[peer])
 
     def wait_s(self) -> float:
-        """Return the number of seconds until another connection can be taken without shedding one that is too new."""
-        now_s = self._monotonic_s()
-        rate_wait_s = max(0.0, self._exchanged_until_s - EXCHANGES_AT_ONCE / MAX_EXCHANGES_PER_S - now_s)
-        if len(self) < self.limits.total and self.count(Peer.STRANGER) < self._most(self.limits.strangers):
-            return rate_wait_s
+        """Return the seconds until another connection can be taken, without shedding one that is too new for it."""
+        if len(self) < self.limits.total and self._count(WITHOUT_REQUEST) < self._most(self.limits.strangers):
+            return 0.0
         least = self._least()
-        if least is None or least.peer is not Peer.STRANGER:
-            return rate_wait_s
-        return max(rate_wait_s, least.opened_s + STRANGER_GRACE_S - now_s)
+        if least is None or least.peer not in WITHOUT_REQUEST:
+            return 0.0
+        return max(0.0, least.opened_s + STRANGER_GRACE_S - self._monotonic_s())
 
     def admit(self, address: str, abort: Callable[[], object]) -> Connection | None:
-        """Take a new connection, and shed another if that needs room; None if only members are there.
+        """Take a new connection, and shed another if that needs room; None if too many come, or only members are there.
 
         Args:
             address: who sends, as `sender_of` returns it.
             abort: ends the connection at once.
         """
-        shed_count = self.shed_counts.total()
+        now_s = self._monotonic_s()
+        price = self.rates.take(address, now_s)
+        if price is None:
+            self._note_shed(Shed.TOO_FAST)
+            return None
         if len(self) >= self.limits.total and not self.shed_least():
             self._note_shed(Shed.CONNECTIONS)
             return None
-        connection = Connection(address, abort, self._monotonic_s())
+        connection = Connection(address, abort, now_s, price)
         self._place(connection, Peer.STRANGER, address)
-        self._bound(Peer.STRANGER, address, self.limits.strangers, Shed.STRANGERS)
-        if self.shed_counts.total() > shed_count:
-            self._exchanged_until_s = max(self._exchanged_until_s, self._monotonic_s()) + 1 / MAX_EXCHANGES_PER_S
+        self._bound(WITHOUT_REQUEST, address, self.limits.strangers, Shed.STRANGERS)
         return connection
+
+    def has_head(self, connection: Connection) -> None:
+        """Record that the head of a request has arrived."""
+        if connection.is_held and connection.peer is Peer.STRANGER:
+            self._place(connection, Peer.SENDER, connection.address)
 
     def has_asked(self, connection: Connection) -> None:
         """Record that a whole request has arrived."""
-        if connection.is_held and connection.peer is Peer.STRANGER:
+        if connection.is_held and connection.peer in WITHOUT_REQUEST:
             self._become_reader(connection)
 
     def has_answered(self, connection: Connection) -> None:
@@ -169,6 +181,7 @@ class ServerConnections:
     def vouch(self, connection: Connection, owner: str) -> None:
         """Record that the request under way has the valid token of a member."""
         connection._is_vouched = True
+        self.rates.know(connection.address, self._monotonic_s())
         if not connection.is_held or (connection.peer, connection.owner) == (Peer.MEMBER, owner):
             return
         self._place(connection, Peer.MEMBER, owner)
@@ -176,6 +189,9 @@ class ServerConnections:
             oldest = self._held[Peer.MEMBER].oldest(owner)
             if oldest is not None:
                 self.shed(oldest, Shed.MEMBER)
+        elif connection.price is not None:
+            self.rates.give_back(connection.address, connection.price)
+            connection.price = None
 
     def forget(self, connection: Connection) -> None:
         """Record that a connection has ended."""
@@ -197,11 +213,25 @@ class ServerConnections:
         return connection is not None
 
     def _least(self) -> Connection | None:
-        """Return the connection that is to make room: a stranger's unless readers have taken their places."""
-        strangers, readers = self._held[Peer.STRANGER], self._held[Peer.READER]
-        if len(strangers) * 100 >= self.limits.total * MIN_PERCENT_OF_STRANGERS:
-            return strangers.oldest_of_most()
-        return readers.oldest_of_most() or strangers.oldest_of_most()
+        """Return the connection that is to make room: one without a request unless readers have taken their places."""
+        unasked = self._least_without_request()
+        if self._count(WITHOUT_REQUEST) * 100 >= self.limits.total * MIN_PERCENT_OF_STRANGERS:
+            return unasked
+        return self._held[Peer.READER].oldest_of_most() or unasked
+
+    def _least_without_request(self) -> Connection | None:
+        """Return the stranger that is to make room, or a sender if senders have taken their places."""
+        strangers, senders = (self._held[peer].oldest_of_most() for peer in WITHOUT_REQUEST)
+        places = self._most(self.limits.strangers)
+        if self.count(Peer.STRANGER) * 100 >= places * MIN_PERCENT_OF_STRANGERS:
+            return strangers
+        return senders or strangers
+
+    def _is_new(self, connection: Connection) -> bool:
+        return self._monotonic_s() < connection.opened_s + STRANGER_GRACE_S
+
+    def _count(self, peers: tuple[Peer, ...]) -> int:
+        return sum(map(self.count, peers))
 
     def notes(self) -> Iterator[str]:
         """Yield a line for each reason for which connections were shed lately."""
@@ -212,22 +242,21 @@ class ServerConnections:
 
     def _become_reader(self, connection: Connection) -> None:
         self._place(connection, Peer.READER, connection.address)
-        self._bound(Peer.READER, connection.address, self.limits.readers, Shed.READERS)
+        self._bound((Peer.READER,), connection.address, self.limits.readers, Shed.READERS)
 
     def _place(self, connection: Connection, peer: Peer, key: str) -> None:
         self._held[connection.peer].remove(connection.owner or connection.address, connection)
         connection.peer, connection.owner = peer, key if peer is Peer.MEMBER else ""
         self._held[peer].add(key, connection)
 
-    def _bound(self, peer: Peer, address: str, most: int, reason: Shed) -> None:
-        held, most = self._held[peer], self._most(most)
-        surplus = None
-        if len(held) > most:
-            surplus = held.oldest_of_most()
-        elif held.count(address) > max(1, most * MAX_PERCENT_OF_ADDRESS // 100):
-            surplus = held.oldest(address)
-            if surplus is not None and self._monotonic_s() < surplus.opened_s + STRANGER_GRACE_S:
-                surplus = None
+    def _bound(self, peers: tuple[Peer, ...], address: str, most: int, reason: Shed) -> None:
+        """End one connection of such peers, or of such peers at the address, if there are too many."""
+        most, surplus = self._most(most), None
+        if self._count(peers) > most:
+            surplus = self._held[peers[0]].oldest_of_most() if len(peers) == 1 else self._least_without_request()
+        elif sum(self._held[peer].count(address) for peer in peers) > max(1, most * MAX_PERCENT_OF_ADDRESS // 100):
+            oldest = (self._held[peer].oldest(address) for peer in peers)
+            surplus = next((each for each in oldest if each is not None and not self._is_new(each)), None)
         if surplus is not None:
             self.shed(surplus, reason)
 

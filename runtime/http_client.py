@@ -9,18 +9,23 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
+from runtime.answer_bodies import ACCEPTED_ENCODINGS, bounded_body, whole_response
 from runtime.lean_transport import LeanTransport, has_proxies, is_short
+from runtime.reach import Reach
+from runtime.reaching_transport import check_connections, check_request, checked_transport
 from runtime.retry import retry_after_s
 from runtime.shown_urls import without_password
+from runtime.visible_text import visible
 from state.config.data_location import MAX_PORT
-from state.errors import InvalidInput, Refused
+from state.errors import InvalidInput, NotAllowed, Refused
 from state.refusals import PROBLEM_JSON, Refusal
 from state.wire import strict_json
 
@@ -35,7 +40,12 @@ MAX_LABEL = 63
 """Maximum length of each part of a host's name (RFC 1035, section 2.3.4)."""
 STORE_SCHEMES = ("postgresql", "postgres")
 """Schemes of databases that keep runs."""
+_USUAL_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20)
+"""As httpx has them."""
+_WITHOUT_BODY = frozenset({"GET", "HEAD"})
+"""Methods of requests that may be redirected to another server."""
 _SET_COOKIE = "set-cookie"
+_HEADERS = {"Accept-Encoding": ACCEPTED_ENCODINGS}
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _OF_ANOTHER_NAME = (62, 64)
 """OpenSSL's codes of a certificate for another host, and for another IP address."""
@@ -71,8 +81,10 @@ def check_url(url: str, server: str) -> None:
         raise InvalidInput(f"{server} URL {shown}: give the address alone, without ? and #", url=shown)
 
 
-def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.AsyncClient:
+def open_client(url: str, server: str, trust: Trust, reach: Reach | None = None, **options: Any) -> httpx.AsyncClient:
     """Return a client for one server, with further options of `httpx.AsyncClient`. The caller closes it.
+
+    With a `reach`, its requests and redirects lead only to addresses of it: another one raises `NotAllowed`.
 
     Raises:
         InvalidInput: the URL is invalid, or the file of `trust` holds no certificates, or the environment names a proxy
@@ -81,12 +93,33 @@ def open_client(url: str, server: str, trust: Trust, **options: Any) -> httpx.As
     check_url(url, server)
     context = _context_of(trust)
     try:
-        return httpx.AsyncClient(base_url=url.rstrip("/"), verify=context, **options)
+        return _client(context, reach, base_url=url.rstrip("/"), **_with_headers(options))
     except (httpx.InvalidURL, ImportError, ValueError) as error:
         found = ", ".join(f"{scheme}_proxy={without_password(place)}" for scheme, place in getproxies().items())
         raise InvalidInput(
             f"the environment names a proxy that cannot be used ({found}); allowed: http://host:port or https://host:port"
         ) from error
+
+
+def reaching_client(reach: Reach | None, limits: httpx.Limits) -> httpx.AsyncClient:
+    """Return a client for any server that `reach` allows, which follows no redirects. The caller closes it."""
+    return _client(_context_of(True), reach, limits=limits)
+
+
+def _with_headers(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "headers": {**_HEADERS, **options.get("headers", {})}}
+
+
+def _client(context: ssl.SSLContext, reach: Reach | None, **options: Any) -> httpx.AsyncClient:
+    if reach is None:
+        return httpx.AsyncClient(verify=context, **options)
+    if has_proxies():
+        hooks: dict[str, list[Callable[..., Any]]] = {"request": [partial(check_request, reach=reach)]}
+        client = httpx.AsyncClient(verify=context, event_hooks=hooks, **options)
+        check_connections(client._transport, reach)  # of the hosts for which the environment names no proxy
+        return client
+    limits = options.pop("limits", _USUAL_LIMITS)
+    return httpx.AsyncClient(transport=checked_transport(reach, context, limits), **options)
 
 
 def proxy_of(url: str) -> str | None:
@@ -96,14 +129,16 @@ def proxy_of(url: str) -> str | None:
     return None if proxy is None or proxy_bypass(parsed.netloc.decode("ascii")) else without_password(proxy)
 
 
-def open_lean_client(url: str, server: str, trust: Trust, limits: httpx.Limits, **options: Any) -> httpx.AsyncClient:
+def open_lean_client(
+    url: str, server: str, trust: Trust, limits: httpx.Limits, reach: Reach | None = None, **options: Any
+) -> httpx.AsyncClient:
     """Return a client as `open_client`, which sends requests with short answers (`SHORT`) the lean way."""
     if has_proxies():
-        return open_client(url, server, trust, limits=limits, **options)
+        return open_client(url, server, trust, reach, limits=limits, **options)
     check_url(url, server)
     context = _context_of(trust)
-    general = httpx.AsyncHTTPTransport(verify=context, limits=limits)
-    return LeanClient(LeanTransport(general, limits, context), base_url=url.rstrip("/"), **options)
+    lean = LeanTransport(checked_transport(reach, context, limits), limits, context, reach)
+    return LeanClient(lean, base_url=url.rstrip("/"), **_with_headers(options))
 
 
 class LeanClient(httpx.AsyncClient):
@@ -135,7 +170,6 @@ class LeanClient(httpx.AsyncClient):
         answer.request = request
         if _SET_COOKIE in answer.headers:
             self.cookies.extract_cookies(answer)
-        await answer.aread()
         return answer
 
 
@@ -163,12 +197,44 @@ async def streamed(
         client: sends the request.
         request: what is asked.
         follows: whether a redirection is followed, if the client follows any.
+
+    Raises:
+        NotAllowed: what has a body is redirected to another server.
     """
-    answer = await client.send(request, stream=True, follow_redirects=client.follow_redirects and follows)
+    answer = await _sent(client, request, client.follow_redirects and follows)
     try:
         yield answer
     finally:
         await asyncio.shield(answer.aclose())
+
+
+async def _sent(client: httpx.AsyncClient, request: httpx.Request, follows: bool) -> httpx.Response:
+    """Return the answer. A redirection of what has a body is followed at its own server only."""
+    if not follows or request.method in _WITHOUT_BODY:
+        return await client.send(request, stream=True, follow_redirects=follows)
+    redirects = 0
+    while True:
+        answer = await client.send(request, stream=True, follow_redirects=False)
+        if answer.next_request is None:
+            return answer
+        await asyncio.shield(answer.aclose())
+        left, request = request, answer.next_request
+        if _origin(left.url) != _origin(request.url):
+            raise NotAllowed(
+                f"{_shown(left.url)} leads a {left.method} to {_shown(request.url)}, which is another server; what is "
+                "sent to a server goes nowhere else; give the address at which it answers itself"
+            )
+        redirects += 1
+        if redirects > client.max_redirects:
+            raise httpx.TooManyRedirects(f"more than {client.max_redirects} redirects", request=left)
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+def _shown(url: httpx.URL) -> str:
+    return visible(without_password(str(url.copy_with(query=None, fragment=None))))
 
 
 class LeftRequests:
@@ -235,8 +301,9 @@ async def whole_answer(client: httpx.AsyncClient, request: httpx.Request) -> htt
 
 async def read_whole(answer: httpx.Response) -> httpx.Response:
     """Return a streamed answer with its body."""
-    body = b"".join([piece async for piece in raw_body(answer)])
-    return httpx.Response(answer.status_code, headers=answer.headers, content=body, request=answer.request)
+    whole = whole_response(answer.status_code, answer.headers, await bounded_body(raw_body(answer)))
+    whole.request = answer.request
+    return whole
 
 
 def is_temporary(status: int) -> bool:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from ipaddress import ip_address
 
+import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.loopback import is_loopback
@@ -34,15 +35,16 @@ def allowed_hosts(listens_on: str, named: Iterable[str]) -> frozenset[str] | Non
     Raises:
         InvalidInput: one of them is not a host's name or address.
     """
-    names = {_canonical(name) for name in named}
-    return frozenset(names | {_canonical(listens_on)}) if names or is_loopback(listens_on) else ANY_HOST
+    names = {canonical_host(name) for name in named}
+    return frozenset(names | {canonical_host(listens_on)}) if names or is_loopback(listens_on) else ANY_HOST
 
 
-def _canonical(name: str) -> str:
+def canonical_host(name: str) -> str:
     """Return a name or address as `Host` headers are compared. Raise `InvalidInput` if it is neither."""
     text = name.strip("[]")
     try:
-        return str(ip_address(text))
+        address = ip_address(text)
+        return str(getattr(address, "ipv4_mapped", None) or address)
     except ValueError:
         if not re.fullmatch(r"[0-9A-Za-z._-]+", text):
             mistake = f"--allowed-host {name!r} is not a host; give a name or address without scheme and port"
@@ -54,9 +56,16 @@ def host_in(header: str) -> str | None:
     """Return the name or address in a `Host` header, without its port; None if it holds neither."""
     found = _HOST.fullmatch(header)
     try:
-        return None if found is None else _canonical(found["address"] or found["name"])
+        return None if found is None else canonical_host(found["address"] or found["name"])
     except InvalidInput:  # brackets around something else than an address
         return None
+
+
+def address_in(url: str) -> str:
+    """Return host and port of a URL, as they are dialled."""
+    parts = httpx.URL(url)
+    host = parts.raw_host.decode("ascii")
+    return f"{f'[{host}]' if ':' in host else host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 
 class CheckedHosts:

@@ -11,6 +11,8 @@ from runtime.os_errors import Obstacle, obstacle_of
 from runtime.retry import RetryPolicy, retry_after_s
 from state.errors import ExtraMissing, InvalidInput, ModelUnavailable
 
+HUB_HOST = "huggingface.co"
+"""What `--credentials-for` names to let the token of HF_TOKEN be sent, wherever HF_ENDPOINT says that the Hub is."""
 HUB_EXTRA = "pip install 'epochal[hub]'"
 MAX_ATTEMPTS = 4
 """Maximum number of attempts at one file while the Hub does not answer."""

@@ -20,12 +20,12 @@ from typing import Any
 import httptools
 import httpx
 
+from runtime import answer_bodies
 from runtime.connecting import connected_socket
+from runtime.reach import Reach
 
 SHORT: Mapping[str, Any] = MappingProxyType({"epochal.short": True})
 """The extensions of a request whose answer fits into memory."""
-MAX_ANSWER_BYTES = 256 * 1024 * 1024
-"""Maximum size of an answer's body: far above those of documents."""
 MAX_HEAD_BYTES = 100 * 1024
 """Maximum size of an answer's head with those of interim answers before it, and of what frames its body: httpx's."""
 _SHORT = "epochal.short"
@@ -56,9 +56,17 @@ class LeanTransport(httpx.AsyncBaseTransport):
         general: sends what this one does not; it is closed with this one.
         limits: of the connections for short requests.
         context: for TLS.
+        reach: the addresses that may be connected; None for all.
     """
 
-    def __init__(self, general: httpx.AsyncBaseTransport, limits: httpx.Limits, context: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        general: httpx.AsyncBaseTransport,
+        limits: httpx.Limits,
+        context: ssl.SSLContext,
+        reach: Reach | None = None,
+    ) -> None:
+        self._reach = reach
         self._general = general
         self._context = context
         self._keep_s = limits.keepalive_expiry if limits.keepalive_expiry is not None else float("inf")
@@ -68,7 +76,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the answer to a request."""
         if not is_short(request):
-            return await self._general.handle_async_request(request)
+            return await _without_body_if_redirect(await self._general.handle_async_request(request))
         timeouts: dict[str, float | None] = request.extensions.get("timeout", {})
         await self._place(request, timeouts.get("pool"))
         try:
@@ -102,7 +110,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
             self._kept.append((time.monotonic(), place, line))
         else:
             line.close()
-        return httpx.Response(answer.status, headers=answer.headers, stream=httpx.ByteStream(answer.body))
+        return answer_bodies.whole_response(answer.status, httpx.Headers(answer.headers), answer.body)
 
     def _kept_line(self, place: tuple[str, str, int]) -> "_Line | None":
         for _ in range(len(self._kept)):
@@ -120,7 +128,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
         context = self._context if scheme == "https" else None
         try:
             async with asyncio.timeout(timeout_s):
-                connected = await connected_socket(host, port)
+                connected = await connected_socket(host, port, reach=self._reach)
                 name = host if context is not None else None
                 loop = asyncio.get_running_loop()
                 _, line = await loop.create_connection(_Line, sock=connected, ssl=context, server_hostname=name)
@@ -129,6 +137,14 @@ class LeanTransport(httpx.AsyncBaseTransport):
         except OSError as error:  # ssl.SSLError is one
             raise httpx.ConnectError(str(error), request=request) from error
         return line
+
+
+async def _without_body_if_redirect(answer: httpx.Response) -> httpx.Response:
+    """Return the answer. The body of a redirect, which httpx would read and decode whatever its size, is dropped."""
+    if not answer.has_redirect_location:
+        return answer
+    await answer.aclose()
+    return httpx.Response(answer.status_code, headers={"Location": answer.headers["Location"]})
 
 
 def _encoded(request: httpx.Request) -> bytes:
@@ -198,8 +214,8 @@ class _Answer:
     def on_body(self, body: bytes) -> None:
         self._other_bytes = 0
         self.size_bytes += len(body)
-        if self.size_bytes > MAX_ANSWER_BYTES:
-            raise httpx.RemoteProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        if self.size_bytes > answer_bodies.MAX_ANSWER_BYTES:
+            raise answer_bodies.too_long()
         self.pieces.append(body)
 
     def on_message_complete(self) -> None:

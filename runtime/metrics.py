@@ -144,7 +144,8 @@ def _connection_metrics() -> tuple[GaugeMetricFamily, CounterMetricFamily, Count
     return (
         GaugeMetricFamily(
             "epochal_http_connections",
-            "Open connections: of strangers (no whole request yet), of readers (without a token), of members.",
+            "Open connections: of strangers (no head of a request yet), of senders (no whole body yet), of readers "
+            "(without a token), of members.",
             labels=("peer",),
         ),
         CounterMetricFamily(

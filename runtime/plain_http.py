@@ -20,6 +20,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from runtime.connecting import connected_socket
+from runtime.reach import Reach
 from state.errors import EpochalError
 
 MAX_LINES = 16
@@ -87,9 +88,11 @@ class PlainHttp:
     Args:
         place: the server.
         timeouts: of each transfer.
+        reach: the addresses that may be connected; None for all.
     """
 
-    def __init__(self, place: PlainPlace, timeouts: PlainTimeouts) -> None:
+    def __init__(self, place: PlainPlace, timeouts: PlainTimeouts, reach: Reach | None = None) -> None:
+        self._reach = reach
         self._place = place
         self._timeouts = timeouts
         self._threads = ThreadPoolExecutor(MAX_LINES, "epochal-blobs")
@@ -105,6 +108,7 @@ class PlainHttp:
             take: receives the body.
 
         Raises:
+            NotAllowed: the server may not be connected.
             NotPlain: a general client has to ask.
             OSError: the connection failed; what was passed on may be only the beginning.
         """
@@ -187,7 +191,7 @@ class PlainHttp:
     async def _connected(self) -> socket.socket:
         place = self._place
         async with asyncio.timeout(self._timeouts.connect_s):
-            line = await connected_socket(place.host, place.port, _with_large_buffer)
+            line = await connected_socket(place.host, place.port, _with_large_buffer, self._reach)
         line.settimeout(self._timeouts.progress_s)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return line

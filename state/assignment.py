@@ -3,7 +3,8 @@
 The roster is permuted: first the proven clients, by the round's assignment seed, and after them the others, by the
 round's own seed. Each isolated interval goes whole to the first client in that order that has not failed on it and has
 nothing yet. Everyone else takes a contiguous part of the shared batches, in proportion to its share: integers by
-largest remainder, ties to the client that comes first in the permuted order.
+largest remainder, ties to the client that comes first in the permuted order, none above the ceiling of
+`state/ceiling.py`.
 
 Where some of the clients are proven and others not, the others, whose keys cost nothing, get a quarter of the shared
 batches at most, whatever their number, and one of them at least; each of them counts alike, so that the seed gives
@@ -15,6 +16,7 @@ know a round's own seed before it begins, so nobody can choose keys that have th
 
 from collections.abc import Sequence
 
+from state.ceiling import apportion, apportion_below, largest_part
 from state.documents import Roster, RosterEntry, WorkList
 from state.errors import InvalidInput
 from state.intervals import BatchId, total_batches
@@ -56,7 +58,7 @@ def assign_data_for_state(
         raise InvalidInput(
             f"{len(work.isolated)} isolated intervals leave none of the {len(clients)} clients for {total} batches"
         )
-    counts = _counts(sharing, total)
+    counts = _counts(sharing, total, roster.ceiling)
     parts = iter(split_consecutively(work.shared, counts))
     return {entry.client_id: alone.get(entry.client_id) or next(parts) for entry in clients}
 
@@ -81,17 +83,22 @@ def _permuted(entries: Sequence[RosterEntry], seed: Seed) -> list[RosterEntry]:
     return [entries[position] for position in order]
 
 
-def _counts(sharing: Sequence[RosterEntry], total: int) -> list[int]:
+def _counts(sharing: Sequence[RosterEntry], total: int, ceiling: int | None) -> list[int]:
     """Return how many of the shared batches each client gets."""
-    newcomers = [position for position, entry in enumerate(sharing) if not entry.proven]
-    if len(newcomers) in (0, len(sharing)) or total < 2:
-        return apportion([entry.share for entry in sharing], total)
-    share_sum = sum(entry.share for entry in sharing)
-    earned = total * sum(sharing[position].share for position in newcomers) // share_sum
+    shares = [entry.share for entry in sharing]
+    proven = [entry.share for entry in sharing if entry.proven]
+    new_count = len(sharing) - len(proven)
+    if not proven or not new_count or total < 2:
+        return apportion_below(shares, total, total, ceiling)
+    earned = total * (sum(shares) - sum(proven)) // sum(shares)
     part, whole = NEWCOMERS_PART
     for_newcomers = max(1, min(earned, total * part // whole))
-    proven = [entry.share for entry in sharing if entry.proven]
-    groups = (iter(apportion(proven, total - for_newcomers)), iter(apportion([1] * len(newcomers), for_newcomers)))
+    counts = apportion_below(proven, total - for_newcomers, total, ceiling)
+    most = new_count * int(largest_part(counts, total, ceiling))
+    if for_newcomers > most:
+        for_newcomers = most
+        counts = apportion_below(proven, total - for_newcomers, total, ceiling)
+    groups = (iter(counts), iter(apportion([1] * new_count, for_newcomers)))
     return [next(groups[0 if entry.proven else 1]) for entry in sharing]
 
 
@@ -106,22 +113,6 @@ def _assign_isolated(clients: Sequence[RosterEntry], work: WorkList) -> dict[Cli
         chosen = next((client_id for client_id in free if client_id not in item.tried), free[0])
         alone[chosen] = (item.batch_id,)
     return alone
-
-
-def apportion(shares: Sequence[int], total: int) -> list[int]:
-    """Return integers in proportion to `shares` (positive) that add up to `total`, by Hamilton's largest remainder.
-
-    Ties go to the earlier position. Without shares the total must be 0.
-    """
-    if not shares:
-        return []
-    share_sum = sum(shares)
-    counts = [share * total // share_sum for share in shares]
-    missing = total - sum(counts)
-    by_remainder = sorted(range(len(shares)), key=lambda i: -(shares[i] * total % share_sum))
-    for position in by_remainder[:missing]:
-        counts[position] += 1
-    return counts
 
 
 def split_consecutively(work: Sequence[BatchId], counts: Sequence[int]) -> list[tuple[BatchId, ...]]:

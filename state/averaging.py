@@ -24,10 +24,12 @@ _QUOTIENT_BITS = 40
 _MAX_TOTAL = 2**63
 
 
-def mean_over_all(counts: Sequence[int]) -> Mean:
-    """Return the mean weighted by `counts`: Δ = w₁·d₁ + … + wₙ·dₙ, each wᵢ the float32 nearest to its exact ratio."""
-    total = sum(counts)
-    weights = [ratio_as_float32(count, total) for count in counts]
+def mean_over_all(counts: Sequence[int], factors: Sequence[float]) -> Mean:
+    """Return the mean weighted by `counts` and `factors`: Δ = w₁·d₁ + … + wₙ·dₙ.
+
+    Each wᵢ is the float32 nearest to the exact ratio of its count, times its factor, rounded once more.
+    """
+    weights = _weights(counts, sum(counts), factors)
 
     def average(tensors: Sequence[Part], start: int, mean: Float32Array, scratch: Float32Array) -> None:
         may_skip = True
@@ -53,18 +55,19 @@ def mean_over_all(counts: Sequence[int]) -> Mean:
     return average
 
 
-def mean_over_senders(counts: Sequence[int]) -> Mean:
+def mean_over_senders(counts: Sequence[int], factors: Sequence[float]) -> Mean:
     """Return the mean of each element over the contributions that sent it, weighted by `counts`; 0 where none did.
 
-    Δ = (b₁·d₁ + … + bₙ·dₙ) / b: only contributions that sent the element are added, in the outcome's order; b is the
-    sum of their counts, an exact integer, rounded once to float32.
+    Δ = (w₁·d₁ + … + wₙ·dₙ) / b: only contributions that sent the element are added, in the outcome's order; wᵢ is the
+    float32 of its count, times its factor, rounded once more; b is the sum of their counts, an exact integer, rounded
+    once to float32.
 
     Raises:
         InternalError: a contribution that is not `sparse`, or counts of 2⁶³ or more; the caller's bug.
     """
     if sum(counts) >= _MAX_TOTAL:
         raise InternalError(f"contributions of {sum(counts)} batches")
-    weights = [ratio_as_float32(count, 1) for count in counts]
+    weights = _weights(counts, 1, factors)
 
     def average(tensors: Sequence[Part], start: int, mean: Float32Array, scratch: Float32Array) -> None:
         mean.fill(0.0)
@@ -80,6 +83,13 @@ def mean_over_senders(counts: Sequence[int]) -> Mean:
         np.divide(mean, scratch, out=mean)
 
     return average
+
+
+def _weights(counts: Sequence[int], whole: int, factors: Sequence[float]) -> list[np.float32]:
+    return [
+        np.float32(ratio_as_float32(count, whole) * np.float32(factor))
+        for count, factor in zip(counts, factors, strict=True)
+    ]
 
 
 def ratio_as_float32(numerator: int, denominator: int) -> np.float32:

@@ -78,12 +78,14 @@ class CheckVerdict(WireDocument):
         replica_digest: from the result's header; None if it breaks a rule.
         rule: the broken rule, else None.
         message: how it is broken, else "".
+        norm: the result's length (`CheckedResult`); None if it breaks a rule.
     """
 
     sha256: HexSha256
     replica_digest: HexSha256 | None
     rule: Annotated[str, Field(max_length=MAX_RULE_CHARS)] | None = None
     message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)] = ""
+    norm: Annotated[float, Field(ge=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from state.names import SEEN
 from state.wire_document import WireDocument
 
 MAX_DESCRIBED_FILES = 4
@@ -20,7 +21,7 @@ MAX_CONTENT_NAME_CHARS = 12
 """Length of the short name of a file's content: the first digits of a hash."""
 
 Size = Annotated[int, Field(ge=0, lt=2**63)]
-ShortText = Annotated[str, Field(max_length=MAX_DESCRIBED_NAME_CHARS)]
+ShortText = Annotated[str, Field(max_length=MAX_DESCRIBED_NAME_CHARS), SEEN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class DescribedFile(WireDocument):
 
     name: ShortText
     size_bytes: Size
-    content: Annotated[str, Field(max_length=MAX_CONTENT_NAME_CHARS)] = ""
+    content: Annotated[str, Field(max_length=MAX_CONTENT_NAME_CHARS), SEEN] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from state.ceiling import PARTS
 from state.intervals import BatchId, total_batches
 from state.phases import RunState
 from state.wire import ClientId, Seed, Sha256
@@ -27,6 +28,14 @@ HexId = Annotated[ClientId, Field(pattern=r"^[0-9a-f]{32}$")]
 HexSha256 = Annotated[Sha256, Field(pattern=r"^[0-9a-f]{64}$")]
 HexSeed = Annotated[Seed, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
+HexNorm = Annotated[str, Field(pattern=r"^[0-7][0-9a-f]{15}$")]
+HexFactor = Annotated[
+    str,
+    Field(
+        pattern=r"^(3f800000|3f[0-7][0-9a-f]{5}|3[0-9a-e][0-9a-f]{6}|[12][0-9a-f]{7}"
+        r"|0[1-9a-f][0-9a-f]{6}|00[89a-f][0-9a-f]{5})$"
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +54,14 @@ class RosterEntry(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Roster(WireDocument):
-    """The clients of one round, sorted by client id; frozen when the round starts."""
+    """The clients of one round, sorted by client id; frozen when the round starts.
+
+    Attributes:
+        ceiling: the largest part of the round for one client, in millionths; None for the default (`state/ceiling.py`).
+    """
 
     clients: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_ROSTER)]
+    ceiling: Annotated[int, Field(ge=1, le=PARTS)] | None = None
 
     def electorate(self) -> tuple[ClientId, ...]:
         """Return the clients that may be witnesses: the proven ones, or all of them if there is none.
@@ -120,6 +134,8 @@ class RoundHead(WireDocument):
         roster_sha256, roster_count: the roster's digest, and its number of clients.
         work_sha256: the work list's digest.
         witness_count: number of witnesses elected from the roster.
+        usual_norm, usual_steps: usual length of a result of so many optimizer steps, as the last applied round shows it
+            (`state/weights.py`); None if none does.
     """
 
     step: Annotated[int, Field(ge=1)]
@@ -133,6 +149,8 @@ class RoundHead(WireDocument):
     roster_count: Count
     work_sha256: HexSha256
     witness_count: Count
+    usual_norm: Annotated[float, Field(gt=0)] | None = None
+    usual_steps: Annotated[int, Field(ge=1)] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +236,20 @@ class RunDocument(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeEntry(WireDocument):
-    """One result that a quorum attested: who made it, over which batches, the SHA-256 of its bytes and their number."""
+    """One result that a quorum attested: who made it, over which batches, the SHA-256 of its bytes and their number.
+
+    Attributes:
+        norm: the result's length √Σx² as a float64, its bits in hex, the most significant first.
+        factor: with which its weight in the merge is multiplied (`state/weights.py`): a float32 from 2⁻¹²⁶ to 1, its
+            bits in hex likewise.
+    """
 
     client_id: HexId
     assignment: tuple[BatchId, ...]
     result_sha256: HexSha256
     size_bytes: Annotated[int, Field(ge=1)]
+    norm: HexNorm
+    factor: HexFactor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ EpochalError
 ├── InvalidInput            an input is wrong; the message says where and what is allowed
 │   ├── InvalidConfig       a state.toml or data.toml; carries every mistake at once
 │   ├── InvalidDocument     bytes that a peer sent do not form the document that they claim to be
+│   ├── NotAllowed          a document names what the machine's owner has not allowed
 │   ├── ExtraMissing        something needs a package that is not installed here
 │   └── InvalidResult       a result's bytes break a rule (state/results.py)
 ├── Unsupported             valid, but not supported by this version
@@ -80,6 +81,13 @@ class InvalidConfig(InvalidInput):
 
 class InvalidDocument(InvalidInput):
     """A peer's bytes are not the document that they should be. The peer's fault."""
+
+
+class NotAllowed(InvalidInput):
+    """A document of a run names a host, a file or a package that the owner of this machine has not allowed.
+
+    The owner's to decide; do not retry. The message has the option that would allow it.
+    """
 
 
 class ExtraMissing(InvalidInput):

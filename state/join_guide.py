@@ -95,7 +95,7 @@ class JoinGuide(WireDocument):
         trainer: the value of `--trainer`.
         packaged: whether the trainer is of another package, which the machine must have.
         extras: the extras of this package that the machine needs.
-        task_encoder: `module:Class` that the machine must be able to import; None if there is none.
+        task_encoder: the entry point of the task encoder, whose package the machine must have; None if there is none.
         spool_limit_bytes: maximum size of a client's temporary files, as the state file has it; None for no limit.
         room: None before the run's first checkpoint.
     """

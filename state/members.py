@@ -34,6 +34,8 @@ class MemberView(WireDocument):
         rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.
         last_miss: why it missed a round last; "" if it has missed none.
         data_wait: how long its trainer waited for data; None before its first result, or if it does not know.
+        part: of the batches of the round under way, those that it has; 0 to 1.
+        factor: for how much its result counted in the last outcome, if that was for less than its batches; else None.
     """
 
     client_id: HexId
@@ -50,6 +52,8 @@ class MemberView(WireDocument):
     data_wait: DataWaitView | None = None
     name: str = ""
     software: str = ""
+    part: float = 0.0
+    factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class MemberFigures(WireDocument):
         name, software, trainer: its own words.
         ready: whether it holds the model and the run's data, and does not rest.
         in_roster: whether it has a part in the round under way.
-        share, claim, missed, rest_s: as in `MemberView`; 0 and None of one that has left.
+        share, part, factor, claim, missed, rest_s: as in `MemberView`; 0 and None of one that has left.
         silent_s: seconds since it was last heard, or since it left.
         joined_s: when it joined first since the last time that it left, in seconds since 1970; None if that is not
             known, because it joined before a version that notes it.
@@ -84,6 +88,8 @@ class MemberFigures(WireDocument):
     ready: bool
     in_roster: bool
     share: float
+    part: float
+    factor: float | None
     claim: Count
     missed: Count
     rest_s: float | None
@@ -114,6 +120,8 @@ class MemberColumns(WireDocument):
     ready: tuple[bool, ...]
     in_roster: tuple[bool, ...]
     share: tuple[float, ...]
+    part: tuple[float, ...]
+    factor: tuple[float | None, ...]
     claim: tuple[Count, ...]
     missed: tuple[Count, ...]
     rest_s: tuple[float | None, ...]

@@ -18,11 +18,14 @@ import numpy as np
 from state.averaging import Mean, Part, mean_over_all, mean_over_senders
 from state.codecs.protocol import EncodedTensor
 from state.config.state_file import MergeConfig
+from state.documents import OutcomeEntry
 from state.errors import EpochalError, InternalError
+from state.intervals import total_batches
 from state.replica import Replica
 from state.results import Difference
 from state.tensors import Float32Array, Tensors, frozen_tensors
 from state.value_checks import check_values
+from state.weights import number_of
 
 CHUNK_ELEMENTS = 1 << 16
 """Values that are merged at a time: two buffers of 256 KiB, whatever the model's size."""
@@ -64,10 +67,17 @@ class Contribution:
     Attributes:
         batch_count: the batches of its assignment, ≥ 1; the token weight, never a client's claim.
         difference: `start − end` of every parameter, as its result holds it: encoded tensors are decoded part by part.
+        factor: with which its weight is multiplied, above 0 and at most 1; a float32.
     """
 
     batch_count: int
     difference: Difference
+    factor: float = 1.0
+
+    @classmethod
+    def of(cls, entry: OutcomeEntry, difference: Difference) -> Self:
+        """Return the contribution of an outcome's entry."""
+        return cls(total_batches(entry.assignment), difference, number_of(entry.factor))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -105,7 +115,7 @@ def merge(
     differences = _checked(replica, contributions)
     if outer.momentum and not replica.has_momentum:
         raise InternalError(f"a replica without outer momentum, in a run whose momentum is {outer.momentum:g}")
-    mean_of = _mean_over(outer, [contribution.batch_count for contribution in contributions])
+    mean_of = _mean_over(outer, contributions)
     output = output or _in_memory(replica)
     with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is intended
         for name, start in replica.parameters.items():
@@ -128,8 +138,10 @@ def _in_memory(replica: Replica) -> MergeOutput:
     return MergeOutput(parameters, momentum, lambda _: None)
 
 
-def _mean_over(outer: OuterStep, counts: Sequence[int]) -> Mean:
-    return mean_over_all(counts) if outer.mean == "all" else mean_over_senders(counts)
+def _mean_over(outer: OuterStep, contributions: Sequence[Contribution]) -> Mean:
+    counts = [contribution.batch_count for contribution in contributions]
+    factors = [contribution.factor for contribution in contributions]
+    return mean_over_all(counts, factors) if outer.mean == "all" else mean_over_senders(counts, factors)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -177,8 +189,8 @@ def _flat(values: Float32Array | EncodedTensor) -> Part:
 def _checked(replica: Replica, contributions: Sequence[Contribution]) -> list[Difference]:
     if not contributions:
         raise InternalError("an empty outcome is not merged")
-    if any(contribution.batch_count < 1 for contribution in contributions):
-        raise InternalError("a contribution of no batches is not merged")
+    if any(contribution.batch_count < 1 or not 0 < contribution.factor <= 1 for contribution in contributions):
+        raise InternalError("a contribution of no batches, or with a factor beyond 1, is not merged")
     differences = [_frozen(contribution.difference) for contribution in contributions]
     if any(_shapes(difference) != replica.layout.entries for difference in differences):
         raise InternalError("a contribution's names or shapes are not the replica's")

@@ -16,7 +16,7 @@ from state.evaluations import Evaluation
 from state.generations import DataGeneration
 from state.intervals import BatchId
 from state.members import MemberView
-from state.names import ClientName, Software
+from state.names import SEEN, ClientName, Software
 from state.phases import RunState
 from state.round_times import ResultMetrics as ResultMetrics
 from state.round_times import TimesReport as TimesReport
@@ -25,6 +25,7 @@ from state.wire_document import WireDocument
 
 MAX_MESSAGE_CHARS = 500
 MAX_NAME_CHARS = 64
+MAX_HOST_CHARS = 253
 MAX_FINGERPRINT_CHARS = 128
 MAX_DATASETS_IN_STATUS = 4
 MAX_CODECS = 32
@@ -36,7 +37,7 @@ Instance = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 """Random digits that name one process of a client."""
 HexSignature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Step = Annotated[int, Field(ge=1)]
-CodecEntry = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+CodecEntry = Annotated[str, Field(max_length=MAX_NAME_CHARS), SEEN]
 FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer"]
 
 
@@ -49,10 +50,14 @@ class ChallengeRequest(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Challenge(WireDocument):
-    """A nonce that only this key may use, once, within `expires_in_s` seconds."""
+    """A nonce that only this key may use, once, within `expires_in_s` seconds, and the coordinator's own key.
+
+    The key signs the session that follows, which proves it.
+    """
 
     nonce: Annotated[str, Field(max_length=256)]
     expires_in_s: float
+    coordinator_key: HexKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +71,17 @@ class Capabilities(WireDocument):
     """
 
     batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = 1
-    trainer: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = "numpy"
+    trainer: ClientName = "numpy"
     protocol: Count = PROTOCOL_VERSION
     codecs: Annotated[tuple[CodecEntry, ...], Field(max_length=MAX_CODECS)] = ("float32/1",)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest(WireDocument):
-    """The second half of a join: the signature is over `join_message(run_id, nonce, public_key)`.
+    """The second half of a join: the signature is over `join_message(…)`.
 
     Attributes:
+        host: name or address of the coordinator that the client dialled, without a port.
         instance: the same in every join of one process, so that a second process with the same key can be told apart.
         name: for people, of the client's own choice.
         software: the version of its program.
@@ -84,6 +90,7 @@ class JoinRequest(WireDocument):
     public_key: HexKey
     nonce: Annotated[str, Field(max_length=256)]
     signature: HexSignature
+    host: Annotated[str, Field(min_length=1, max_length=MAX_HOST_CHARS), SEEN]
     capabilities: Capabilities
     invitation: Annotated[str, Field(max_length=256)] | None = None
     instance: Instance | None = None
@@ -93,6 +100,8 @@ class JoinRequest(WireDocument):
 
 DATA_TICKET_AUDIENCE = "epochal-data"
 """The audience (RFC 7519, `aud`) of the tickets that data servers take."""
+SESSION_AUDIENCE = "epochal-session"
+"""The audience of session tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +132,7 @@ class ReadyReport(WireDocument):
 
     step: Count
     replica_digest: HexSha256
-    data_fingerprint: Annotated[str, Field(max_length=MAX_FINGERPRINT_CHARS)]
+    data_fingerprint: Annotated[str, Field(max_length=MAX_FINGERPRINT_CHARS), SEEN]
     dataset: DatasetDescription | None = None
 
 
@@ -187,7 +196,7 @@ class FailureReport(WireDocument):
     step: Step
     attempt: Count
     kind: FailureKind
-    message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+    message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS), SEEN]
     batch_id: BatchId | None = None
 
 
@@ -232,11 +241,12 @@ class Standing(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class CommittedResult(WireDocument):
-    """A result that the coordinator holds and has checked."""
+    """A result that the coordinator holds and has checked; `norm` is its length √Σx²."""
 
     client_id: HexId
     result_sha256: HexSha256
     size_bytes: Count
+    norm: Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +300,7 @@ class FingerprintSetting(WireDocument):
     data_fingerprint: HexSha256 | None
 
 
-DataDecision = Literal["append", "state file", "operator", "first round", "majority", "nobody yet"]
+DataDecision = Literal["append", "state file", "operator", "first round", "turn of its members", "nobody yet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +375,10 @@ class RunStatus(WireDocument):
     explanation: str = ""
 
 
-def join_message(run_id: str, nonce: str, public_key_hex: str) -> bytes:
-    """Return the bytes that a joining client signs: `"epochal/join/v1" ‖ run ‖ nonce ‖ key`, joined by zero bytes."""
-    return b"\x00".join((b"epochal/join/v1", run_id.encode(), nonce.encode(), public_key_hex.encode()))
+def join_message(run_id: str, nonce: str, public_key: str, coordinator_key: str, host: str) -> bytes:
+    """Return the bytes that a joining client signs: `"epochal/join/v1"` and the arguments, each after its length.
+
+    A length is that of the UTF-8 bytes, in 4 bytes, big-endian.
+    """
+    parts = [part.encode() for part in ("epochal/join/v1", run_id, nonce, public_key, coordinator_key, host)]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

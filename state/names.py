@@ -1,6 +1,7 @@
-"""The name that a client chooses for people to read. It proves nothing: the client's id does.
+"""The name that a client chooses for people to read, and other short texts of clients. A name proves nothing: the
+client's id does.
 
-A name is text from another machine, which people see on pages, in terminals and in logs. So it holds only characters
+Such text comes from another machine, and people see it on pages, in terminals and in logs. So it holds only characters
 that are seen: nothing that a terminal obeys, that turns or breaks a line, or that hides.
 """
 
@@ -16,6 +17,7 @@ CLIENT_NAME_ALLOWED = (
     f"1 to {MAX_CLIENT_NAME_CHARS} letters, digits, marks, signs and single spaces in Unicode's normal form C; no "
     "control, direction, invisible or line characters"
 )
+TEXT_ALLOWED = "letters, digits, marks, signs and spaces; no control, direction, invisible or line characters"
 _SHOWN_KINDS = frozenset("LMNPS")
 """Unicode's general categories of letters, marks, numbers, punctuation and symbols, each by its first letter."""
 SOFTWARE_PATTERN = rf"^[0-9A-Za-z][0-9A-Za-z.+!_-]{{0,{MAX_SOFTWARE_CHARS - 1}}}$"
@@ -27,14 +29,22 @@ def name_mistake(name: str) -> str | None:
         return "it is empty"
     if len(name) > MAX_CLIENT_NAME_CHARS:
         return f"it has {len(name)} characters"
-    for place, char in enumerate(name):
-        if char != " " and unicodedata.category(char)[0] not in _SHOWN_KINDS:
-            return f"character {place + 1} is U+{ord(char):04X} ({_kind_of(char)})"
+    unseen = _unseen(name)
+    if unseen is not None:
+        return unseen
     if name != name.strip(" ") or "  " in name:
         return "it has spaces at an end, or two in a row"
     if unicodedata.category(name[0])[0] == "M":
         return "it begins with a mark that changes the character before it"
     return None if unicodedata.is_normalized("NFC", name) else "it is not in Unicode's normal form C"
+
+
+def _unseen(text: str) -> str | None:
+    """Return which character of a text is not seen, in words, or None if all are."""
+    for place, char in enumerate(text):
+        if char != " " and unicodedata.category(char)[0] not in _SHOWN_KINDS:
+            return f"character {place + 1} is U+{ord(char):04X} ({_kind_of(char)})"
+    return None
 
 
 def _kind_of(char: str) -> str:
@@ -49,6 +59,16 @@ def checked_client_name(name: str) -> str:
     return name
 
 
+def checked_text(text: str) -> str:
+    """Return the text. Raise `ValueError`, which says what is allowed, unless every character of it is seen."""
+    unseen = _unseen(text)
+    if unseen is not None:
+        raise ValueError(f"{text[:MAX_CLIENT_NAME_CHARS]!a}: {unseen}; allowed: {TEXT_ALLOWED}")
+    return text
+
+
+SEEN = AfterValidator(checked_text)
+"""Marks a client's text for people, on one line."""
 ClientName = Annotated[
     str,
     AfterValidator(checked_client_name),

@@ -14,9 +14,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
+import numpy as np
+
 from state.codecs.clipping import encoded_parts
 from state.codecs.named import FLOAT32, codec_named, find_codec
-from state.codecs.protocol import Block, Codec, EncodedTensor
+from state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
 from state.errors import InvalidResult
 from state.tensors import (
     BYTES_TYPE,
@@ -34,6 +36,7 @@ from state.tensors import (
     read_tensor_header,
     tensor_stream,
 )
+from state.value_checks import sum_of_squares
 
 RESULT_FORMAT = "epochal/result/v1"
 METADATA_BOUND_BYTES = 2048
@@ -111,8 +114,16 @@ def result_size_bound(layout: TensorLayout, codec: str = FLOAT32.name) -> int:
     return file_size_bound(codec_named(codec).encoded(layout), METADATA_BOUND_BYTES)
 
 
-def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, max_abs: float) -> ResultHeader:
-    """Check a result's bytes against every rule, and return its header. Takes constant memory besides the header.
+@dataclass(frozen=True, slots=True)
+class CheckedResult:
+    """A result that keeps every rule: its header, and its length, √Σx² over all decoded values, computed in float64."""
+
+    header: ResultHeader
+    norm: float
+
+
+def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, max_abs: float) -> CheckedResult:
+    """Check a result's bytes against every rule, in one pass. Takes constant memory besides the header.
 
     Args:
         data: the result's bytes, read a piece at a time.
@@ -136,17 +147,18 @@ def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, m
         raise _not_a_result(error) from error
     header = _parse_header(file.metadata)
     for name in _CHECKED:
-        found, wanted = getattr(header, name), getattr(expected, name)
-        if found != wanted:
-            raise InvalidResult(name, f"a result for {name} {str(found)[:80]!a}; expected {wanted!a}")
+        named, wanted = getattr(header, name), getattr(expected, name)
+        if named != wanted:
+            raise InvalidResult(name, f"a result for {name} {str(named)[:80]!a}; expected {wanted!a}")
     _check_layout(file.layout, layout, codec)
-    start = file.size_bytes
+    start, squares = file.size_bytes, 0.0
     for (name, count), (_, encoded) in zip(layout.counts(), file.layout.counts(), strict=True):
-        broken = codec.check(data, start, count, max_abs)
+        found = codec.check(data, start, count, max_abs)
         start += encoded * file.layout.item_bytes
-        if broken is not None:
-            raise InvalidResult(broken, f"a result whose tensor {name!a} {_BROKEN[broken]}", max_abs=max_abs)
-    return header
+        if isinstance(found, str):
+            raise InvalidResult(found, f"a result whose tensor {name!a} {_BROKEN[found]}", max_abs=max_abs)
+        squares += found
+    return CheckedResult(header, math.sqrt(squares))
 
 
 _BROKEN = {
@@ -161,6 +173,19 @@ _BROKEN = {
     "index": "has indices that are not strictly ascending within their chunk",
 }
 """Every rule that a codec may find broken, in words."""
+
+
+def norm_of(difference: Difference) -> float:
+    """Return the length of a difference, √Σx² computed in float64, as `check_result` does; takes constant memory."""
+    squares = 0.0
+    for values in difference.values():
+        codec = values.codec if isinstance(values, EncodedTensor) else codec_named(FLOAT32.name)
+        for part in parts_of(codec, values.size):
+            if isinstance(values, EncodedTensor):
+                squares += sum_of_squares(values.read(part.start, np.empty(part.stop - part.start, np.float32)))
+            else:
+                squares += sum_of_squares(values.reshape(-1)[part])
+    return math.sqrt(squares)
 
 
 def decode_result(data: Buffer, layout: TensorLayout) -> tuple[ResultHeader, Difference]:

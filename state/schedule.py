@@ -85,6 +85,10 @@ class InnerSchedule:
         position = max(0, step - self.cold_start_step) * self.local_steps + local_step
         return min(rate, _line(self.schedule.warmup_init_lr, rate, position, length))
 
+    def total(self, step: int, steps: int) -> float:
+        """Return the sum of the learning rates of the first `steps` local steps of a round."""
+        return sum(self.rate(step, local_step) for local_step in range(steps))
+
 
 def _line(start: float, end: float, position: int, length: int) -> float:
     if position >= length:

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from state.errors import EpochalError, InternalError
-from state.wire import Sha256, unique_keys
+from state.limits import MAX_TENSOR_HEADER_BYTES
+from state.wire import Sha256, check_json_values, unique_keys
 
 Float32Array = npt.NDArray[np.float32]
 Tensors = dict[str, Float32Array]
@@ -39,8 +40,6 @@ class Readable(Protocol):
     def __getitem__(self, part: slice, /) -> Buffer: ...
 
 
-MAX_HEADER_BYTES = 16 * 1024 * 1024
-"""Header of the largest file that is read: about 100,000 tensors."""
 CHECK_CHUNK_ELEMENTS = 1 << 18
 """Values that are checked at a time, so that a check takes constant memory (1 MiB)."""
 MAX_DIMENSIONS = 32
@@ -340,8 +339,8 @@ def tensor_header_bytes(beginning: Buffer, size_bytes: int) -> int:
     if len(beginning) < LENGTH_BYTES:
         _refuse("size", f"{len(beginning)} bytes are too few for a tensor file")
     header_bytes = int(_LENGTH.unpack_from(beginning)[0])
-    if header_bytes > MAX_HEADER_BYTES or header_bytes % _ALIGNMENT_BYTES:
-        _refuse("header", f"a header of {header_bytes} bytes; allowed: a multiple of 8 up to {MAX_HEADER_BYTES}")
+    if header_bytes > MAX_TENSOR_HEADER_BYTES or header_bytes % _ALIGNMENT_BYTES:
+        _refuse("header", f"a header of {header_bytes} bytes; allowed: a multiple of 8 up to {MAX_TENSOR_HEADER_BYTES}")
     if LENGTH_BYTES + header_bytes > size_bytes:
         _refuse("size", f"{size_bytes} bytes end inside a header of {header_bytes} bytes")
     return LENGTH_BYTES + header_bytes
@@ -353,6 +352,7 @@ def _refuse(rule: str, message: str) -> NoReturn:
 
 def _parse_json(text: bytes) -> dict[str, Any]:
     try:
+        check_json_values(text)
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise InvalidTensorFile("header", f"the header is not JSON: {error!a}") from error

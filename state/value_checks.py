@@ -23,3 +23,8 @@ def check_values(values: Float32Array, max_abs: float) -> str | None:
         if low < -max_abs or high > max_abs:
             return "max_abs"
     return None
+
+
+def sum_of_squares(values: Float32Array) -> float:
+    """Return the sum of the squares of a part's values, each taken as a float64."""
+    return float(np.square(values, dtype=np.float64).sum())

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from state.errors import InvalidDocument
+from state.limits import MAX_JSON_VALUES
 
 ClientId = NewType("ClientId", str)
 """The first 16 bytes of SHA-256 of a client's Ed25519 public key, as 32 lowercase hex characters."""
@@ -80,8 +81,28 @@ def strict_json(data: bytes | str) -> Any:
         ValueError: the bytes are not JSON by RFC 8259, hold NaN, a number beyond a float's or half a surrogate pair,
             are nested too deeply, or give a key twice in one object: JSON readers differ in what they make of these.
     """
+    check_json_values(data)
     from_json(data, allow_inf_nan=False)
     return _load(data)
+
+
+def load_json(data: bytes | str) -> Any:
+    """Return the plain values in a JSON text, as lenient as Python's reader but for the number of values.
+
+    Raises:
+        ValueError: it is not JSON, or may have more than `MAX_JSON_VALUES` values.
+        RecursionError: it is nested too deeply.
+    """
+    check_json_values(data)
+    return json.loads(data)
+
+
+def check_json_values(data: bytes | str) -> None:
+    """Raise `ValueError` if a JSON text may hold more than `MAX_JSON_VALUES` values, which would take much memory."""
+    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    found = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if found > MAX_JSON_VALUES:
+        raise ValueError(f"it may hold {found} values; at most {MAX_JSON_VALUES}")
 
 
 def _load(data: bytes | str) -> Any:

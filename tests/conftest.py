@@ -11,7 +11,8 @@ from hypothesis import Phase, settings
 
 from tests.support.heavy import without
 
-settings.register_profile("epochal", deadline=None)  # a loaded machine is no bug; pytest's own timeout bounds a test
+settings.register_profile("nightly", deadline=None)  # a loaded machine is no bug; pytest's own timeout bounds a test
+settings.register_profile("epochal", settings.get_profile("nightly"), max_examples=30)
 settings.register_profile(
     "mutation",
     settings.get_profile("epochal"),

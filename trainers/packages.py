@@ -1,17 +1,19 @@
 """Trainers from other packages: a class that `--trainer` or a state file names, imported when it is asked for.
 
-A package registers its class in the entry point group `epochal.trainers`; a class without an entry point is named as
-`module:Class`. The class has `open(setup)`, which returns the trainer of a client, and, if its model is one of its own
-(`architecture = "Custom"`), `open_model(spec, options)`. A subclass of `epochal.TorchTask` has both.
+A package registers its class in the entry point group `epochal.trainers`, by whose name a state file knows it; on a
+command line a class without an entry point is named as `module:Class`. The class has `open(setup)`, which returns the
+trainer of a client, and, if its model is one of its own (`architecture = "Custom"`), `open_model(spec, options)`. A
+subclass of `epochal.TorchTask` has both.
 """
 
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
+from runtime.entry_points import check_registered, names_of, registered
 from runtime.import_by_name import import_by_name
+from runtime.permissions import Permissions
 from runtime.worker_thread import Worker
-from state.config.model import TRAINER, AdamW, ModelSpec
+from state.config.model import TRAINER, AdamW, Architecture, ModelSpec
 from state.config.state_file import StateFile
 from state.errors import EpochalError, InvalidInput
 from trainers.learner import Model
@@ -73,7 +75,7 @@ class TrainerClass(Protocol):
 
 def installed_trainers() -> list[str]:
     """Return the names of the trainers that installed packages register."""
-    return sorted(entry_points(group=ENTRY_POINT_GROUP).names)
+    return names_of(ENTRY_POINT_GROUP)
 
 
 def place_of_trainer(name: str) -> str | None:
@@ -84,15 +86,8 @@ def place_of_trainer(name: str) -> str | None:
     """
     if ":" in name:
         return name
-    found = {entry.value: entry for entry in entry_points(group=ENTRY_POINT_GROUP, name=name)}
-    if len(found) > 1:
-        registered = " and ".join(f"{entry.value} of {_package_of(entry)}" for entry in found.values())
-        raise InvalidInput(
-            f"several packages register a trainer {name!r}: {registered}; uninstall all but one, or name the class: "
-            "module:Class",
-            trainer=name,
-        )
-    return next(iter(found), None)
+    entry = registered(ENTRY_POINT_GROUP, name)
+    return None if entry is None else entry.value
 
 
 def trainer_class(name: str, shown: str) -> TrainerClass:
@@ -110,7 +105,7 @@ def trainer_class(name: str, shown: str) -> TrainerClass:
     if place is None:
         raise UnknownTrainer(
             f"{shown} is not installed: no package registers it in {ENTRY_POINT_GROUP}; installed: "
-            f"{', '.join(installed_trainers()) or 'none'}; install its package, or name a class: module:Class",
+            f"{', '.join(installed_trainers()) or 'none'}; install its package",
             trainer=name,
         )
     shown = shown if place == name else f"{shown} ({place})"
@@ -162,6 +157,17 @@ def trainer_of(spec: ModelSpec) -> str:
     return name
 
 
+def check_may_open(spec: ModelSpec, permissions: Permissions) -> None:
+    """Raise `NotAllowed` if a document's model belongs to a trainer whose package the owner did not allow.
+
+    Raises:
+        InvalidInput: no package registers the trainer.
+    """
+    if spec.architecture is Architecture.CUSTOM and not spec.dummy:
+        name = trainer_of(spec)
+        check_registered(ENTRY_POINT_GROUP, name, f"model.LLM.custom.trainer {name!r}", permissions)
+
+
 def _called(shown: str, opener: Any, *arguments: Any) -> Any:
     try:
         return opener(*arguments)
@@ -175,7 +181,3 @@ def _check_parts(shown: str, found: Any, parts: tuple[str, ...]) -> None:
     missing = [part for part in parts if not hasattr(found, part)]
     if missing:
         raise InvalidInput(f"{shown} opened a {type(found).__name__} without {', '.join(missing)}")
-
-
-def _package_of(entry: EntryPoint) -> str:
-    return "an unnamed package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"

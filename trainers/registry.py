@@ -1,9 +1,10 @@
 """Trainers by name."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from batching.chunking.policies import POLICIES
 from data_providers.tcp.client_connection import TicketOrAccess
+from runtime.permissions import Permissions
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import Worker
 from state.config.model import AdamW, Architecture, DataType, DummyOptimizer, ModelSpec
@@ -19,6 +20,7 @@ from trainers.null import NullTrainer
 from trainers.packages import (
     TrainerSetup,
     UnknownTrainer,
+    check_may_open,
     installed_trainers,
     open_packaged_trainer,
     place_of_trainer,
@@ -57,10 +59,11 @@ class RemoteOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
-    """The options of the trainers that have some: the `remote` trainer's training service, and how torch computes."""
+    """The options of trainers: the `remote` trainer's service, how torch computes, and what the run's model may use."""
 
     remote: RemoteOptions | None = None
     torch: TorchOptions = DEFAULT_TORCH_OPTIONS
+    permissions: Permissions = field(default_factory=Permissions.of_volunteer)
 
 
 DEFAULT_TRAINER_OPTIONS = TrainerOptions()
@@ -84,7 +87,7 @@ def open_trainer(
         Unsupported: the trainer cannot train what the file asks for; the message names the lines to change.
     """
     check_trainer_name(name)
-    optimizer = _check_fits(name, state, spec)
+    optimizer = _check_fits(name, state, spec, options.permissions)
     if name not in TRAINERS:
         return open_packaged_trainer(TrainerSetup(name, state, spec, optimizer, worker, options.torch))
     if name == REMOTE:
@@ -110,14 +113,14 @@ def check_trains(
         InvalidInput, Unsupported: as `open_trainer`.
     """
     check_trainer_name(name)
-    _check_fits(name, state, spec)
+    _check_fits(name, state, spec, options.permissions)
     if spec.is_complete and (name in TRAINERS or spec.architecture is Architecture.CUSTOM):
         model = _model_of(name, spec, options.torch)
         if name == TORCH:
             model.learner()  # asks for the device and the attention, and makes no module yet
 
 
-def check_suits(name: str, state: StateFile, spec: ModelSpec) -> None:
+def check_suits(name: str, state: StateFile, spec: ModelSpec, options: TrainerOptions) -> None:
     """Check as much as `check_trains` does without importing a library of the trainer.
 
     Raises:
@@ -125,7 +128,7 @@ def check_suits(name: str, state: StateFile, spec: ModelSpec) -> None:
         Unsupported: the trainer does not train such models, or not as the state file says.
     """
     check_trainer_name(name)
-    _check_fits(name, state, spec)
+    _check_fits(name, state, spec, options.permissions)
     _check_not_dummy(name, spec)
 
 
@@ -140,7 +143,7 @@ def is_surely_opened(name: str, spec: ModelSpec, options: TrainerOptions = DEFAU
 def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -> None:
     """Check whether `open_mesh_trainer` can train the run, before this machine joins it. Raises as that does."""
     name = options.trainer
-    _check_fits(name, state, spec)
+    _check_fits(name, state, spec, options.permissions)
     if name == TORCH:
         from trainers.torch.sharding import check_devices
 
@@ -188,9 +191,9 @@ def check_trainer_name(name: str) -> None:
     trainer_class(name, f"trainer {name!r}")
 
 
-def _check_fits(name: str, state: StateFile, spec: ModelSpec) -> AdamW | None:
+def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permissions) -> AdamW | None:
     """Raise `InvalidInput` or `Unsupported` unless this trainer trains such runs; return the run's inner optimizer."""
-    _check_is_the_runs(name, spec)
+    _check_is_the_runs(name, spec, permissions)
     if name == NULL:
         return None
     optimizer = _optimizer_of(name, state)
@@ -199,9 +202,15 @@ def _check_fits(name: str, state: StateFile, spec: ModelSpec) -> AdamW | None:
     return optimizer
 
 
-def _check_is_the_runs(name: str, spec: ModelSpec) -> None:
-    """Raise `InvalidInput` if the run's model belongs to another trainer; `null` goes with every model."""
-    if spec.architecture is not Architecture.CUSTOM or spec.dummy or name == NULL:
+def _check_is_the_runs(name: str, spec: ModelSpec, permissions: Permissions) -> None:
+    """Raise `InvalidInput` if the run's model belongs to another trainer.
+
+    `null` goes with every model whose package is allowed; who names a package's trainer himself allows that one.
+    """
+    if spec.architecture is not Architecture.CUSTOM or spec.dummy:
+        return
+    if name == NULL:
+        check_may_open(spec, permissions)
         return
     wanted = trainer_of(spec)
     if name in TRAINERS or (name != wanted and place_of_trainer(name) != place_of_trainer(wanted)):

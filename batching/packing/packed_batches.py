@@ -14,6 +14,7 @@ from batching.packing.samples import RawSample, raw_samples
 from batching.packing.task_encoder import EncoderContext, Split, TaskEncoder, open_encoder
 from data_providers.protocol import TokenBatch
 from data_providers.waits import WaitTimes
+from runtime.permissions import Permissions
 from runtime.worker_thread import Worker
 from state.config.model import DataType
 from state.config.state_file import PackingConfig, StateFile
@@ -59,21 +60,30 @@ class Packing:
         Packer(config, encoder)  # raises before the first round if the two do not go together
 
     @classmethod
-    def of(cls, state: StateFile, vocabulary: int | None, worker: Worker, split: Split = "train") -> Self | None:
+    def of(
+        cls,
+        state: StateFile,
+        vocabulary: int | None,
+        worker: Worker,
+        permissions: Permissions,
+        split: Split = "train",
+    ) -> Self | None:
         """Return the packing that the run's state file describes; None if it does not pack samples.
 
         Args:
             vocabulary: tokens are below it; None if unknown.
+            permissions: of the state file, which may name a task encoder.
             split: whether the samples are for training or for validation.
 
         Raises:
             InvalidInput: the task encoder cannot be imported or does not go with the method.
+            NotAllowed: it is of a package that the owner of this machine did not allow.
         """
         llm = state.model.LLM
         if llm.data_type is not DataType.FINETUNING:
             return None
         context = EncoderContext(state.run_id, llm.max_seq_len, vocabulary, split)
-        encoder = open_encoder(state.packing.task_encoder, context)
+        encoder = open_encoder(state.packing.task_encoder, context, permissions)
         return cls(state.packing, encoder, state.config.data_indices_per_batch, worker)
 
     async def rehearse(self, batch: TokenBatch, data_ids: DataIds) -> None:

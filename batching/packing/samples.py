@@ -1,7 +1,6 @@
 """Samples as a provider delivers them, as a task encoder returns them, and as a row holds them."""
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
+from state.wire import load_json
 
 NO_INDEX = -1
 """The index of an encoded sample that the packer has not seen yet."""
@@ -40,7 +40,7 @@ class RawSample:
         if not self.is_text:
             raise CorruptData(f"data index {self.index} holds tokens, not a JSON record", data_index=self.index)
         try:
-            return json.loads(self.tokens.astype(np.uint8).tobytes())
+            return load_json(self.tokens.astype(np.uint8).tobytes())
         except (ValueError, RecursionError) as error:
             raise CorruptData(f"data index {self.index} is not JSON: {error}", data_index=self.index) from error
 

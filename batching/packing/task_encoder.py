@@ -1,8 +1,9 @@
 """Task encoders: turn what a provider delivers into samples to pack; users write their own.
 
 A task encoder encodes a sample (`encode_sample`), and may replace how samples are grouped into rows (`slice_batch`) and
-how a row is built (`batch`), as Megatron-Energon's `TaskEncoder` does. A run names its encoder in `state.toml` as
-`module:Class`; the default is `TaskEncoder`, which takes JSON records and token samples.
+how a row is built (`batch`), as Megatron-Energon's `TaskEncoder` does. A run names its encoder in `state.toml` by its
+entry point in the group `epochal.task_encoders`; the default is `TaskEncoder`, which takes JSON records and token
+samples.
 
 The rule kept here: the encoding of a sample depends on the sample alone. Random numbers are seeded from the run, the
 stage's name and the sample's index, so that every client, and a restored packer, encodes a sample in the same way.
@@ -23,9 +24,12 @@ import numpy.typing as npt
 
 from batching.packing.samples import EncodedSample, Labels, RawSample, packed_row
 from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
+from runtime.entry_points import load_registered
 from runtime.import_by_name import import_by_name
+from runtime.permissions import Permissions
 from state.errors import InvalidInput
 
+ENTRY_POINT_GROUP = "epochal.task_encoders"
 STATELESS = "__epochal_stateless__"
 _SEED_DOMAIN = "epochal/task-encoder/v1"
 _SEED_BYTES = 32
@@ -197,12 +201,25 @@ class TaskEncoder:
         return bool(getattr(type(self).encode_sample, STATELESS, False))
 
 
-def open_encoder(place: str | None, context: EncoderContext) -> TaskEncoder:
-    """Make the task encoder `module:Class`, by default a `TaskEncoder`; `InvalidInput` says why it cannot be made."""
+def open_encoder(place: str | None, context: EncoderContext, permissions: Permissions) -> TaskEncoder:
+    """Return a task encoder.
+
+    Args:
+        place: the name of its entry point, or, on a command line only, `module:Class`; None for `TaskEncoder`.
+        context: the run's facts.
+        permissions: of the document that names it.
+
+    Raises:
+        InvalidInput: it cannot be made; the message says why.
+        NotAllowed: it is of a package that the owner of this machine did not allow; nothing of it was imported.
+    """
     if place is None:
         return TaskEncoder(context)
     shown = f"packing.task_encoder {place!r}"
-    found = import_by_name(place, shown)
+    if ":" in place and permissions.packages is None:
+        found = import_by_name(place, shown)
+    else:
+        found = load_registered(ENTRY_POINT_GROUP, place, shown, permissions)
     if not (isinstance(found, type) and issubclass(found, TaskEncoder)):
         raise InvalidInput(f"{shown} is {found!r}; allowed: a subclass of epochal.TaskEncoder", place=place)
     try:

@@ -18,7 +18,10 @@ def access_operations(admin: str, of_admin: tuple[Refusal, ...], viewers: tuple[
     """
     acts = (*of_admin, Refusal.OVERLOADED, Refusal.NOT_NOW)
     done: Mapping[int | str, Any] = {204: {"description": "Done"}}
-    looks = (*of_admin, Refusal.OVERLOADED, Refusal.STORE_FAILED, Refusal.NOT_FOUND, Refusal.INVALID_PARAMETER)
+    looks = (
+        *(*of_admin, Refusal.OVERLOADED, Refusal.RATE_LIMITED),
+        *(Refusal.STORE_FAILED, Refusal.NOT_FOUND, Refusal.INVALID_PARAMETER),
+    )
     past = f"{RUN}/history/versions/{{version}}"
     return {
         ("GET", f"{past}/members"): Operation(looks, viewers),

@@ -27,6 +27,7 @@ from coordinator.api.probe import probe_routes
 from coordinator.api.reading import reading_routes
 from coordinator.api.requests import RUN
 from coordinator.api.trust import trust_routes
+from coordinator.auth.join_hosts import JoinHosts
 from coordinator.handlers import Handlers
 from coordinator.history_views import HistoryViews
 from coordinator.long_polls import LongPolls
@@ -64,6 +65,7 @@ def create_app(
     version: str,
     metrics: CoordinatorMetrics | None = None,
     hosts: frozenset[str] | None = ANY_HOST,
+    join_hosts: JoinHosts | None = None,
 ) -> FastAPI:
     """Return the application over these handlers.
 
@@ -72,6 +74,7 @@ def create_app(
         version: the program's.
         metrics: new ones by default.
         hosts: the names under which the application answers.
+        join_hosts: those under which it is joined, beside the address to which a connection was made.
     """
     metrics = metrics or CoordinatorMetrics(new_registry())
     app = CoordinatorApp(
@@ -89,7 +92,7 @@ def create_app(
     metrics.watch(handlers.service, polls, handlers.arrivals, viewers)
     requests = OperatorRequests(handlers)
     events = only_get(Route(EventsEndpoint.path, EventsEndpoint(views, viewers), methods=["GET"], name="events"))
-    reading, membership = reading_routes(handlers, polls), membership_routes(handlers)
+    reading, membership = reading_routes(handlers, polls), membership_routes(handlers, join_hosts or JoinHosts())
     hot = HotRoutes(app.behind, document=document, routes=[*reading.routes, *membership.routes])
     app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)
     for router in (

@@ -216,7 +216,7 @@ def _history_operations() -> Operations:
             (*refusals, Refusal.NOT_FOUND), _VIEWERS, (slowest, seen), answers(history.RoundDetail)
         ),
         ("GET", f"{RUN}/history/versions/{{version}}"): Operation(
-            (*refusals, Refusal.NOT_FOUND), _VIEWERS, (slowest, seen), answers(history.Moment)
+            (*refusals, Refusal.NOT_FOUND, Refusal.RATE_LIMITED), _VIEWERS, (slowest, seen), answers(history.Moment)
         ),
         ("GET", f"{RUN}/history/present"): Operation(refusals, _VIEWERS, (slowest, seen), answers(history.Moment)),
         ("GET", f"{RUN}/members"): Operation(refusals, _VIEWERS, (seen,), answers(members.MembersPage)),

@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 from coordinator.api.requests import RUN
 from coordinator.encoded_documents import takes_gzip
 from coordinator.history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
+from coordinator.long_polls import Reader
 from coordinator.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
-from runtime.by_address import sender_of
+from runtime.connections import vouch_for
 from runtime.http_bodies import bearer_token, has_gone, json_response, openapi_answer
 from runtime.http_parameters import Query, parse_whole
 from runtime.problem_json import problem_response
@@ -75,10 +76,16 @@ def history_routes(views: HistoryViews) -> APIRouter:
         responses=openapi_answer(Moment),
     )
     async def moment(run_id: str, version: str, request: Request) -> Response:
-        check(run_id, request)
-        return sent_page(await views.moment(parse_whole("version", version), _slowest(request)), request)
+        viewer = viewer_of(views, run_id, request.scope)
+        return sent_page(await views.moment(viewer, parse_whole("version", version), _slowest(request)), request)
 
     return router
+
+
+def viewer_of(views: HistoryViews, run_id: str, scope: Scope) -> Reader:
+    """Return who asks for a part of the history. Raise `Refused` unless `[access] dashboard` lets it."""
+    host, _ = scope.get("client") or ("", 0)
+    return views.viewer(run_id, bearer_token(Headers(scope=scope)), host)
 
 
 def _slowest(request: Request) -> int | None:
@@ -122,11 +129,12 @@ class EventsEndpoint:
     async def _admitted(self, scope: Scope, held: ExitStack) -> EventPlace | None:
         """Return the last event that the viewer has seen, once it may be told what follows. Raise `Refused`."""
         headers = Headers(scope=scope)
-        self._views.check(scope["path_params"]["run_id"], bearer_token(headers))
+        viewer = viewer_of(self._views, scope["path_params"]["run_id"], scope)
+        if not viewer.is_stranger:
+            vouch_for(scope, f"viewer {viewer.name}")
         last = headers.get(LAST_EVENT_ID)
         seen = None if not last else parse_place(last)
-        host, _ = scope.get("client") or ("", 0)
-        held.enter_context(self._viewers.place(sender_of(host)))
+        held.enter_context(self._viewers.place(viewer))
         await self._viewers.ready()
         return seen
 

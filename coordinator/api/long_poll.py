@@ -60,6 +60,8 @@ class RunDocumentEndpoint:
         query = Query(scope["query_string"])
         after, lineage = query.whole("after", BEFORE_THE_FIRST, BEFORE_THE_FIRST), query.text("lineage")
         wait_s = query.seconds("wait_s")
+        if reader.client_id is not None:
+            await handlers.service.older_copy.asked(reader.client_id, after, lineage)
         async with self._polls.place(reader, wait_s):
             with handlers.service.waiting(reader.client_id, partial(has_gone, receive)):
                 published = await handlers.wait_published(after, lineage, wait_s, is_stranger=reader.is_stranger)

@@ -5,6 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from coordinator.api.requests import RUN, caller
+from coordinator.auth.join_hosts import JoinHosts
 from coordinator.handlers import Handlers
 from runtime.by_address import sender_of
 from runtime.http_bodies import document_response, openapi_answer, openapi_body, read_message, read_short_body
@@ -23,8 +24,8 @@ REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
 """Message and summary of each report; every answer is the client's standing."""
 
 
-def membership_routes(handlers: Handlers) -> APIRouter:
-    """Return the routes by which clients join, stay, report and leave."""
+def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
+    """Return the routes by which clients join, stay, report and leave, which join under these hosts."""
     router = APIRouter()
     clients = f"{RUN}/clients"
 
@@ -41,8 +42,11 @@ def membership_routes(handlers: Handlers) -> APIRouter:
     @router.post(clients, summary="Join", openapi_extra=openapi_body(JoinRequest), responses=openapi_answer(Session))
     async def join(run_id: str, request: Request) -> Response:
         handlers.check_run(run_id)
+        joining = await read_message(request, JoinRequest)
+        reached_at, _ = request.scope.get("server") or (None, None)
+        hosts.check(joining.host, reached_at)
         address = None if request.client is None else sender_of(request.client.host)
-        return document_response(await handlers.join(await read_message(request, JoinRequest), address))
+        return document_response(await handlers.join(joining, address))
 
     @router.get(f"{clients}/me", summary="Which of my messages have arrived", responses=openapi_answer(Standing))
     async def standing(run_id: str, request: Request) -> Response:

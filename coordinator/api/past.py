@@ -4,11 +4,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.history import sent_page
+from coordinator.api.history import sent_page, viewer_of
 from coordinator.api.requests import RUN
 from coordinator.history_views import HistoryViews
 from coordinator.past_views import PastViews
-from runtime.http_bodies import bearer_token, openapi_answer
+from runtime.http_bodies import openapi_answer
 from runtime.http_parameters import parse_whole
 from state.explanation import SpeedExplanation
 from state.members import MembersPage
@@ -28,15 +28,15 @@ def past_routes(views: HistoryViews, past: PastViews) -> APIRouter:
 
     @router.get(f"{VERSION}/members", summary="The members at a version", responses=openapi_answer(MembersPage))
     async def members(run_id: str, version: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
-        return sent_page(await past.members(parse_whole("version", version)), request)
+        viewer = viewer_of(views, run_id, request.scope)
+        return sent_page(await past.members(viewer, parse_whole("version", version)), request)
 
     @router.get(
         f"{VERSION}/trust", summary="What was checked and refused by a version", responses=openapi_answer(TrustView)
     )
     async def trust(run_id: str, version: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
-        return sent_page(await past.trust(parse_whole("version", version)), request)
+        viewer = viewer_of(views, run_id, request.scope)
+        return sent_page(await past.trust(viewer, parse_whole("version", version)), request)
 
     @router.get(
         f"{VERSION}/explanation",
@@ -44,7 +44,7 @@ def past_routes(views: HistoryViews, past: PastViews) -> APIRouter:
         responses=openapi_answer(SpeedExplanation),
     )
     async def explanation(run_id: str, version: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
-        return sent_page(await past.explanation(parse_whole("version", version)), request)
+        viewer = viewer_of(views, run_id, request.scope)
+        return sent_page(await past.explanation(viewer, parse_whole("version", version)), request)
 
     return router

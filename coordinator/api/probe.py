@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.rates import TokenBuckets
 from runtime.by_address import sender_of
 from runtime.clock import SystemClock
 from runtime.connections import end_connection
@@ -22,6 +21,7 @@ from runtime.http_bodies import document_response, has_gone, openapi_answer, ste
 from runtime.http_parameters import Query
 from runtime.loopback import is_loopback
 from runtime.problem_json import problem_response
+from runtime.token_buckets import TokenBuckets
 from state.errors import Refused
 from state.probe import MAX_PROBE_BYTES, ProbeReport
 from state.refusals import Refusal

@@ -4,8 +4,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
+from coordinator.auth.admin import OPERATOR
 from coordinator.handlers import Handlers
-from coordinator.long_polls import Reader, stranger_at
+from coordinator.long_polls import Reader, ReaderKind
 from runtime.connections import vouch_for
 from runtime.http_bodies import bearer_token
 from runtime.refusal_counts import SENDER_IN_SCOPE
@@ -37,7 +38,7 @@ def blob_reader(handlers: Handlers, request: Request) -> ClientId:
 
 
 def reader_of(handlers: Handlers, scope: Scope) -> Reader:
-    """Return who sends a request that anyone may make; the operator reads as a stranger does.
+    """Return who sends a request that anyone may make.
 
     Raises:
         Refused: it shows a token that is not valid.
@@ -49,7 +50,7 @@ def reader_of(handlers: Handlers, scope: Scope) -> Reader:
     except Refused:
         if token is None or not handlers.admin.matches(token):
             raise
-        return stranger_at(host)
+        reader = Reader(ReaderKind.OPERATOR, OPERATOR)
     if reader.client_id is not None:
         _note_member(handlers, scope, reader.client_id)
     elif not reader.is_stranger:

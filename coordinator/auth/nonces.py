@@ -20,11 +20,19 @@ _NATURAL = re.compile(r"[1-9][0-9]{0,14}")
 """One spelling per number: a consumed nonce must not pass again with a zero in front."""
 
 
+_NOT_SIGNED = "the signature is not by this key over this run and nonce, the host, and this coordinator's key"
+
+
 class JoinNonces:
-    """Makes and checks the nonces of one run; refuses those of other runs."""
+    """Makes and checks the nonces of one run; refuses those of other runs.
+
+    Attributes:
+        coordinator_key: raw Ed25519 public key, hex.
+    """
 
     def __init__(self, key: SigningKey, run_id: str) -> None:
         self._mac_key = key.secret_for(_PURPOSE)
+        self.coordinator_key = key.public_key_hex
         self._run_id = run_id
 
     def make(self, client_key_hex: str, now_s: float) -> str:
@@ -42,12 +50,12 @@ class JoinNonces:
         expires_ms = self._checked_expiry(request.nonce, request.public_key)
         if expires_ms / 1000 < now_s:
             raise Refused(Refusal.NONCE_INVALID, "the nonce has expired; ask for another challenge")
-        message = join_message(self._run_id, request.nonce, request.public_key)
+        message = join_message(self._run_id, request.nonce, request.public_key, self.coordinator_key, request.host)
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.public_key))
             key.verify(bytes.fromhex(request.signature), message)
         except (InvalidSignature, ValueError):
-            raise Refused(Refusal.UNAUTHORIZED, "the signature is not by this key over this run and nonce") from None
+            raise Refused(Refusal.UNAUTHORIZED, _NOT_SIGNED) from None
         return expires_ms / 1000
 
     def _mac(self, client_key_hex: str, expires_ms: int, salt: str) -> str:

@@ -13,12 +13,11 @@ import jwt
 
 from coordinator.auth.signing_key import SigningKey
 from state.errors import Refused
-from state.messages import DATA_TICKET_AUDIENCE
+from state.messages import DATA_TICKET_AUDIENCE, SESSION_AUDIENCE
 from state.refusals import Refusal
 from state.wire import ClientId, sha256_hex
 
 SESSION_LIFETIME_S = 3600.0
-SESSION_AUDIENCE = "epochal-session"
 DATA_SERVER_AUDIENCE = "epochal-data-server"
 DATA_SERVER_LIFETIME_S = 10 * 365 * 86_400.0
 """A data server's token only takes a place in a pool of its own, so that it need not be renewed during a run."""

@@ -83,7 +83,8 @@ def _grown_roster(run: Run, current: Round) -> Roster:
     if shares == [entry.share for entry in clients] and proven == [entry.proven for entry in clients]:
         return current.roster
     named = zip(clients, shares, proven, strict=True)
-    return Roster(tuple(RosterEntry(entry.client_id, share, is_proven) for entry, share, is_proven in named))
+    entries = tuple(RosterEntry(entry.client_id, share, is_proven) for entry, share, is_proven in named)
+    return Roster(entries, current.roster.ceiling)
 
 
 def complete_look(run: Run, current: Round) -> Ahead | None:

@@ -1,8 +1,10 @@
-"""Which data a run trains on: the operator's word, else that of most members until a round was applied.
+"""Which data a run trains on: the operator's word, else that of the members who first deliver.
 
 Every ready report names the fingerprint of the member's data. A fingerprint that `state.toml` or the operator's command
-pins is the run's. Without one, each member has a vote until the first applied round, and the run waits while no
-fingerprint has more votes than any other; that round decides for good. Only members with the run's data are ready.
+pins is the run's. Without one, data have turns, each of a round or, if it does not begin, a Warmup: first those of most
+members, then, each time that nobody delivered anything, those of at least `min_clients` members that have waited
+longest. The first applied round decides for good. Keys cost nothing, so numbers alone decide nothing: data that are
+reported later have a later turn, however many members have them. Only members with the run's data are ready.
 """
 
 from coordinator.machine.copies import replace
@@ -68,8 +70,18 @@ def agreed(run: Run) -> Run:
     elif run.batches_applied or run.round is not None:
         wanted = run.data_fingerprint
     else:
-        wanted = _most_voted(run)
+        wanted = _in_turn(run)
     return run if wanted == run.data_fingerprint else replace(run, data_fingerprint=wanted)
+
+
+def next_turn(run: Run) -> Run:
+    """Return the run after a round or a Warmup of which nothing was applied: its data wait behind all others."""
+    if run.batches_applied:
+        return run
+    votes, tried = dict(run.data_votes), run.data_fingerprint
+    if tried in votes:
+        votes[tried] = votes.pop(tried)
+    return replace(run, data_votes=votes, data_turns=run.data_turns + 1)
 
 
 def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
@@ -93,12 +105,15 @@ def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
 
 
 def disagreement(run: Run, client_id: ClientId) -> Refused | None:
-    """Return why a member whose report was recorded is not ready: most members have other data. None if it is."""
+    """Return why a member whose report was recorded is not ready: it is the turn of other data. None if it is."""
     member = run.members.get(client_id)
     if member is None or member.data_fingerprint is None or run.has_run_data(member.data_fingerprint):
         return None
     mine = member.data_fingerprint
-    decision = "the operator can pin the right data: `epochal fingerprint`, or `data_fingerprint` in state.toml"
+    decision = (
+        "its data have a turn if nobody delivers with the others; the operator can pin the right data: "
+        "`epochal fingerprint`, or `data_fingerprint` in state.toml"
+    )
     if run.data_fingerprint is None:
         counts = sorted(run.data_votes.values(), reverse=True)
         other = next((fingerprint for fingerprint in run.data_votes if fingerprint != mine), mine)
@@ -130,7 +145,7 @@ def decided_by(run: Run) -> DataDecision:
         return "operator"
     if run.data_fingerprint is None:
         return "nobody yet"
-    return "first round" if run.batches_applied else "majority"
+    return "first round" if run.batches_applied else "turn of its members"
 
 
 def _both(mine: str, other: str) -> str:
@@ -143,10 +158,13 @@ def _difference(run: Run, mine: str, dataset: DatasetDescription | None, other: 
     return dataset_difference(dataset or run.datasets.get(mine), run.datasets.get(other))
 
 
-def _most_voted(run: Run) -> str | None:
-    most = max(run.data_votes.values(), default=None)
-    found = [fingerprint for fingerprint, count in run.data_votes.items() if count == most]
-    return found[0] if len(found) == 1 else None
+def _in_turn(run: Run) -> str | None:
+    """Return the data whose turn it is; None in the first turn, or while too few have the same, if there is a tie."""
+    votes, needed = run.data_votes, run.state_file.config.min_clients
+    waiting = (fingerprint for fingerprint, count in votes.items() if run.data_turns and count >= needed)
+    most = max(votes.values(), default=None)
+    found = [fingerprint for fingerprint, count in votes.items() if count == most]
+    return next(waiting, found[0] if len(found) == 1 else None)
 
 
 def _described(run: Run, fingerprint: str, dataset: DatasetDescription) -> Run:

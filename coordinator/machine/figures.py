@@ -14,8 +14,8 @@ from state.documents import Outcome
 from state.history import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
 from state.intervals import data_index_count, total_batches
 from state.round_times import MS_PER_S, LaterTimes, ResultMetrics
-from state.schedule import InnerSchedule
 from state.trust import Vouched
+from state.weights import number_of
 from state.wire import ClientId
 
 NO_NAMES: Mapping[ClientId, str] = MappingProxyType({})
@@ -32,12 +32,6 @@ def ended_round(before: Run, after: Run, current: Round) -> EndedRound:
         current: the round.
     """
     config = before.state_file.config
-    rates = InnerSchedule(
-        before.state_file.model.LLM.lr_schedule,
-        before.state_file.merge.local_steps,
-        before.state_file.model.LLM.cold_start_warmup_steps,
-        before.cold_start_step,
-    )
     return EndedRound(
         round=current,
         epoch=before.epoch,
@@ -47,7 +41,7 @@ def ended_round(before: Run, after: Run, current: Round) -> EndedRound:
         ready=before.numbers().ready,
         carried_batches=total_batches(after.carried) + total_batches(item.batch_id for item in after.suspects),
         quarantined_batches=total_batches(item.batch_id for item in after.quarantined),
-        learning_rate=rates.rate(current.step, 0),
+        learning_rate=before.rates.rate(current.step, 0),
         tokens_per_batch=data_index_count(1, config.data_indices_per_batch) * before.state_file.model.LLM.max_seq_len,
         tokens_total=after.tokens_applied,
     )
@@ -147,6 +141,24 @@ def detail_of(decided: OutcomeDecided, figures: RoundFigures, names: Mapping[Cli
         () if decided.outcome is None else (entry.client_id for entry in decided.outcome.entries)
     )
     return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients_of(decided.ended.round, applied, names))
+
+
+def parts_of(run: Run) -> dict[ClientId, float]:
+    """Return each client's part of the batches of the round under way, from 0 to 1."""
+    if run.round is None:
+        return {}
+    whole = max(1, run.round.work.batch_count())
+    return {
+        client_id: round(total_batches(given) / whole, _PLACES)
+        for client_id, given in run.round.plan.assignments.items()
+    }
+
+
+def lowered_factors(run: Run) -> dict[ClientId, float]:
+    """Return the factors of those results of the last outcome that counted for less than their batches."""
+    last = run.outcomes.get(run.replica_step)
+    found = {} if last is None else {ClientId(entry.client_id): number_of(entry.factor) for entry in last.entries}
+    return {client_id: factor for client_id, factor in found.items() if factor < 1}
 
 
 def clients_of(

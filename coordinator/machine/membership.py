@@ -175,7 +175,7 @@ def gathered(run: Run) -> Run:
 
 
 def become_ready(run: Run, event: ClientBecameReady) -> Handled:
-    """Put the member on the next round's roster, if it has the data that most members have (`machine/datasets`).
+    """Put the member on the next round's roster, if it has the run's data (`machine/datasets`).
 
     Raises:
         Refused: `not-now`, `behind`, `replica-differs` or `fingerprint-differs`.
@@ -204,7 +204,7 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     ready = replace(member, ready_step=report.step, data_fingerprint=report.data_fingerprint, was_late=False)
     run = gathered(vote(run.with_member(ready), member.data_fingerprint, report.data_fingerprint, report.dataset))
     agrees = run.has_run_data(report.data_fingerprint)
-    change = "ready" if agrees else "waits: most members have other data"
+    change = "ready" if agrees else "waits: the run is on other data"
     return run, (MembershipChanged(event.client_id, change, ready, run.now_s),)
 
 

@@ -21,6 +21,7 @@ from coordinator.machine.shared import plain, shared
 from state.documents import Outcome, OutcomeEntry
 from state.intervals import BatchId, subtract, total_batches
 from state.messages import ResultCommitment
+from state.weights import factors_of, norm_hex, usual_in, usual_norm
 from state.wire import ClientId, Sha256
 
 
@@ -33,8 +34,8 @@ class Verdict:
     replicas_differ: bool
 
 
-def judge_round(run_id: str, current: Round) -> Verdict:
-    """Return the outcome of a round, from its commitments and attestations.
+def judge_round(run: Run, current: Round) -> Verdict:
+    """Return the outcome of a run's round, from its commitments and attestations.
 
     A result is included if a quorum of the elected witnesses attested it and it was trained from the replica on which
     a quorum agreed. The entries are in the round's permuted order.
@@ -50,15 +51,21 @@ def judge_round(run_id: str, current: Round) -> Verdict:
         return Verdict(None, reason, len(digests) > 1)
     commitments, verified = plain(current.commitments), plain(current.verified)
     received = attested_by(plan.quorum, [attested.received_bits() for attested in current.attestations.values()])
-    entries = tuple(
-        _entry(client_id, assignment, commitments[client_id])
+    applied = [
+        client_id
         for client_id, assignment in plan.assignments.items()
         if assignment and verified.get(client_id) == agreed and _is_received(plan.positions[client_id], received)
-    )
-    if not entries:
+    ]
+    if not applied:
         return Verdict(None, "no result was attested by a quorum", len(digests) > 1)
+    weighed, limit = current.weighed(run.state_file, applied), run.state_file.merge.norm_limit
+    factors = factors_of(weighed, current.roster.ceiling, limit, usual_in(weighed, current.usual))
+    entries = tuple(
+        _entry(client_id, plan.assignments[client_id], commitments[client_id], one.norm, factor)
+        for client_id, one, factor in zip(applied, weighed, factors, strict=True)
+    )
     outcome = Outcome(
-        run_id=run_id,
+        run_id=run.state_file.run_id,
         step=current.step,
         attempt=current.attempt,
         seed=current.seed,
@@ -70,8 +77,10 @@ def judge_round(run_id: str, current: Round) -> Verdict:
     return Verdict(outcome, f"{len(entries)} results", False)
 
 
-def _entry(client_id: ClientId, assignment: tuple[BatchId, ...], bound: ResultCommitment) -> OutcomeEntry:
-    return OutcomeEntry(client_id, assignment, bound.result_sha256, bound.size_bytes)
+def _entry(
+    client_id: ClientId, assignment: tuple[BatchId, ...], bound: ResultCommitment, norm: float, factor: str
+) -> OutcomeEntry:
+    return OutcomeEntry(client_id, assignment, bound.result_sha256, bound.size_bytes, norm_hex(norm), factor)
 
 
 def _is_received(position: int, received: bytes) -> bool:
@@ -107,7 +116,7 @@ def attested_by(count: int, received: Sequence[int]) -> bytes:
 
 def end_round(run: Run, current: Round) -> Handled:
     """Return the run after the round was judged: applied work counted, the rest carried, suspected or quarantined."""
-    verdict = judge_round(run.state_file.run_id, current)
+    verdict = judge_round(run, current)
     outcome = verdict.outcome
     included = frozenset(entry.client_id for entry in outcome.entries) if outcome else frozenset()
     before = run
@@ -123,6 +132,7 @@ def end_round(run: Run, current: Round) -> Handled:
         outcomes={**run.outcomes, outcome.step: outcome},
         losses=_with_loss(run, current, outcome),
         members=shared(_with_figures(run, current)),
+        usual=usual_norm(current.weighed(run.state_file, included), current.usual, run.state_file.merge.norm_limit),
     )
     return run, instructions
 

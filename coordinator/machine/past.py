@@ -7,7 +7,7 @@ from coordinator.machine.copies import replace
 from coordinator.machine.history import History
 from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from coordinator.machine.moment import moment_of, names_of
-from coordinator.machine.records import Kept, opened_by, replay_unchecked, replay_until
+from coordinator.machine.records import Kept, Stop, opened_by, replay_unchecked, replay_until
 from coordinator.machine.run import Run
 from coordinator.machine.situation import situation_of
 from coordinator.store.journal import JournalRecord, Segment
@@ -18,6 +18,8 @@ from state.waiting_words import speed_words
 
 MAX_EXPLAINED_CLIENTS = 16_384
 """Maximum number of clients, in all rounds together, of which an explanation of the past is made."""
+MAX_TRAIL_CLIENTS = 65_536
+"""Maximum number of members in all runs of one trail together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,41 @@ class Past:
         return moment_of(self.run, self.document, self.ended[-1] if self.ended else None, explanation=why)
 
 
-def past_of(segment: Segment, version: int, known: History, before: Segment | None = None) -> Past:
+class Trail:
+    """The replay of one segment, kept so that a neighbour of a version that was shown costs little.
+
+    It holds the run after each `RECORDS_PER_STOP` records, and all that the machine told up to the last of them.
+    """
+
+    def __init__(self) -> None:
+        self._stops: list[tuple[Stop, int]] = []
+        """Each with the number of what was told up to it."""
+        self._told: list[tuple[tuple[Instruction, ...], Kept]] = []
+        self._client_count = 0
+
+    def begin(self, version: int, history: History) -> Stop | None:
+        """Return the last stop up to a version, and take what was told until then into a history; None without one."""
+        found = next((entry for entry in reversed(self._stops) if entry[0].version <= version), None)
+        if found is None:
+            return None
+        for instructions, kept in self._told[: found[1]]:
+            history.take(instructions, kept.version)
+        return found[0]
+
+    def add(self, stops: Sequence[Stop], told: Sequence[tuple[tuple[Instruction, ...], Kept]]) -> None:
+        """Keep stops, and what was told on the way to them, as far as they are new and not too large."""
+        last = self._stops[-1][0].sequence if self._stops else -1
+        for stop in stops:
+            self._client_count += len(stop.run.members)
+            if stop.sequence > last and self._client_count <= MAX_TRAIL_CLIENTS:
+                self._told += [one for one in told if last < one[1].sequence <= stop.sequence]
+                self._stops.append((stop, len(self._told)))
+                last = stop.sequence
+
+
+def past_of(
+    segment: Segment, version: int, known: History, before: Segment | None = None, trail: Trail | None = None
+) -> Past:
     """Return the run as it was at a version that a segment holds.
 
     Args:
@@ -65,6 +101,7 @@ def past_of(segment: Segment, version: int, known: History, before: Segment | No
         version: of the document.
         known: the run's whole history, in which rounds have their numbers.
         before: the segment before, whose rounds are wanted too; None if they are not.
+        trail: of the segment; it is begun from, and continued.
 
     Raises:
         StoreFailed: as `replay_until`.
@@ -74,12 +111,18 @@ def past_of(segment: Segment, version: int, known: History, before: Segment | No
     history = History()
     history.book.names.update(names_of(opened))
 
+    told: list[tuple[tuple[Instruction, ...], Kept]] = []
+
     def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
         history.take(instructions, kept.version)
+        told.append((instructions, kept))
 
     if before is not None:
         replay_unchecked(opened, before.records, watch)
-    found = replay_until(segment, version, watch)
+        told.clear()
+    trail = trail or Trail()
+    found, stops = replay_until(segment, version, watch, trail.begin(version, history))
+    trail.add(stops, told)
     _tell_what_follows(history, found.run, segment.records[found.sequence - segment.snapshot.sequence :])
     return Past(found.run, found.document, history, _numbered_all(history.details, known), opened.now_s, known)
 

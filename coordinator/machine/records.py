@@ -20,6 +20,9 @@ from state.documents import RunDocument
 from state.errors import InvalidDocument, OtherRules, Refused, StoreFailed
 from state.wire import Sha256, canonical_json, document_digest, parse_document
 
+RECORDS_PER_STOP = 64
+"""Number of records between two runs that are kept of a replay."""
+
 
 class ReplayDiffers(StoreFailed):
     """The journal is readable, but replaying it does not give what was published."""
@@ -143,22 +146,52 @@ def replay_unchecked(run: Run, records: Sequence[JournalRecord], watch: Watch) -
     return run
 
 
-def replay_until(segment: Segment, version: int, watch: Watch | None = None) -> Replayed:
+def replay_until(
+    segment: Segment, version: int, watch: Watch | None = None, start: "Stop | None" = None
+) -> tuple[Replayed, list["Stop"]]:
     """Return the run as it was when the document of this version was the published one, for the last time in a segment.
 
     Only that document is compared with what was published.
 
+    Args:
+        segment: holds the version.
+        version: of the document.
+        watch: hears of each stimulus after the start.
+        start: where to begin; the segment's snapshot if None.
+
+    Returns:
+        The run of then, and as it was after each `RECORDS_PER_STOP` records on the way.
+
     Raises:
         StoreFailed: as `replay`.
     """
-    opening = _body(SnapshotBody, segment.snapshot.body, segment.snapshot.sequence)
-    run, last, sequence = opened_by(segment.snapshot), opening, segment.snapshot.sequence
-    for record in segment.records:
+    at, stops = start or Stop.opening(segment.snapshot), list[Stop]()
+    first = at.sequence - segment.snapshot.sequence
+    for record in segment.records[first:]:
         body = _body(RecordBody, record.body, record.sequence)
         if body.version > version:
             break
-        run, last, sequence = _handled(run, body, record.sequence, watch), body, record.sequence
-    return Replayed(sequence, _checked(run, last.version, last.document_sha256, sequence), run)
+        run = _handled(at.run, body, record.sequence, watch)
+        at = Stop(run, record.sequence, body.version, body.document_sha256)
+        if (record.sequence - segment.snapshot.sequence) % RECORDS_PER_STOP == 0:
+            stops.append(at)
+    return Replayed(at.sequence, _checked(at.run, at.version, at.document_sha256, at.sequence), at.run), stops
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A run after a record of the journal, and version and digest of the document that was published then."""
+
+    run: Run
+    sequence: int
+    version: int
+    document_sha256: Sha256
+
+    @classmethod
+    def opening(cls, snapshot: Snapshot) -> "Stop":
+        """Return the run in a snapshot. Raise as `opened_by`."""
+        body = _body(SnapshotBody, snapshot.body, snapshot.sequence)
+        return cls(opened_by(snapshot), snapshot.sequence, body.version, body.document_sha256)
 
 
 def opened_by(snapshot: Snapshot) -> Run:

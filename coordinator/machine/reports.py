@@ -87,7 +87,7 @@ def _verified(run: Run, current: Round, event: ResultVerified | ResultDelivered)
     client_id, took_s = event.client_id, elapsed_s(run, current)
     current = with_delivery(current, client_id, took_s)
     current = current.with_arrival(client_id, delivered_s=took_s, check_ms=event.check_ms)
-    current = current.with_verified(client_id, event.replica_digest).no_longer_waiting_for((client_id,))
+    current = current.with_verified(client_id, event.replica_digest, event.norm).no_longer_waiting_for((client_id,))
     if client_id in current.rejected:
         current = replace(current, rejected=removed(current.rejected, client_id))
     return replace(current, late=joined(current.late, client_id)) if is_late(run) else current

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from coordinator.machine.copies import replace
-from coordinator.machine.shared import Mapped, Members, added, joined, left, shared_set
+from coordinator.machine.shared import Mapped, Members, added, joined, left, plain, shared_set
 from state.assignment import DataAssignments, assign_data_for_state
+from state.config.state_file import StateFile
 from state.documents import Roster, WorkList
 from state.election import elect_witnesses, quorum, witness_count
 from state.intervals import total_batches
 from state.messages import Attestation, FailureReport, ResultCommitment
 from state.round_times import LaterTimes
+from state.weights import UsualNorm, Weighed, steps_of
 from state.wire import ClientId, Seed, Sha256
 
 
@@ -83,9 +85,11 @@ class Round:
     Attributes:
         assignment_seed: permutes the proven clients; the seed of the round before.
         cursor: the first batch number beyond the round's fresh interval.
+        usual: usual length of a result; None if it is not known.
         pending: assigned clients that have neither delivered nor failed nor left.
         commitments: the result that each client is bound to.
         verified: the replica from which each held and checked result was trained, by client in order of arrival.
+        norms: the length of each of those results.
         rejected: the rule that each refused result breaks, by client.
         attestations: each witness's latest attestation, its bits limited to verified results.
         closing: the witnesses that attested in RoundWitness, when no further result can come.
@@ -121,9 +125,11 @@ class Round:
     roster_sha256: Sha256
     work_sha256: Sha256
     witness_nodes: int
+    usual: UsualNorm | None = None
     pending: Members[ClientId] = frozenset()
     commitments: Mapped[ClientId, ResultCommitment] = field(default_factory=dict)
     verified: Mapped[ClientId, Sha256] = field(default_factory=dict)
+    norms: Mapped[ClientId, float] = field(default_factory=dict)
     rejected: Mapped[ClientId, str] = field(default_factory=dict)
     attestations: Mapping[ClientId, Attestation] = field(default_factory=dict)
     closing: frozenset[ClientId] = frozenset()
@@ -189,16 +195,25 @@ class Round:
         digests = joined(self.digests, Sha256(report.result_sha256))
         return replace(self, commitments=added(self.commitments, client_id, report), digests=digests)
 
-    def with_verified(self, client_id: ClientId, replica_digest: Sha256) -> "Round":
+    def with_verified(self, client_id: ClientId, replica_digest: Sha256, norm: float) -> "Round":
         """Return the round with a verified result."""
         assert self.verified_bits is not None
         bits = self.verified_bits | 1 << self.plan.positions[client_id]
-        return replace(self, verified=added(self.verified, client_id, replica_digest), verified_bits=bits)
+        verified, norms = added(self.verified, client_id, replica_digest), added(self.norms, client_id, norm)
+        return replace(self, verified=verified, norms=norms, verified_bits=bits)
 
     def with_arrival(self, client_id: ClientId, **times: Any) -> "Round":
         """Return the round with times at which messages of a client came, by the names in `MessageTimes`."""
         known = self.arrivals.get(client_id, NO_ARRIVALS)
         return replace(self, arrivals=added(self.arrivals, client_id, replace(known, **times)))
+
+    def weighed(self, state: StateFile, clients: Iterable[ClientId]) -> list[Weighed]:
+        """Return the verified results of these clients, as far as their factors depend on them."""
+        norms, assignments, electorate = plain(self.norms), self.plan.assignments, self.plan.electorate
+        return [
+            Weighed(batches, steps_of(state, batches), norms[client_id], client_id in electorate)
+            for client_id, batches in ((one, total_batches(assignments[one])) for one in clients)
+        ]
 
     def bits_of(self, clients: Iterable[ClientId]) -> int:
         """Return the bit set of these clients' roster positions, as attestations have it."""

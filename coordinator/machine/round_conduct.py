@@ -11,6 +11,7 @@ from coordinator.machine.pace import is_slow, train_limit_s
 from coordinator.machine.round import Round
 from coordinator.machine.run import Handled, Run, most_share_units
 from coordinator.machine.shared import added, plain, removed
+from state.weights import ENOUGH, OUTSIZED, usual_in
 from state.wire import ClientId, Sha256
 
 MAX_DEPARTED = 4096
@@ -31,6 +32,7 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
     reference = _replica_held(run, current, agreed)
     faults = _bad_attestations(run, current, applied, reference)
     applied_bits = current.bits_of(applied)
+    outsized = _outsized(run, current, applied)
     members, departed = plain(run.members), run.departed
     rests: list[SentToRest] = []
     for client_id, assignment in current.plan.assignments.items():
@@ -40,6 +42,8 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
         missed = _miss(run, current, client_id, reference) if assignment and client_id not in applied else None
         if _confirmed_suspicion(run, current, client_id, is_void=not applied):
             missed = None
+        if client_id in outsized:
+            missed = outsized[client_id]
         if missed is not None:
             failure = current.failures.get(client_id)
             lacks_data = failure is not None and failure.kind == "unavailable"
@@ -98,6 +102,24 @@ def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | Non
     if is_slow(current) and train_limit_s(run) < run.state_file.config.max_round_train_time:
         return None  # the time limit was too short for most of the work, and doubles for the next round
     return "its result did not arrive before the round's time was over"
+
+
+def _outsized(run: Run, current: Round, applied: frozenset[ClientId]) -> dict[ClientId, str]:
+    """Return the clients whose results are applied, but are so much longer than usual that it is no accident, and why.
+
+    Where half of the results are, or too few are of proven clients, the usual length is what is wrong.
+    """
+    clients = sorted(applied & plain(current.norms).keys())
+    weighed, limit = current.weighed(run.state_file, clients), run.state_file.merge.norm_limit
+    usual = usual_in(weighed, current.usual)
+    if usual is None or not limit or sum(one.proven for one in weighed) < ENOUGH:
+        return {}
+    found = {
+        client_id: f"its result was {one.norm / usual.longest(1.0, one.steps):.3g} times as long as is usual"
+        for client_id, one in zip(clients, weighed, strict=True)
+        if one.norm > OUTSIZED * usual.longest(limit, one.steps)
+    }
+    return found if 2 * len(found) < len(clients) else {}
 
 
 def _confirmed_suspicion(run: Run, current: Round, client_id: ClientId, *, is_void: bool) -> bool:

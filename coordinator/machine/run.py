@@ -34,6 +34,8 @@ from state.evaluations import Evaluation
 from state.intervals import BatchId, data_index_count
 from state.notices import Notice
 from state.phases import RunState
+from state.schedule import InnerSchedule
+from state.weights import UsualNorm
 from state.wire import ClientId, Seed, Sha256, document_digest
 from state.wire_document import WireDocument
 
@@ -83,13 +85,15 @@ class Run(WireDocument):
         newcomers_from_s: time from which rounds wait for clients that never delivered, after one did in vain.
         waits_in_vain: number of such waits since a client delivered for the first time, as far as they are counted.
         enough_since_s: since when there are enough members in WaitingForMembers, or enough ready ones in Warmup.
+        usual: how long the results of the last applied round were; None before one, or if nothing was learned.
         used_nonces: consumed join nonces and when each expires.
         model: the spec of the run's model, complete, once the run has its first checkpoint.
         cold_start_step: the step of the last cold start: an epoch that began without a client that is warm.
         manifests: of the kept checkpoints that have several parts, by digest.
         outcomes: by step, since the oldest kept checkpoint.
         data_pin: the fingerprint that the operator's command pinned.
-        data_votes: number of members with each dataset, by fingerprint.
+        data_votes: number of members with each dataset, by fingerprint, in the order of their turns.
+        data_turns: number of turns in which nobody delivered (`coordinator/machine/datasets.py`).
         datasets: descriptions of some of them, by fingerprint.
         evaluations: those that were reported last, in their order.
         finish_after: the step after which the operator's command ends the run; None for `total_steps`.
@@ -119,6 +123,7 @@ class Run(WireDocument):
     batches_applied: int = 0
     rules_version: int = RULES_VERSION
     next_assignment_seed: Seed | None = None
+    usual: UsualNorm | None = None
     carried: tuple[BatchId, ...] = ()
     suspects: tuple[Suspect, ...] = ()
     quarantined: tuple[Suspect, ...] = ()
@@ -147,6 +152,7 @@ class Run(WireDocument):
     data_fingerprint: str | None = None
     data_pin: str | None = None
     data_votes: Mapping[str, int] = field(default_factory=dict)
+    data_turns: int = 0
     datasets: Mapping[str, DatasetDescription] = field(default_factory=dict)
     losses: tuple[tuple[int, float], ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
@@ -162,6 +168,15 @@ class Run(WireDocument):
         """The last step that takes new data: after it, carried work is attempted, and the run ends."""
         most = self.state_file.config.total_steps
         return most if self.finish_after is None else min(self.finish_after, most)
+
+    @property
+    def rates(self) -> InnerSchedule:
+        """The learning rates of local steps."""
+        schedule, warmup_steps = (
+            self.state_file.model.LLM.lr_schedule,
+            self.state_file.model.LLM.cold_start_warmup_steps,
+        )
+        return InnerSchedule(schedule, self.state_file.merge.local_steps, warmup_steps, self.cold_start_step)
 
     @property
     def replica_step(self) -> int:
@@ -276,12 +291,13 @@ Handled: TypeAlias = tuple[Run, tuple[Instruction, ...]]
 """The run after a stimulus, and what its owner must do after it has kept that run."""
 
 
-def roster_of(members: Iterable[Member]) -> Roster:
+def roster_of(members: Iterable[Member], ceiling: int | None = None) -> Roster:
     """Return the roster of these members with the shares that they have earned, in lowest terms."""
     ordered = sorted(members, key=lambda member: member.client_id)
     common = gcd(*(share_units(member) for member in ordered)) or 1
     return Roster(
-        tuple(RosterEntry(member.client_id, share_units(member) // common, member.is_proven) for member in ordered)
+        tuple(RosterEntry(member.client_id, share_units(member) // common, member.is_proven) for member in ordered),
+        ceiling,
     )
 
 
@@ -335,12 +351,17 @@ def with_state_file(run: Run, state_file: StateFile) -> Run:
 
 def config_json(state_file: StateFile) -> Any:
     """Return the state file as clients see it, in plain JSON: without phase, progress and the coordinator's own."""
-    of_blobs = {"store", "checker_wait_s"}
+    of_blobs = {"store", "origins", "checker_wait_s"}
     own = {"run_state": True, "progress": True, "access": True, "run": True, "notify": True}
     hidden: dict[str, Any] = {**own, "blobs": of_blobs}
     if not state_file.data_generations:
         hidden["data_generations"] = True  # as in the journals of runs from before there were any
-    return state_file.model_dump(mode="json", exclude=hidden)
+    shown: dict[str, Any] = state_file.model_dump(mode="json", exclude=hidden)
+    blobs = state_file.blobs
+    origins = blobs.origins or (() if blobs.store is None else (blobs.store.origin,))
+    if origins:
+        shown["blobs"]["origins"] = list(origins)
+    return shown
 
 
 @lru_cache(maxsize=1)

@@ -39,7 +39,7 @@ from state.messages import (
 from state.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 from state.wire import ClientId, Seed, Sha256
 
-RULES_VERSION = 6
+RULES_VERSION = 7
 """Version of the machine's rules. A journal that was written under another version is refused."""
 
 
@@ -137,7 +137,7 @@ class ResultCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ResultVerified:
-    """The bytes of a committed result are held and checked. `replica_digest` is from their header.
+    """The bytes of a committed result are held and checked. `replica_digest` is from their header, `norm` their length.
 
     `checker` names who checked them; None for the coordinator. `check_ms` is the time that checking took the
     coordinator, for display only; None if it is not known.
@@ -148,6 +148,7 @@ class ResultVerified:
     attempt: int
     result_sha256: Sha256
     replica_digest: Sha256
+    norm: float
     checker: str | None = None
     check_ms: int | None = None
     type: Literal["result_verified"] = "result_verified"
@@ -157,12 +158,13 @@ class ResultVerified:
 class ResultDelivered:
     """A client committed to its result of a round, and its bytes came along: they are held and checked.
 
-    `replica_digest` is from their header. `check_ms` is as in `ResultVerified`.
+    `replica_digest`, `norm` and `check_ms` are as in `ResultVerified`.
     """
 
     client_id: ClientId
     report: ResultCommitment
     replica_digest: Sha256
+    norm: float
     check_ms: int | None = None
     type: Literal["result_delivered"] = "result_delivered"
 

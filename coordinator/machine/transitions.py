@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coordinator.machine.checkpointers import agreed_checkpoint_digest, current_checkpointer
 from coordinator.machine.copies import replace
-from coordinator.machine.datasets import agreed
+from coordinator.machine.datasets import agreed, next_turn
 from coordinator.machine.hold import hold_reason
 from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from coordinator.machine.outcomes import end_round
@@ -123,7 +123,7 @@ def _leave_warmup(run: Run) -> Move | None:
             return _warmed_up(run, f"{reason}, the others have had time")
     if _time_is_over(run):
         missing = "no checkpoint" if run.checkpoint is None else f"{ready_count} members ready"
-        return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed", run)
+        return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed", next_turn(run))
     return None
 
 
@@ -188,7 +188,7 @@ def _leave_witness(run: Run) -> Move | None:
     if current is None or not _is_round_over(run, current):
         return None
     run, instructions = end_round(run, current)
-    run = agreed(run)
+    run = agreed(next_turn(run))
     ended = _epoch_end_reason(run)
     if ended is not None:
         return Move("epoch_ended", ended, run, instructions)

@@ -98,6 +98,8 @@ def _round_head(current: Round, known: Known | None) -> RoundHead:
         roster_count=len(current.roster.clients),
         work_sha256=current.work_sha256,
         witness_count=len(current.plan.witnesses),
+        usual_norm=None if current.usual is None else current.usual.norm,
+        usual_steps=1 if current.usual is None else current.usual.steps,
     )
 
 

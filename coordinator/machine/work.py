@@ -11,6 +11,7 @@ from coordinator.machine.run import Run, Suspect, roster_of
 from state.documents import IsolatedWork, Roster, WorkList
 from state.intervals import BatchId, take_positions, total_batches
 from state.schedule import global_batch_size
+from state.weights import UsualNorm
 from state.wire import Seed, document_digest
 
 
@@ -26,7 +27,7 @@ class PlannedWork:
 
 def plan_work(run: Run) -> PlannedWork:
     """Return the work of the run's next round, for the ready members."""
-    return plan_work_for(run, roster_of(run.ready_members()))
+    return plan_work_for(run, roster_of(run.ready_members(), run.state_file.config.ceiling))
 
 
 def plan_work_for(run: Run, roster: Roster) -> PlannedWork:
@@ -69,6 +70,7 @@ def begin_round(run: Run, seed: Seed) -> Run:
         roster_sha256=document_digest(planned.roster),
         work_sha256=document_digest(planned.work),
         witness_nodes=config.witness_nodes,
+        usual=_usual(run),
     )
     assigned = (client for client, batches in current.plan.assignments.items() if batches)
     return replace(
@@ -79,6 +81,14 @@ def begin_round(run: Run, seed: Seed) -> Run:
         cursor=planned.cursor,
         drain_rounds=run.drain_rounds + (run.step > run.last_step),
     )
+
+
+def _usual(run: Run) -> UsualNorm | None:
+    """Return the usual length of results in the run's next round."""
+    usual, rates = run.usual, run.rates
+    if usual is None:
+        return None
+    return usual.grown(rates.total(run.step - 1, usual.steps), rates.total(run.step, usual.steps))
 
 
 def _due(run: Run, client_count: int, *, draining: bool) -> tuple[Suspect, ...]:

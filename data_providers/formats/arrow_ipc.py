@@ -12,12 +12,10 @@ from typing import Any, BinaryIO
 from data_providers.formats import columns
 from data_providers.formats.columns import as_ours, pyarrow, too_large
 from data_providers.protocol import CorruptData
+from state.limits import MAX_ARROW_BATCHES, MAX_ARROW_HEAD_BYTES
 
 FILE_MAGIC = b"ARROW1\0\0"
 FEATHER_V1_MAGIC = b"FEA1"
-MAX_HEAD_BYTES = 16 * 1024**2
-MAX_BATCHES = 2**20
-"""Maximum number of record batches of one file."""
 _CONTINUES = b"\xff\xff\xff\xff"
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _BUFFER = struct.Struct("<qq")
@@ -103,8 +101,8 @@ def batches_of(file: BinaryIO, size_bytes: int, place: str) -> tuple[Any, list[A
             else:
                 what = "columns that are encoded by a dictionary" if kind == _DICTIONARY else f"a part of kind {kind}"
                 raise CorruptData(f"{place} has {what}; not supported", path=place)
-            if len(found) > MAX_BATCHES:
-                raise CorruptData(f"{place} has more than {MAX_BATCHES} record batches", path=place)
+            if len(found) > MAX_ARROW_BATCHES:
+                raise CorruptData(f"{place} has more than {MAX_ARROW_BATCHES} record batches", path=place)
             at = body_at + body_bytes
     except (arrow.ArrowException, struct.error, ValueError, OSError) as error:
         raise as_ours(error, place, "is not an Arrow file") from error
@@ -122,8 +120,10 @@ def _head(file: BinaryIO, at: int, size_bytes: int, place: str, *, is_file: bool
     if len(start) < 8 or start[:4] != _CONTINUES:
         raise CorruptData(f"{place} is not an Arrow file, or is cut off, at byte {at}", path=place)
     length = int.from_bytes(start[4:], "little", signed=True)
-    if not 0 <= length <= min(MAX_HEAD_BYTES, size_bytes - at - 8):
-        raise CorruptData(f"{place} has a head of {length} bytes at byte {at}; at most {MAX_HEAD_BYTES}", path=place)
+    if not 0 <= length <= min(MAX_ARROW_HEAD_BYTES, size_bytes - at - 8):
+        raise CorruptData(
+            f"{place} has a head of {length} bytes at byte {at}; at most {MAX_ARROW_HEAD_BYTES}", path=place
+        )
     head = file.read(length)
     if len(head) != length:
         raise CorruptData(f"{place} is cut off at byte {at}", path=place)

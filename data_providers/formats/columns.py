@@ -6,7 +6,7 @@ bytes (images, sound), which have no form in JSON.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +15,19 @@ from numpy.typing import NDArray
 
 from data_providers.protocol import CorruptData, SourceUnavailable
 from state.errors import ExtraMissing
+from state.limits import MAX_RECORDS_BYTES
+from state.limits import MAX_ROW_GROUP_BYTES as MAX_ROW_GROUP_BYTES
 
 EXTRA = "pip install 'epochal[parquet]'"
 INPUTS = "inputs"
 OPTIONAL = ("labels", "position_ids", "sequence_lengths")
 RECORD = "record"
 """The column of rows that are records: their text."""
-MAX_ROW_GROUP_BYTES = 256 * 1024**2
-"""A row group, or a record batch, that is larger when decoded is refused: write smaller ones (a few thousand rows)."""
 DECODED_ROWS = 1024
 """Number of rows that are decoded before their size is checked: a few bytes may encode many equal values."""
 MAX_TOKEN = 2**32 - 1
+_SHOWN_CHARACTERS = 60
+_PLACE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ def pyarrow() -> Any:
     """Import and return pyarrow; `InvalidInput`, which says what to install, if that is not possible."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
@@ -75,6 +78,8 @@ def columns_of(schema: Any, place: str, *, records: bool) -> tuple[str, ...]:
 
 def _columns_of(schema: Any, place: str, records: bool) -> tuple[str, ...]:
     names: list[str] = schema.names
+    for field in schema:
+        _check_kind(field.type, field.name, place)
     twice = next((name for name in names if names.count(name) > 1), None)
     found = tuple(name for name in (INPUTS, *OPTIONAL) if name in names)
     if INPUTS not in names:
@@ -94,6 +99,16 @@ def _columns_of(schema: Any, place: str, records: bool) -> tuple[str, ...]:
         if not is_list or not types.is_integer(kind.value_type):
             raise CorruptData(f"{place}: column {column!r} holds {kind}; allowed: lists of integers", path=place)
     return found
+
+
+def _check_kind(kind: Any, name: str, place: str) -> None:
+    """Raise `CorruptData` for types whose values are views of each other: a few bytes stand for any number."""
+    types = pyarrow().types
+    views = (types.is_run_end_encoded, types.is_list_view, types.is_large_list_view, types.is_union)
+    if any(is_view(kind) for is_view in (*views, types.is_string_view, types.is_binary_view)):
+        raise CorruptData(f"{place}: column {name!a} holds {str(kind)[:_SHOWN_CHARACTERS]}; not supported", path=place)
+    for number in range(kind.num_fields if types.is_nested(kind) else 0):
+        _check_kind(kind.field(number).type, name, place)
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -121,9 +136,13 @@ def decoded(batches: Iterable[Any], columns: Sequence[str], count: int, group: i
         if is_tokens:
             kept.append(batch)
         elif taken_bytes <= MAX_ROW_GROUP_BYTES:
-            rows = [json.dumps(row, ensure_ascii=False, default=str).encode() for row in batch.to_pylist()]
-            lines += rows
-            taken_bytes += sum(map(len, rows)) - batch.nbytes
+            taken_bytes -= batch.nbytes
+            for part in _small_parts(batch, place):
+                rows = [json.dumps(row, ensure_ascii=False, default=str).encode() for row in part.to_pylist()]
+                lines += rows
+                taken_bytes += sum(map(len, rows))
+                if taken_bytes > MAX_ROW_GROUP_BYTES:
+                    break
         if taken_bytes > MAX_ROW_GROUP_BYTES:
             raise too_large(place, group, taken_bytes)
     if not is_tokens:
@@ -135,6 +154,35 @@ def decoded(batches: Iterable[Any], columns: Sequence[str], count: int, group: i
         return {name: Column(np.zeros(0, "<u4"), np.zeros(1, np.int64)) for name in columns} if not count else {}
     found = arrow.Table.from_batches(kept)
     return {name: _column(found.column(name).combine_chunks(), name, place, count) for name in columns}
+
+
+def _small_parts(batch: Any, place: str) -> Iterator[Any]:
+    """Yield a batch's rows in parts of at most `MAX_RECORDS_BYTES`. Raise `CorruptData` for a row that is larger."""
+    size_bytes = sum(_expanded_bytes(column) for column in batch.columns)
+    if size_bytes <= MAX_RECORDS_BYTES:
+        yield batch
+    elif batch.num_rows == 1:
+        raise CorruptData(f"{place} holds a row of {size_bytes} bytes; at most {MAX_RECORDS_BYTES}", path=place)
+    else:
+        half = batch.num_rows // 2
+        yield from _small_parts(batch.slice(0, half), place)
+        yield from _small_parts(batch.slice(half), place)
+
+
+def _expanded_bytes(array: Any) -> int:
+    """Return the size of an array's values and of their places, each counted wherever it stands."""
+    arrow = pyarrow()
+    kind, places_bytes = array.type, _PLACE_BYTES * len(array)
+    if arrow.types.is_dictionary(kind):
+        lengths = arrow.compute.binary_length(array.dictionary).take(array.indices)
+        return places_bytes + (arrow.compute.sum(lengths).as_py() or 0)
+    if arrow.types.is_struct(kind):
+        return places_bytes + sum(_expanded_bytes(field) for field in array.flatten())
+    if arrow.types.is_map(kind):
+        array = array.cast(arrow.list_(arrow.struct([kind.key_field, kind.item_field])))
+    if arrow.types.is_nested(kind):
+        return places_bytes + _expanded_bytes(array.flatten())
+    return max(places_bytes, int(array.nbytes))
 
 
 def _column(array: Any, name: str, place: str, count: int) -> Column:

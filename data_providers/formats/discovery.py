@@ -27,6 +27,7 @@ from data_providers.sources.protocol import (
 )
 from data_providers.sources.spool import DataSpool
 from data_providers.sources.unpacked import PackedFile, UnpackedSource
+from state.limits import MAX_MDS_INDEX_BYTES
 
 MDS_TABLES_AT_A_TIME = 64
 """Number of shards whose offset tables are in memory together while a dataset is opened."""
@@ -103,8 +104,8 @@ def _mds_files(
 
 
 def _index_part(file: SourceFile) -> Part:
-    if file.size_bytes > mds.MAX_INDEX_BYTES:
-        raise CorruptData(f"{file.name} has {file.size_bytes} bytes; at most {mds.MAX_INDEX_BYTES}", name=file.name)
+    if file.size_bytes > MAX_MDS_INDEX_BYTES:
+        raise CorruptData(f"{file.name} has {file.size_bytes} bytes; at most {MAX_MDS_INDEX_BYTES}", name=file.name)
     return Part(file.name, 0, file.size_bytes)
 
 

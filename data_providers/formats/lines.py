@@ -5,12 +5,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.protocol import MAX_SEQUENCE_BYTES, CorruptData
+from data_providers.protocol import CorruptData
+from state.limits import MAX_LINE_BYTES, MAX_LINES
 
-MAX_LINE_BYTES = MAX_SEQUENCE_BYTES // 2
-"""A byte of text takes two in a batch."""
-MAX_LINES = 2**28
-"""Maximum number of records of one file; bounds the index's memory to 4 GiB."""
 SCANNED_BYTES = 4 * 1024**2
 _MAX_BLANK_BYTES = 4
 """A longer line of blanks counts as a record, which is not JSON."""

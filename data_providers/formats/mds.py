@@ -10,7 +10,6 @@ hold it. Where all samples of a shard have the same length, a sample's place is 
 `00001/shard.00000.mds`. A shard may be compressed as a whole: `zip_data` names that file.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,12 +22,12 @@ from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from data_providers.sources.compression import known_compression
 from data_providers.sources.protocol import SourceFile
 from data_providers.sources.unpacked import PackedFile
+from state.limits import MAX_SHARD_SAMPLES
+from state.wire import load_json
 
 SHARD_SUFFIX = ".mds"
 SHARD_SUFFIXES = (SHARD_SUFFIX, *(f"{SHARD_SUFFIX}.{kind}" for kind in ("zstd", "gz", "bz2", "br", "snappy")))
 """Also of compressed shards, as MosaicML's writer names them."""
-MAX_INDEX_BYTES = 64 * 1024**2
-MAX_SHARD_SAMPLES = 2**24
 MAX_SHARD_BYTES = 2**32 - 1
 """As the offsets of a shard have 32 bits."""
 VERSION = 2
@@ -95,7 +94,7 @@ def shards_of(name: str, text: bytes, files: Mapping[str, SourceFile], spec: Dat
         Rejected: the shards' columns are not supported.
     """
     try:
-        index = json.loads(text)
+        index = load_json(text)
         entries = index["shards"]
         version = index.get("version")
         if not isinstance(entries, list):
@@ -172,7 +171,7 @@ def packed_shards(name: str, text: bytes, files: Mapping[str, SourceFile]) -> li
     folder = name.removesuffix(MDS_INDEX_NAME)
     found: list[PackedFile] = []
     try:
-        for entry in json.loads(text)["shards"]:
+        for entry in load_json(text)["shards"]:
             raw, packed = entry["raw_data"], entry.get("zip_data")
             file = None if packed is None else files.get(folder + packed["basename"])
             if file is None or folder + raw["basename"] in files:

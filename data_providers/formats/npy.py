@@ -10,9 +10,10 @@ from typing import Any
 from data_providers.formats.token_file import TokenFile
 from data_providers.protocol import CorruptData, DatasetSpec
 from data_providers.sources.protocol import SourceFile
+from state.limits import MAX_NPY_HEADER_BYTES
 
 MAGIC = b"\x93NUMPY"
-HEAD_BYTES = 4096
+HEAD_BYTES = MAX_NPY_HEADER_BYTES
 """Number of first bytes that `npy_file` needs; a longer header is refused."""
 
 

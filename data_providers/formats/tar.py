@@ -15,16 +15,11 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.protocol import MAX_SEQUENCE_BYTES, CorruptData
+from data_providers.protocol import CorruptData
+from state.limits import MAX_LINE_BYTES, MAX_TAR_END_BYTES, MAX_TAR_HEADER_BYTES, MAX_TAR_MEMBERS
+from state.wire import load_json
 
 BLOCK_BYTES = 512
-MAX_HEADER_BYTES = 1024**2
-"""Maximum size of a member's extended header or long name."""
-MAX_MEMBERS = 2**24
-"""Maximum number of members of one file."""
-MAX_TEXT_BYTES = MAX_SEQUENCE_BYTES // 2
-MAX_END_BYTES = 1024**2
-"""Maximum number of zeros after the end mark; GNU tar fills up to 10 KiB."""
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, b"xX", b"g"
 _NOT_THERE = -1
 _SHOWN_CHARACTERS = 100
@@ -54,8 +49,8 @@ class _Found:
             return
         if kind in self.held:
             raise CorruptData(f"{self.place} holds {_shown(name)} twice", place=self.place)
-        if size_bytes > MAX_TEXT_BYTES:
-            raise CorruptData(f"{self.place}: {_shown(name)} has {size_bytes} bytes; at most {MAX_TEXT_BYTES}")
+        if size_bytes > MAX_LINE_BYTES:
+            raise CorruptData(f"{self.place}: {_shown(name)} has {size_bytes} bytes; at most {MAX_LINE_BYTES}")
         self.held[kind] = start, start + size_bytes
 
     def finish(self) -> None:
@@ -93,7 +88,7 @@ def samples_of_tar(file: BinaryIO, size_bytes: int, place: str) -> Places:
     """
     found = _Found(place)
     at, said = 0, _Said()
-    for _ in range(MAX_MEMBERS):
+    for _ in range(MAX_TAR_MEMBERS):
         file.seek(at)
         head = _exactly(file, BLOCK_BYTES, at, place)
         if not head.strip(b"\0"):
@@ -122,7 +117,7 @@ def samples_of_tar(file: BinaryIO, size_bytes: int, place: str) -> Places:
         at += -(-held_bytes // BLOCK_BYTES) * BLOCK_BYTES
         if at > size_bytes:
             raise CorruptData(f"{place} is cut off at byte {size_bytes}", place=place)
-    raise CorruptData(f"{place} holds more than {MAX_MEMBERS} members", place=place)
+    raise CorruptData(f"{place} holds more than {MAX_TAR_MEMBERS} members", place=place)
 
 
 @dataclass(slots=True)
@@ -163,13 +158,13 @@ def _pax(text: bytes, place: str) -> dict[bytes, bytes]:
 
 
 def _extended(file: BinaryIO, size_bytes: int, at: int, place: str) -> bytes:
-    if not 0 <= size_bytes <= MAX_HEADER_BYTES:
-        raise CorruptData(f"{place} has an extended header of {size_bytes} bytes; at most {MAX_HEADER_BYTES}")
+    if not 0 <= size_bytes <= MAX_TAR_HEADER_BYTES:
+        raise CorruptData(f"{place} has an extended header of {size_bytes} bytes; at most {MAX_TAR_HEADER_BYTES}")
     return _exactly(file, size_bytes, at, place)
 
 
 def _check_end(file: BinaryIO, at: int, size_bytes: int, place: str) -> None:
-    if size_bytes - at > MAX_END_BYTES:
+    if size_bytes - at > MAX_TAR_END_BYTES:
         raise CorruptData(f"{place} goes on after its end mark at byte {at}: archives one after the other are not read")
     if _exactly(file, size_bytes - at, at, place).strip(b"\0"):
         raise CorruptData(f"{place} goes on after its end mark at byte {at}: archives one after the other are not read")
@@ -210,7 +205,7 @@ def record_of(record: bytes | None, text: bytes | None, place: str) -> bytes:
         said = text.decode("utf-8")
         if record is None:
             return json.dumps({"text": said}, ensure_ascii=False).encode()
-        held = json.loads(record)
+        held = load_json(record)
         if not isinstance(held, dict):
             raise ValueError(f"beside a .txt stands a {type(held).__name__}, not an object")
         return record if "text" in held else json.dumps({**held, "text": said}, ensure_ascii=False).encode()

@@ -17,17 +17,13 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from data_providers.protocol import CorruptData, Rejected
 from data_providers.waits import decoding
 from state.errors import ExtraMissing
+from state.limits import MAX_SNAPPY_BYTES, MAX_XZ_MEMORY_BYTES, MAX_ZSTD_WINDOW_BYTES
 
 SUFFIXES = {".zst": "zstd", ".gz": "gz", ".bz2": "bz2", ".xz": "xz"}
 """The compression that a file's name says."""
-MAX_WINDOW_BYTES = 128 * 1024**2
-"""Maximum memory that a zstd file may ask for (its window: `zstd --long=27`)."""
-MAX_XZ_MEMORY_BYTES = 256 * 1024**2
 _PART_BYTES = 1024**2
-_ZSTD_PART_BYTES = 2048
-"""Packed bytes that are unpacked at a time: 64 MiB at most, as a block of 128 KiB may take four bytes."""
-MAX_SNAPPY_BYTES = 256 * 1024**2
-"""Maximum size of a snappy file, which is unpacked as a whole, packed and unpacked."""
+_ZSTD_PART_BYTES = 256
+"""Packed bytes that are unpacked at a time: 8 MiB at most, as a block of 128 KiB may take four bytes."""
 ZSTD_EXTRA = "pip install 'epochal[compression]'"
 ARROW_EXTRA = "pip install 'epochal[parquet]'"
 _LEVEL = ":"
@@ -166,7 +162,7 @@ def _zstd(file: BinaryIO, _: int | None) -> Opened:
         import zstandard
     except ImportError as error:
         raise ExtraMissing(f"zstd files need zstandard: {ZSTD_EXTRA}") from error
-    packed, context = _buffered(file), zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+    packed, context = _buffered(file), zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
     frame, held = context.decompressobj(), memoryview(b"")
 
     def read(size_bytes: int) -> bytes:

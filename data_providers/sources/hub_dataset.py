@@ -94,8 +94,16 @@ def parse_hub_dataset(text: str) -> HubDataset:
     return HubDataset(name, revision, config)
 
 
-def downloaded(dataset: HubDataset, split: str, retry_policy: RetryPolicy = HUB_RETRIES) -> HubFiles:
+def downloaded(
+    dataset: HubDataset, split: str, retry_policy: RetryPolicy = HUB_RETRIES, *, with_token: bool = True
+) -> HubFiles:
     """Return a split's files in the Hub's cache, downloaded if they are not there. Blocks.
+
+    Args:
+        dataset: on the Hub.
+        split: of the dataset.
+        retry_policy: how often a Hub that does not answer is asked again.
+        with_token: whether the Hub is shown this machine's token, if it has one.
 
     Raises:
         InvalidInput: there is no such dataset, revision or split, the Hub refuses, or huggingface_hub is not installed.
@@ -107,10 +115,12 @@ def downloaded(dataset: HubDataset, split: str, retry_policy: RetryPolicy = HUB_
     if library.constants.HF_HUB_OFFLINE:
         return _from_cache(dataset, split, "HF_HUB_OFFLINE is set")
     try:
-        return repeated(lambda: _fetched(dataset, split), retry_policy)
+        return repeated(lambda: _fetched(dataset, split, with_token), retry_policy)
     except ModelUnavailable as error:
         if error.context.get("is_full"):
             raise Rejected(error.message, place=str(dataset)) from error
+        if not with_token:  # the cache may hold private datasets
+            raise SourceUnavailable(error.message, place=str(dataset)) from error
         try:
             found = _from_cache(dataset, split, error.message)
         except InvalidInput as missing:
@@ -119,12 +129,13 @@ def downloaded(dataset: HubDataset, split: str, retry_policy: RetryPolicy = HUB_
         return found
 
 
-def _fetched(dataset: HubDataset, split: str) -> HubFiles:
+def _fetched(dataset: HubDataset, split: str, with_token: bool) -> HubFiles:
     library = hub()
+    token = None if with_token else False
     try:
         for revision in _revisions(dataset):
             try:
-                about = library.HfApi(library_name="epochal").dataset_info(
+                about = library.HfApi(library_name="epochal", token=token).dataset_info(
                     dataset.name, revision=revision, files_metadata=True
                 )
             except library.errors.RevisionNotFoundError:
@@ -144,6 +155,7 @@ def _fetched(dataset: HubDataset, split: str) -> HubFiles:
                 allow_patterns=[_literal(name) for name in chosen.values()],
                 max_workers=MAX_CONCURRENT_DOWNLOADS,
                 library_name="epochal",
+                token=token,
             )
             if Path(folder).name != about.sha:
                 moved = f"{dataset}: the repository moved from {about.sha} to {Path(folder).name} while it was opened"

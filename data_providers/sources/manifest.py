@@ -24,10 +24,10 @@ from data_providers.protocol import CorruptData
 from data_providers.sources.protocol import ByteSource, SourceFile, Wanted, closed_on_failure, read, read_many
 from runtime.long_work import BYTES, LongWork, long_work
 from state.errors import InvalidInput
+from state.limits import MAX_MANIFEST_BYTES
 from state.wire import strict_json
 
 MANIFEST_NAME = "epochal-manifest.json"
-MAX_MANIFEST_BYTES = 256 * 1024**2
 MAX_MANIFESTS = 64
 """Maximum number of manifests of one dataset, each in a folder of its own."""
 DEFAULT_BLOCK_BYTES = 256 * 1024

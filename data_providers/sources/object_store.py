@@ -10,8 +10,21 @@ from data_providers.file_names import is_hidden
 from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from data_providers.sources.bucket_errors import request_error
 from data_providers.sources.protocol import SourceFile, Wanted, run_bounded
-from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of, version_of
-from state.errors import InvalidInput
+from runtime.buckets import (
+    Bucket,
+    StoreAccess,
+    endpoint_of,
+    host_of,
+    location_of,
+    obstore,
+    store_failures,
+    store_of,
+    version_of,
+)
+from runtime.checked_relay import CheckedRelay
+from runtime.lean_transport import has_proxies
+from runtime.permissions import Permissions
+from state.errors import InvalidInput, NotAllowed
 
 MAX_LISTED_FILES = 100_000
 MAX_CONCURRENT_REQUESTS = 32
@@ -22,25 +35,53 @@ class ObjectStoreSource:
     """A `ByteSource` over the objects in one folder of a bucket, by their paths. Make one with `open`."""
 
     def __init__(self, store: Any, location: str, objects: Mapping[str, SourceFile]) -> None:
+        self._relay: CheckedRelay | None = None
         self.location = location
         self.files: Sequence[SourceFile] = list(objects.values())
         self._store = store
         self._by_name = {file.name: (path, file) for path, file in objects.items()}
 
     @classmethod
-    async def open(cls, bucket: Bucket) -> Self:
+    async def open(cls, bucket: Bucket, permissions: Permissions) -> Self:
         """Open the objects of `filter_directory`, folders below it included.
 
+        The names of Amazon, Google and Microsoft lead to public addresses. A server of another name is connected
+        through a relay, which checks each address; not behind a proxy, where redirects would lead anywhere.
+
         Raises:
+            NotAllowed: the server is at an address that may not be connected, or behind a proxy and the owner did not
+                name it.
             SourceUnavailable: the store does not answer now; retry.
             Rejected: it refuses, or there are more than `MAX_LISTED_FILES`.
             InvalidInput: obstore is not installed, or does not accept the location's values; the user's fault.
         """
-        return await cls.over(store_of(bucket), location_of(bucket), bucket.filter_directory)
+        endpoint, reach = endpoint_of(bucket), permissions.reach
+        if endpoint is None or reach is None:
+            return await cls.over(store_of(bucket, StoreAccess(permissions)), *_folder_of(bucket))
+        if has_proxies():
+            host = host_of(bucket)
+            if not permissions.has_named(host):
+                raise NotAllowed(
+                    f"the run's data are in a bucket of {host}, whose redirects are not checked behind a proxy; allow "
+                    f"that server with --credentials-for {host}, or name your own copy with --data",
+                    host=host,
+                )
+            return await cls.over(store_of(bucket, StoreAccess(permissions)), *_folder_of(bucket))
+        relay = CheckedRelay(reach)
+        await relay.start()
+        try:
+            source = await cls.over(store_of(bucket, StoreAccess(permissions, relay.url)), *_folder_of(bucket))
+        except BaseException:
+            await relay.aclose()
+            if relay.refusal is not None:
+                raise relay.refusal from None
+            raise
+        source._relay = relay
+        return source
 
     @classmethod
-    async def over(cls, store: Any, location: str, folder: str) -> Self:
-        """Open a folder of any store of obstore, as `open`."""
+    async def over(cls, store: Any, location: str, folder: str, endpoint: str = "") -> Self:
+        """Open a folder of any store of obstore, as `open`; `endpoint` distinguishes it from others of its location."""
         prefix = folder.strip("/")
         objects: dict[str, SourceFile] = {}
         try:
@@ -49,7 +90,7 @@ class ObjectStoreSource:
                     name = meta["path"][len(prefix) :].lstrip("/")
                     place = f"{location.rstrip('/')}/{name}"
                     if name and not is_hidden(name):  # an empty object may represent the folder itself
-                        objects[meta["path"]] = SourceFile(name, meta["size"], place, version_of(meta))
+                        objects[meta["path"]] = SourceFile(name, meta["size"], place, version_of(meta), endpoint)
                 if len(objects) > MAX_LISTED_FILES:
                     raise Rejected(f"{location} holds more than {MAX_LISTED_FILES} objects", location=location)
         except store_failures() as error:
@@ -92,4 +133,10 @@ class ObjectStoreSource:
         await run_bounded(read_one, wanted, MAX_CONCURRENT_REQUESTS)
 
     async def aclose(self) -> None:
-        """Do nothing: obstore has nothing to close."""
+        """Close the relay if there is one; obstore has nothing to close."""
+        if self._relay is not None:
+            await self._relay.aclose()
+
+
+def _folder_of(bucket: Bucket) -> tuple[str, str, str]:
+    return location_of(bucket), bucket.filter_directory, endpoint_of(bucket) or ""

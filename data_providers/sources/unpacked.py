@@ -17,14 +17,11 @@ from data_providers.sources.index_hashes import IndexHashes
 from data_providers.sources.protocol import ByteSource, SourceFile
 from data_providers.sources.range_file import RangeFile, SourceThreads
 from data_providers.sources.spool import DataSpool, SpooledFile, SpoolSink
+from state.limits import ALWAYS_UNPACKED_BYTES, MAX_EXPANSION
 
 MAX_CONCURRENT_UNPACKS = 4
 MAX_PREFIX_BYTES = 1024**2
 """Maximum number of first bytes that are read from a file that is not unpacked yet."""
-MAX_EXPANSION = 200
-"""A file whose unpacked size nobody announces may unpack to at most so many times its size; text does to 3 to 20."""
-ALWAYS_ALLOWED_BYTES = 64 * 1024**2
-"""Unpacked size that is allowed however small the file is."""
 _PART_BYTES = 1024**2
 
 
@@ -107,7 +104,7 @@ class Unpacker:
 
 
 def _unpack(ranges: RangeFile, file: PackedFile, hashes: "_Hashes", sink: SpoolSink) -> None:
-    most_bytes = max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * file.packed.size_bytes)
+    most_bytes = max(ALWAYS_UNPACKED_BYTES, MAX_EXPANSION * file.packed.size_bytes)
     place = file.packed.place
     reader = unpacked(cast("BinaryIO", ranges), file.compression, place, file.size_bytes)
     try:

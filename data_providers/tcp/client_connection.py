@@ -31,8 +31,10 @@ from data_providers.tcp.frames import (
     json_frame,
     parse_header,
 )
+from runtime.connecting import connected_socket
 from runtime.http_client import not_trusted
 from runtime.loopback import is_loopback
+from runtime.reach import Reach
 from runtime.visible_text import visible
 from state.errors import DataError, InternalError, InvalidDocument, InvalidInput
 from state.intervals import DataIds
@@ -78,6 +80,7 @@ class DataServerAccess:
         trust: what certificates are verified with: a file of authorities (PEM), or True for the system's.
         insecure: whether tickets and samples may travel unencrypted to other machines.
         generations: the fingerprints of the run's data as they grew, the oldest first; servers may have any of them.
+        reach: the addresses that may be connected; None for all.
     """
 
     ticket: Callable[[], str]
@@ -85,6 +88,7 @@ class DataServerAccess:
     trust: bool | str = True
     insecure: bool = False
     generations: tuple[str, ...] = ()
+    reach: Reach | None = None
 
     def generation_of(self, fingerprint: str) -> int:
         """Return the position of a dataset among the generations of the run's data; -1 if it is none of them."""
@@ -345,14 +349,16 @@ async def connect(address: DataServerAddress, access: DataServerAccess) -> Clien
         SourceUnavailable: it cannot be reached now; retry.
         Rejected: its certificate is not trusted, the ticket would travel in clear, or the server does not admit this
             client and says why.
-        InvalidInput: the file of certificates is not one.
+        InvalidInput: the file of certificates is not one, or the server may not be connected.
     """
     connection = ClientConnection(address)
     tls = access.tls_context() if address.tls else None
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            connected = await connected_socket(address.host, address.port, reach=access.reach)
+            name = address.host if address.tls else None
             transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: connection, address.host, address.port, ssl=tls
+                lambda: connection, sock=connected, ssl=tls, server_hostname=name
             )
             if tls is None and not access.insecure:
                 _check_loopback(address, transport)

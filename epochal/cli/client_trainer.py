@@ -69,7 +69,7 @@ class ClientTrainer:
         if self._mesh is not None:
             await asyncio.to_thread(check_mesh_trains, self._mesh, state, spec)
         elif is_surely_opened(name, spec, self._options):
-            check_suits(name, state, spec)
+            check_suits(name, state, spec, self._options)
             self._check_beside(state, spec)
         else:
             await asyncio.to_thread(check_trains, name, state, spec, self._options)

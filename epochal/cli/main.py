@@ -11,6 +11,7 @@ from epochal.cli.logs import show_warnings
 from epochal.cli.progress import progress_shown
 from epochal.cli.secret_files import take_secret_files
 from runtime.explanations import kind_name, kind_of
+from runtime.visible_text import visible
 from state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
 
 EXIT_FAILED = 1
@@ -112,6 +113,9 @@ QUARANTINE_COMMANDS = {
 KEY_COMMANDS = {
     "key:new": "Make a client's key in a new file, and print its public key.",
     "key:show": "Print the public key of a key file, for the run's operator.",
+    "key:forget": (
+        "Forget the keys of the coordinators at an address, so that the next join there takes the one that it is shown."
+    ),
 }
 ACCESS_COMMANDS = {
     "access:add": "Let the owners of public keys join a run that asks for known keys, without a restart.",
@@ -134,7 +138,9 @@ app = lazy_app(
 )
 app.add_typer(lazy_app(DATA_COMMANDS, help="Inspect, check and pack data."), name="data")
 app.add_typer(lazy_app(QUARANTINE_COMMANDS, help="Show and release the batches that left a run."), name="quarantine")
-app.add_typer(lazy_app(KEY_COMMANDS, help="Make and show a client's key."), name="key")
+app.add_typer(
+    lazy_app(KEY_COMMANDS, help="Make and show a client's key, and forget coordinators that it knows."), name="key"
+)
 app.add_typer(lazy_app(ACCESS_COMMANDS, help="Say whose keys may join a run (admin token)."), name="access")
 app.add_typer(lazy_app(TOKEN_COMMANDS, help="Make tokens for a run's other programs."), name="token")
 
@@ -159,7 +165,8 @@ def main() -> None:
         with progress_shown():
             app()
     except EpochalError as error:
-        typer.echo(f"epochal: {error}\nsee: epochal explain {kind_of(error)}", err=True)
+        message = "\n".join(map(visible, str(error).split("\n")))  # a coordinator's words may be in it
+        typer.echo(f"epochal: {message}\nsee: epochal explain {kind_of(error)}", err=True)
         sys.exit(exit_code_of(error))
     except SystemExit as ended:
         if ended.code == EXIT_BAD_INPUT and not isinstance(ended.__context__, typer.Exit):  # typer has said why

@@ -7,6 +7,7 @@ import typer
 
 from coordinator_client.mirrors import Mirror
 from runtime.http_client import check_url
+from runtime.reach import Reach
 from state.config.state_file import StateFile
 
 MirrorOption = Annotated[
@@ -18,13 +19,17 @@ MirrorOption = Annotated[
 ]
 
 
-def mirror_opener(urls: Sequence[str], verify: bool | str) -> Callable[[StateFile], Sequence[Mirror]]:
-    """Return what opens the mirrors that the user names, and those of the run's state file."""
+def mirror_opener(
+    urls: Sequence[str], verify: bool | str, reach: Reach | None
+) -> Callable[[StateFile], Sequence[Mirror]]:
+    """Return what opens the mirrors that the user names, and those of the run's state file, which `reach` may limit."""
     for url in urls:
         check_url(url, "mirror")  # a mistake ends the command before it asks the coordinator
 
     def open_mirrors(state: StateFile) -> Sequence[Mirror]:
-        named = [url.rstrip("/") for url in (*urls, *state.client.mirrors)]
-        return [Mirror.at(url, verify) for url in dict.fromkeys(named)]
+        own = dict.fromkeys(url.rstrip("/") for url in urls)
+        others = dict.fromkeys(url.rstrip("/") for url in state.client.mirrors)
+        opened = [Mirror.at(url, verify, None if reach is None else reach.of_named(url)) for url in own]
+        return [*opened, *(Mirror.at(url, verify, reach) for url in others if url not in own)]
 
     return open_mirrors

@@ -19,6 +19,7 @@ from data_providers.opening import OpenOptions, mix_file, open_described, open_l
 from data_providers.protocol import DataProvider
 from data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from epochal.cli.model_size import ModelSize, in_words, size_notes, size_problems
+from runtime.permissions import OWNERS
 from runtime.worker_thread import WorkerThread
 from state.config.data_file import DataConfig
 from state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
@@ -48,11 +49,13 @@ class NamedFiles:
         problems: why a start would fail, or the run's model could not be trained.
         notes: what is suspicious, and what was not opened.
         facts: what a person who starts the run should know.
+        fingerprint: of the data; None if they were not opened.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
+    fingerprint: str | None = None
 
     @contextlib.contextmanager
     def collecting(self, place: str) -> Iterator[None]:
@@ -93,7 +96,7 @@ async def open_what_state_names(
         if ("packing",) not in wrong_parts:
             with found.collecting(source):
                 vocabulary = _vocabulary_in(spec, f"{source}: model.LLM", found)
-                needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker))
+                needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker, OWNERS))
         await _open_data(state, f"{source}: {DATA_PLACE}", needs, found, with_network=with_network)
     return found
 
@@ -109,6 +112,7 @@ async def open_what_data_file_names(
             vocabulary = None if state is None else vocabulary_of(state, wrong_parts)
             tokenizer = None if state is None else state.model.LLM.tokenizer
             needs = DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S, tokenizer)
+            found.fingerprint = provider.fingerprint
             await _look(provider, place, needs, found)
             if state is not None:
                 found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
@@ -235,8 +239,9 @@ async def _open_data(
         if reason:
             found.notes.append(f"{place} was not opened: {reason}")
             return
-        options = OpenOptions(state.run_id, None, packs=state.model.LLM.data_type is DataType.FINETUNING)
+        options = OpenOptions(state.run_id, None, OWNERS, packs=state.model.LLM.data_type is DataType.FINETUNING)
         async with contextlib.aclosing(await open_location(location, spec, options)) as provider:
+            found.fingerprint = provider.fingerprint
             found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
             if needs is not None:
                 await _look(provider, place, needs, found)

@@ -15,6 +15,7 @@ from coordinator_client.shown_tokens import check_admin_token
 from epochal.checkpoints.runs import ServedRun, StoredRun
 from epochal.cli.admin_token import ADMIN_TOKEN_VARIABLE, given_token, required_token
 from epochal.cli.options import trusted
+from runtime.reach import Reach
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.shown_urls import without_password
 from state.errors import EpochalError, InvalidInput
@@ -38,21 +39,31 @@ Record: TypeAlias = Callable[[EvaluationReport], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class RunAddress:
-    """How to reach a run: a store or a coordinator's URL, and what the latter needs."""
+    """How to reach a run: a store or a coordinator's URL, and what the latter needs.
+
+    Attributes:
+        reach: the addresses to which the coordinator's redirects may lead; None for the usual ones.
+    """
 
     place: str
     admin_token: str | None
     tls_ca: Path | None
+    reach: Reach | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it is a coordinator's URL."""
+        return self.place.startswith(("http://", "https://"))
 
     @contextlib.asynccontextmanager
     async def open(self, policy: RetryPolicy) -> AsyncIterator[StoredRun | ServedRun]:
         """Yield the run. `policy` says how long to wait for a coordinator that does not answer yet."""
-        if not self.place.startswith(("http://", "https://")):
+        if not self.is_served:
             yield StoredRun(open_store_reader(self.place))
             return
         token = required_token(self.admin_token)
         check_admin_token(token)
-        async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca)) as client:
+        async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca), self.reach) as client:
             run = ServedRun(client, token)
             await _check_token(run)
             yield run

@@ -5,7 +5,7 @@ from pathlib import Path
 from state.config.data_file import DataConfig, parse_data_config
 from state.config.state_file import StateFile, parse_state
 from state.config.support import ensure_supported
-from state.errors import InvalidConfig, InvalidInput, Mistake
+from state.errors import InvalidConfig, InvalidInput, Mistake, Unsupported
 from trainers.architectures import ARCHITECTURES
 
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -27,6 +27,17 @@ def read_text(path: Path) -> str:
         raise InvalidConfig(str(path), (Mistake("", f"not UTF-8 at byte {error.start}", "text in UTF-8"),)) from error
 
 
+def unpinned_data(state: StateFile) -> str | None:
+    """Return the warning that strangers can decide which data are the run's; None if its state file leaves no doubt."""
+    if state.access.mode != "open" or state.config.data_fingerprint is not None or state.data_generations:
+        return None
+    return (
+        "everybody may join this run, and config.data_fingerprint does not say which data are its own: until a round "
+        "is applied, members decide, strangers among them. `epochal data inspect` shows the fingerprint; write it into "
+        "the state file, or pin it while the run goes on: `epochal fingerprint URL FINGERPRINT`"
+    )
+
+
 def read_state(path: Path) -> StateFile:
     """Return the validated state file. Raise `InvalidInput` with every mistake."""
     return parse_state(read_text(path), str(path))
@@ -35,7 +46,12 @@ def read_state(path: Path) -> StateFile:
 def read_supported_state(path: Path) -> StateFile:
     """Return the validated state file. Raise `InvalidInput`, or `Unsupported` for what is not supported yet."""
     state = read_state(path)
-    ensure_supported(state, str(path), ARCHITECTURES)
+    try:
+        ensure_supported(state, str(path), ARCHITECTURES)
+    except Unsupported as error:
+        from epochal.cli.mix_pins import with_digest  # which opens data: only here
+
+        raise Unsupported(str(path), with_digest(error.mistakes, state)) from None
     return state
 
 

@@ -18,7 +18,11 @@ def audit(
     store: StoreArgument,
     as_json: JsonOption = False,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Also compute the parameters again, from a checkpoint and the results.")
+        bool,
+        typer.Option(
+            "--recompute",
+            help="Also compute the parameters again, and how long results are, from a checkpoint and the results.",
+        ),
     ] = False,
     record: Annotated[
         bool | None,

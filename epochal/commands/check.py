@@ -7,7 +7,7 @@ import typer
 
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end
-from epochal.cli.state_files import read_text
+from epochal.cli.state_files import read_text, unpinned_data
 from epochal.cli.webhooks import missing_variables
 from epochal.planning.described import parse_clients
 from state.config.data_file import DataConfig, check_together, parse_data_config
@@ -58,12 +58,13 @@ def check(
     trust_code(trust_remote_code)
     groups = [parse_clients(text, "--clients") for text in clients or ()]
     checked = _Checked()
-    checked.read_state_file(state_path)
+    checked.read_state_file(state_path, with_network=network)
     if data_config is not None:
         checked.read_data_file(data_config)
     count = len(checked.problems)
     if not no_files:
         checked.open_files(network)
+    checked.note_unpinned_data()
     checked.plan(groups)
     for fact in checked.facts:
         typer.echo(fact)
@@ -85,8 +86,9 @@ class _Checked:
         self.facts: list[str] = []
         self._state: tuple[StateFile, Path, frozenset[tuple[str, ...]]] | None = None
         self._data: tuple[DataConfig, Path] | None = None
+        self._fingerprint: str | None = None
 
-    def read_state_file(self, path: Path) -> None:
+    def read_state_file(self, path: Path, *, with_network: bool) -> None:
         try:
             text = read_text(path)
             tree = parse_tree(text, str(path))
@@ -99,10 +101,14 @@ class _Checked:
         except InvalidConfig as error:
             self.problems.append(str(error))
             wrong = {mistake.path for mistake in error.mistakes}
+        state, wrong_parts = valid_part(tree)
         found = [value for value in unsupported_values(tree, ARCHITECTURES) if value.path not in wrong]
+        if found and state is not None and with_network:
+            from epochal.cli.mix_pins import with_digest
+
+            found = list(with_digest(found, state))
         if found:
             self.problems.append(str(Unsupported(str(path), tuple(found))))
-        state, wrong_parts = valid_part(tree)
         if state is not None:
             self._state = state, path, wrong_parts
             self.notes += [
@@ -133,6 +139,13 @@ class _Checked:
 
         run_to_end(opened())
 
+    def note_unpinned_data(self) -> None:
+        """Note that strangers can decide which data are the run's, with the line that prevents it if it is known."""
+        if self._state is None or self._state[2] or (warning := unpinned_data(self._state[0])) is None:
+            return
+        line = "" if self._fingerprint is None else f'. These have `data_fingerprint = "{self._fingerprint}"`'
+        self.notes.append(f"{self._state[1]}: {warning}{line}")
+
     def plan(self, groups: "list[ClientGroup]") -> None:
         """Note which timers and other limits cannot hold: with these clients, or with modest lines if there are none.
 
@@ -160,6 +173,7 @@ class _Checked:
             self.notes += [f"{path}: {note.text}" for note in notes]
 
     def _take(self, found: "NamedFiles") -> None:
+        self._fingerprint = found.fingerprint or self._fingerprint
         self.problems += found.problems
         self.notes += found.notes
         self.facts += found.facts

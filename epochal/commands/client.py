@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -15,15 +14,19 @@ from batching.mesh.layout import parse_mesh
 from coordinator_client.client_key import ClientKey, load_key, load_or_create_key
 from coordinator_client.http import CoordinatorClient
 from coordinator_client.session import ClientProfile
-from data_providers.locations import parse_location
-from data_providers.opening import open_provider
-from data_providers.protocol import DataProvider
-from data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
-from data_providers.tcp.client_connection import DataServerAccess
+from data_providers.sources.cache import DEFAULT_CACHE_BYTES
 from epochal import __version__
+from epochal.cli.client_data import (
+    AheadBytesOption,
+    CacheBytesOption,
+    CacheOption,
+    DataChoice,
+    DataOption,
+    InsecureDataOption,
+    provider_opener,
+)
 from epochal.cli.client_name import NameOption, checked_name_option
 from epochal.cli.client_trainer import ClientTrainer
-from epochal.cli.data_place import check_place
 from epochal.cli.event_log import log_event
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.mirrors import MirrorOption, mirror_opener
@@ -36,6 +39,14 @@ from epochal.cli.options import (
     ViewOption,
     trainer_token,
     trusted,
+)
+from epochal.cli.permission_options import (
+    AllowLocalOption,
+    AllowNetworkOption,
+    AllowPackageOption,
+    CredentialsForOption,
+    OwnRunOption,
+    show_permissions,
 )
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end, say
@@ -53,14 +64,14 @@ from epochal.cli.torch_options import (
 )
 from epochal.terminal.client_observer import ObserverOptions, may_have_view, observing
 from run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
-from run_manager.context import ClientDependencies, RunAccess
+from run_manager.context import ClientDependencies
 from runtime.connections import LOOPBACK
 from runtime.http_client import check_url
+from runtime.permissions import Permissions
 from runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from runtime.tracing.otlp import endpoint_of
 from runtime.worker_thread import WorkerThread
 from state.codecs.named import SPOKEN
-from state.config.state_file import MAX_AHEAD_BYTES
 from state.errors import InvalidInput
 from state.messages import Capabilities
 from state.names import software_version
@@ -84,21 +95,6 @@ class RunOptions:
 
     observed: ObserverOptions
     leave_bound_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class DataChoice:
-    """Where the run's data are for this client (None: where the state file says), and where to cache them.
-
-    Attributes:
-        trust, insecure: how data servers are asked, as `DataServerAccess` takes it.
-    """
-
-    location: str | None
-    cache_dir: Path | None
-    cache_bytes: int
-    trust: bool | str
-    insecure: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +133,6 @@ ChunkPolicyOption = Annotated[
     Literal["bytes", "numbers"],
     typer.Option(help="Limit requests to the training service by bytes (10 for each number) or by numbers."),
 ]
-AheadBytesOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=MAX_AHEAD_BYTES,
-        help="Maximum size of the samples that are fetched ahead of their round; 0: none."
-        " Default: as the state file says.",
-    ),
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LOCATION",
-        help="Where this machine finds the run's data: a path, a URL, or tcp://host:port."
-        " Default: where the run's state file says.",
-    ),
-]
 MeshOption = Annotated[
     str | None,
     typer.Option(
@@ -177,13 +156,6 @@ TlsCaOption = Annotated[
         "data servers."
     ),
 ]
-InsecureDataOption = Annotated[
-    bool,
-    typer.Option(
-        "--insecure",
-        help="Ask data servers on other machines also without TLS, so that the network can read the ticket.",
-    ),
-]
 ReconnectOption = Annotated[
     float, typer.Option("--reconnect", min=1, help="Seconds to keep trying when the coordinator does not answer.")
 ]
@@ -191,13 +163,6 @@ LeaveOption = Annotated[
     float,
     typer.Option("--leave-within", min=0, help="Maximum number of seconds to finish the round after the first Ctrl-C."),
 ]
-CacheOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="Folder that keeps data downloaded over HTTP or from buckets; clients may share it."
-    ),
-]
-CacheBytesOption = Annotated[int, typer.Option(help="Maximum size of --cache in bytes.")]
 SaveOption = Annotated[
     Path | None,
     typer.Option(
@@ -225,6 +190,11 @@ def client(
     micro_batch: MicroBatchOption = None,
     trust_remote_code: TrustRemoteCodeOption = False,
     data: DataOption = None,
+    allow_local: AllowLocalOption = None,
+    allow_network: AllowNetworkOption = None,
+    allow_package: AllowPackageOption = None,
+    credentials_for: CredentialsForOption = None,
+    own_run: OwnRunOption = False,
     mesh: MeshOption = None,
     processes: ProcessesOption = None,
     batch_size: BatchSizeOption = None,
@@ -251,26 +221,20 @@ def client(
     start_logging(log_format, verbose=verbose)
     check_trainer_name(trainer)
     verify = trusted(tls_ca)
-    data_choice = DataChoice(data, cache, cache_bytes, verify, insecure)
+    permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
+    permissions = Permissions.of_own_run() if own_run else permissions
+    data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
     remote = _remote_options(trainer, trainer_url, chunk_policy, verify)
     torch = torch_options(device, precision, attention, micro_batch, compiles=compiles)
     check_goes_with_torch(torch, trainer)
-    options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS)
+    options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
     trust_code(trust_remote_code)
     mesh_options = _mesh_options(trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice)
     own_trainer = ClientTrainer(trainer, options, mesh_options)
-    dependencies = ClientDependencies(
-        retry_policy=RetryPolicy(bound_s=reconnect_s),
-        new_worker=WorkerThread,
-        open_provider=_provider_opener(data_choice),
-        open_trainer=own_trainer.open,
-        observer=log_event,
-        spool_folder=checked_spool_folder(spool),
-        check_trainer=own_trainer.check,
-        check_trainer_further=own_trainer.check_further,
-        trainer_opens_in_s=own_trainer.opens_in_s if own_trainer.may_open_late else None,
+    dependencies = replace(
+        _dependencies(own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)),
         feedback_stem=key,
-        open_mirrors=mirror_opener(mirror or (), verify),
+        open_mirrors=mirror_opener(mirror or (), verify, permissions.reach),
         ahead_bytes=ahead_bytes,
         save_replica=None if save is None else SavedReplicas(save),
     )
@@ -278,8 +242,26 @@ def client(
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
     observed = ObserverOptions(metrics_address, may_have_view(log_format, wanted=view), endpoint_of(otel_endpoint))
+    show_permissions(permissions, data, log_format)
     with contextlib.closing(own_trainer):
         run_to_end(_run(url, verify, profile, dependencies, RunOptions(observed, leave_bound_s)))
+
+
+def _dependencies(
+    trainer: ClientTrainer, data: DataChoice, retry_policy: RetryPolicy, spool_folder: Path
+) -> ClientDependencies:
+    return ClientDependencies(
+        retry_policy=retry_policy,
+        new_worker=WorkerThread,
+        open_provider=provider_opener(data),
+        open_trainer=trainer.open,
+        observer=log_event,
+        spool_folder=spool_folder,
+        permissions=data.permissions,
+        check_trainer=trainer.check,
+        check_trainer_further=trainer.check_further,
+        trainer_opens_in_s=trainer.opens_in_s if trainer.may_open_late else None,
+    )
 
 
 def _profile(key: ClientKey, capabilities: Capabilities, invitation: str | None, name: str | None) -> ClientProfile:
@@ -323,20 +305,9 @@ def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: Dat
         data_trust=data.trust if isinstance(data.trust, str) else None,
         data_insecure=data.insecure,
         trainer=trainer,
+        permissions=data.permissions,
         torch=torch,
     )
-
-
-def _provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataProvider]]:
-    if data.location is not None:
-        check_place(parse_location(data.location))  # a mistake ends the command before it asks the coordinator
-    cache = None if data.cache_dir is None else BlockCache(data.cache_dir, data.cache_bytes)
-
-    async def open_data(access: RunAccess) -> DataProvider:
-        servers = DataServerAccess(access.ticket, access.document_version, data.trust, data.insecure)
-        return await open_provider(access.state, servers, data.location, cache)
-
-    return open_data
 
 
 async def _run(
@@ -346,10 +317,11 @@ async def _run(
     dependencies: ClientDependencies,
     options: RunOptions,
 ) -> None:
+    reach = dependencies.permissions.reach
     with _Leaving(options.leave_bound_s) as leaving:
         async with (
             observing(options.observed, url, profile.key.client_id) as observer,
-            await CoordinatorClient.connect(url, dependencies.retry_policy, verify) as api,
+            await CoordinatorClient.connect(url, dependencies.retry_policy, verify, reach) as api,
         ):
             agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)
             leaving.agent = agent

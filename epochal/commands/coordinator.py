@@ -34,7 +34,7 @@ from epochal.cli.run import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
 from epochal.cli.service_manager import serve_until
 from epochal.cli.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.cli.shutdown import interruption
-from epochal.cli.state_files import read_data_config, read_supported_state
+from epochal.cli.state_files import read_data_config, read_supported_state, unpinned_data
 from epochal.cli.webhooks import webhooks_of
 from runtime.garbage import collect_rarely, share_one_heap
 from runtime.http_client import check_url
@@ -54,6 +54,9 @@ from trainers.genesis import make_first_model, model_layout
 
 log = logging.getLogger(__name__)
 
+UNDECIDED = ("nobody yet", "turn of its members")
+"""Words for who decided which data a run trains on, as long as nobody has."""
+
 StoreOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -70,6 +73,14 @@ AdvertiseOption: TypeAlias = Annotated[
         envvar="EPOCHAL_ADVERTISE",
         help="Where others reach this coordinator, for `epochal runs` and commands that read the run's store. Default: "
         "the address on which it listens.",
+    ),
+]
+WaitForStoreOption: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="At the start, wait up to this long for a store that is down, read-only or recovering. Default: 0 s.",
     ),
 ]
 BlobsOption: TypeAlias = Annotated[
@@ -96,6 +107,7 @@ def coordinator(
         bool,
         typer.Option("--restored", help="The store is a restored backup: clients return to the state that it holds."),
     ] = False,
+    wait_for_store: WaitForStoreOption = 0.0,
     new_admin_token: Annotated[
         bool, typer.Option("--new-admin-token", help="Create and print a new admin token; the old one stops working.")
     ] = False,
@@ -103,7 +115,7 @@ def coordinator(
         bool,
         typer.Option(
             "--new-coordinator-key",
-            help="Replace a key of the coordinator that was lost or stolen; members join again by themselves.",
+            help="Replace a key of the coordinator that was lost or stolen; clients with --key must accept it anew.",
         ),
     ] = False,
     seed: Annotated[
@@ -141,6 +153,7 @@ def coordinator(
         version=__version__,
         source=str(state_path),
         is_restored=restored,
+        wait_for_store_s=wait_for_store,
         webhooks=webhooks_of(state),
         other_connections=0 if data_config is None else DEFAULT_LIMITS.connection_count,
         allowed_hosts=tuple(allowed_host or ()),
@@ -196,6 +209,9 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
         served = await stack.enter_async_context(serving(state, options))
         if spans is not None:
             served.handlers.service.history.on_ended(partial(trace_round, state.run_id, sink=spans))
+        unpinned = unpinned_data(state)
+        if unpinned is not None and served.handlers.service.status().data_decided_by in UNDECIDED:
+            log.warning("data_not_pinned", extra={"reason": unpinned})
         if served.admin_token is not None:
             say(f"{ADMIN_TOKEN_SHOWN}{served.admin_token}")
         if data_config is not None:

@@ -33,6 +33,7 @@ from epochal.inspection.decoding import BYTES_VOCABULARY, Decode, Decoder, decod
 from epochal.inspection.prepared import prepared_data
 from epochal.inspection.profile import DataProfile, profile_of
 from epochal.inspection.sample_parts import encoded_first, first_parts
+from runtime.permissions import OWNERS
 from runtime.worker_thread import WorkerThread
 from state.config.data_location import Local, Preprocessed, Server
 from state.config.model import DataType
@@ -169,12 +170,12 @@ async def _opened(asked: _Asked) -> tuple[DataProvider, _Asked]:
     """Open a location; where no run says whether it packs, and there are records, as the data of a run that does."""
     run_id = "" if asked.run is None else asked.run.run_id
     try:
-        provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, packs=asked.packs))
+        provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, OWNERS, packs=asked.packs))
     except (DataError, InvalidInput) as error:
         if asked.run is not None or asked.packs or not error.context.get("holds_records"):
             raise
         asked = replace(asked, packs=True)
-        provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, packs=True))
+        provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, OWNERS, packs=True))
     return provider, asked
 
 
@@ -206,7 +207,7 @@ async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
     if asked.run is not None:
         vocabulary = vocabulary_of(asked.run)
         async with contextlib.aclosing(WorkerThread("epochal-inspect")) as worker:
-            packing = Packing.of(asked.run, vocabulary, worker)
+            packing = Packing.of(asked.run, vocabulary, worker, OWNERS)
             return await look_at_data(provider, DataNeeds.of(asked.run, vocabulary, packing))
     if asked.packs:  # what records become is a matter of the run's task encoder
         return DataFindings()

@@ -18,6 +18,7 @@ from data_providers.protocol import DataProvider
 from epochal.cli.admin_token import AdminToken, required_token
 from epochal.cli.named_files import vocabulary_of_model
 from epochal.cli.options import CoordinatorCaOption, UrlArgument, trusted
+from runtime.permissions import OWNERS
 from runtime.worker_thread import WorkerThread
 from state.config.data_location import Server
 from state.config.model import DataType, ModelSpec
@@ -98,7 +99,7 @@ async def _request(run: _Run, text: str | None, not_before: int) -> DataAppend:
     location, spec = run_data(state, text)
     if isinstance(location, Server):
         raise InvalidInput("a data server serves only a run's members; name the folder or the data.toml that it serves")
-    options = OpenOptions(state.run_id, None, packs=state.model.LLM.data_type is DataType.FINETUNING)
+    options = OpenOptions(state.run_id, None, OWNERS, packs=state.model.LLM.data_type is DataType.FINETUNING)
     async with contextlib.aclosing(await open_location(location, spec, options)) as provider:
         growth = await asyncio.to_thread(_growth_of, provider, run.status, not_before)
         await _check_appended(run, provider, growth.grown_from.file_count)
@@ -109,7 +110,7 @@ async def _check_appended(run: _Run, provider: DataProvider, file_count: int) ->
     """Raise `InvalidInput` if the run's model cannot take the files after the first ones."""
     vocabulary = vocabulary_of_model(run.model)
     async with contextlib.aclosing(WorkerThread("epochal-append")) as worker:
-        packing = Packing.of(run.state, vocabulary, worker)
+        packing = Packing.of(run.state, vocabulary, worker, OWNERS)
         findings = await look_at_appended(provider, DataNeeds.of(run.state, vocabulary, packing), file_count)
     for note in findings.notes:
         typer.echo(f"note: {note}", err=True)

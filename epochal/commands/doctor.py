@@ -11,11 +11,19 @@ from rich.text import Text
 
 from epochal.cli.admin_token import AdminToken, given_token
 from epochal.cli.options import CoordinatorCaOption, JsonOption, trusted
+from epochal.cli.permission_options import (
+    AllowLocalOption,
+    AllowNetworkOption,
+    AllowPackageOption,
+    CredentialsForOption,
+    permissions_in_words,
+)
 from epochal.cli.run import run_to_end
 from epochal.cli.spool_folder import SpoolOption, checked_spool_folder
 from epochal.doctor.findings import Finding
 from epochal.doctor.machine import look_at_machine
 from epochal.doctor.way import Asked, look_at_way
+from runtime.permissions import Permissions
 
 MARKS = {"ok": ("✓", "ok", "green"), "note": ("·", "note", "yellow"), "problem": ("✗", "problem", "bold red")}
 
@@ -25,6 +33,10 @@ def doctor(
         str | None, typer.Argument(metavar="[URL]", help="Address of the coordinator whose run is to be joined.")
     ] = None,
     spool: SpoolOption = None,
+    allow_local: AllowLocalOption = None,
+    allow_network: AllowNetworkOption = None,
+    allow_package: AllowPackageOption = None,
+    credentials_for: CredentialsForOption = None,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
     as_json: JsonOption = False,
@@ -34,12 +46,16 @@ def doctor(
     Without a URL: Python, packages and extras, GPU, memory, disk, and a test merge. With one also whether it answers,
     TLS, clock, upload and download speed, and what its run needs. For each it says what to do.
     """
+    permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     machine = look_at_machine(checked_spool_folder(spool))
     findings = list(machine.findings)
 
     async def look() -> None:
         assert url is not None
-        findings.extend(await look_at_way(Asked(url.rstrip("/"), trusted(tls_ca), given_token(admin_token)), machine))
+        asked = Asked(url.rstrip("/"), trusted(tls_ca), given_token(admin_token), permissions.reach)
+        findings.extend(await look_at_way(asked, machine))
+        allowed = "\n".join(f"{name}: {text}" for name, text in permissions_in_words(permissions, None))
+        findings.append(Finding("Run may use", "ok", allowed))
 
     if url is not None:
         run_to_end(look())

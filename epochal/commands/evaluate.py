@@ -3,6 +3,7 @@
 import contextlib
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,6 +13,12 @@ from epochal.cli.admin_token import AdminToken
 from epochal.cli.data_place import check_place
 from epochal.cli.logs import LogFormat, start_logging
 from epochal.cli.options import CoordinatorCaOption, JsonOption
+from epochal.cli.permission_options import (
+    AllowLocalOption,
+    AllowNetworkOption,
+    AllowPackageOption,
+    CredentialsForOption,
+)
 from epochal.cli.remote_code import TrustRemoteCodeOption, trust_code
 from epochal.cli.run import run_to_end, say
 from epochal.cli.run_address import DEFAULT_RECONNECT_S, ReconnectOption, RunAddress, RunArgument, following_policy
@@ -25,6 +32,7 @@ from epochal.cli.torch_options import (
 )
 from epochal.evaluation.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions, checked_name
 from epochal.evaluation.losses import EvaluationOptions
+from runtime.permissions import OWNERS, Permissions
 from state.errors import InvalidInput
 
 
@@ -42,6 +50,10 @@ def evaluate(
             metavar="LOCATION", help="Data to evaluate on, as `epochal client --data` takes it. Default: the run's."
         ),
     ] = None,
+    allow_local: AllowLocalOption = None,
+    allow_network: AllowNetworkOption = None,
+    allow_package: AllowPackageOption = None,
+    credentials_for: CredentialsForOption = None,
     split: Annotated[
         str | None, typer.Option(help="Split of a folder of JSON lines or parquet files. Default: validation.")
     ] = None,
@@ -75,27 +87,29 @@ def evaluate(
     trust_code(trust_remote_code)
     torch = torch_options(device, precision, attention, micro_batch, compiles=False)
     check_machine(torch)
-    evaluation = EvaluationOptions(data, split, samples, torch)
+    permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
+    address = RunAddress(run, admin_token, tls_ca, permissions.reach)
+    evaluation = EvaluationOptions(permissions if address.is_served else OWNERS, data, split, samples, torch)
     checked = None if name is None else checked_name(name)
     policy = following_policy(reconnect_s, follows=follow)
     if data is not None:
         check_place(parse_location(data))
 
     async def main() -> None:
-        address = RunAddress(run, admin_token, tls_ca)
-        shown = _as_json if as_json else _as_text
-        async with contextlib.AsyncExitStack() as stack:
-            found = await stack.enter_async_context(address.open(policy))
-            recorder, obstacle = None, ""
-            if record:
-                recorder, obstacle = await stack.enter_async_context(address.recording(found))
-            options = EvaluatorOptions(checked, recorder, lambda one: say(shown(one)), _note)
+        async with contextlib.AsyncExitStack() as stack, address.open(policy) as found:
+            recording = address.recording(found) if record else contextlib.nullcontext((None, ""))
+            recorder, obstacle = await stack.enter_async_context(recording)
+            options = EvaluatorOptions(checked, recorder, partial(_show, as_json=as_json), _note)
             async with Evaluator(found, evaluation, options) as evaluator:
                 await (evaluator.follow(policy) if follow else evaluator.once(step))
             if obstacle:
                 _note(f"not in the run's history: {obstacle}")
 
     run_to_end(main())
+
+
+def _show(found: EvaluatedReplica, *, as_json: bool) -> None:
+    say(_as_json(found) if as_json else _as_text(found))
 
 
 def _note(text: str) -> None:

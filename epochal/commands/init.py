@@ -173,6 +173,8 @@ def init(
     if ask.taken:
         say("\ntaken by default, as nobody was asked:")
         say("\n".join(f"  {option} {shlex.quote(value) if value else NO_TOKENS}" for option, value in ask.taken))
+    if written.unpinned:
+        say(f"\nstate.toml does not say which data are the run's, as they could not be opened: {written.unpinned}")
     if data == MADE_UP_DATA:
         say(f"\n{MADE_UP}")
     _say_next(folder, written, invitation)

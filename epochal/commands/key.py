@@ -1,4 +1,4 @@
-"""`epochal key new` and `show`: a client's key."""
+"""`epochal key new`, `show` and `forget`: a client's key, and the coordinators that it knows."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,11 @@ from typing import Annotated
 import typer
 
 from coordinator_client.client_key import create_key, load_key
+from coordinator_client.known_coordinators import forget as forget_known
+from coordinator_client.known_coordinators import known_beside
+from runtime.http_client import check_url
+from runtime.http_hosts import address_in
+from state.errors import InvalidInput
 
 KeyPath = Annotated[Path, typer.Argument(metavar="PATH", help="File of the private key.")]
 
@@ -24,3 +29,22 @@ def show(path: KeyPath) -> None:
     It is 64 hex digits; `\\[access] keys` and `epochal access add` take it.
     """
     typer.echo(load_key(path).public_key)
+
+
+def forget(
+    path: KeyPath,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Address of the coordinator, as `epochal client` takes it.")
+    ],
+) -> None:
+    """Forget the keys of the coordinators at an address, so that the next join there takes the one that it is shown.
+
+    They lie beside the key, in PATH.known_coordinators.
+    """
+    full = url if "://" in url else f"http://{url}"
+    check_url(full, "URL")
+    address = address_in(full)
+    count = forget_known(known_beside(path), address)
+    if not count:
+        raise InvalidInput(f"{known_beside(path)} names no coordinator at {address}")
+    typer.echo(f"forgot {address}")

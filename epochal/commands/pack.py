@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +21,7 @@ from rich.table import Table
 
 from batching.packing.packer import Packer, PackingCounts, indices_held
 from batching.packing.samples import RawSample, raw_samples
-from batching.packing.task_encoder import EncoderContext, open_encoder
+from batching.packing.task_encoder import EncoderContext, TaskEncoder, open_encoder
 from data_providers.file_names import PARQUET_SUFFIX
 from data_providers.locations import parse_location
 from data_providers.opening import OpenOptions, open_location
@@ -31,6 +32,7 @@ from epochal.cli.row_files import part_name, write_rows
 from epochal.cli.run import run_to_end, say
 from runtime.durable_files import replace_file
 from runtime.long_work import LongWork, long_work
+from runtime.permissions import OWNERS
 from state.config.schema import known_places
 from state.config.state_file import PackingConfig
 from state.errors import InvalidInput
@@ -69,7 +71,10 @@ def pack(
         typer.Option(help="What to do with a sample that is longer than a row."),
     ] = "error",
     task_encoder: Annotated[
-        str | None, typer.Option(metavar="MODULE:CLASS", help="Task encoder that turns records into tokens.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Task encoder that turns records into tokens: its entry point, or module:Class."
+        ),
     ] = None,
     max_failed_samples: Annotated[int, typer.Option(min=0, help="Number of samples that may fail in the encoder.")] = 0,
     split: Annotated[str, typer.Option(help="Split of a folder.")] = "train",
@@ -91,7 +96,6 @@ def pack(
             pool_size=pool_size,
             oversized=oversized,
             max_failed_samples=max_failed_samples,
-            task_encoder=task_encoder,
         )
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
@@ -100,10 +104,10 @@ def pack(
         raise InvalidInput(f"--{name.replace('_', '-')} {wrong['input']!r}; allowed: {allowed}") from error
 
     async def main() -> None:
-        options = OpenOptions("", None, packs=True, split=split)
+        options = OpenOptions("", None, OWNERS, packs=True, split=split)
         opening = open_location(parse_location(location), DatasetSpec(2, seq_len), options)
         async with contextlib.aclosing(await opening) as provider:
-            job = _PackingJob(provider, config, context, out)
+            job = _PackingJob(provider, config, partial(open_encoder, task_encoder, context, OWNERS), out)
             with long_work("packing", provider.sequence_count, "samples") as work:
                 await job.run(work)
         counts = job.packer.counts
@@ -121,16 +125,16 @@ class _PackingJob:
     """One pass over a provider's samples; the rows are written into the folder `out` unless it is None."""
 
     def __init__(
-        self, provider: DataProvider, config: PackingConfig, context: EncoderContext, out: Path | None
+        self, provider: DataProvider, config: PackingConfig, new_encoder: Callable[[], TaskEncoder], out: Path | None
     ) -> None:
         if provider.sequence_count is None:
             raise InvalidInput("these data have no end, so they cannot be packed once")
         self.parts = 0
-        self.packer = Packer(config, open_encoder(config.task_encoder, context))
+        self.packer = Packer(config, new_encoder())
         self._total = provider.sequence_count
         self._provider = provider
         self._config = config
-        self._context = context
+        self._new_encoder = new_encoder
         self._out = out
 
     async def run(self, work: LongWork) -> None:
@@ -186,8 +190,7 @@ class _PackingJob:
             raise InvalidInput(f"{path} is of other data: {fingerprint}, not {self._provider.fingerprint}")
         held = coalesce([DataIds(index, index) for index in indices_held(state)])
         samples = [raw for ids in held for raw in await self._samples(ids)]
-        encoder = open_encoder(self._config.task_encoder, self._context)
-        self.packer = Packer.restored(self._config, encoder, state, samples)
+        self.packer = Packer.restored(self._config, self._new_encoder(), state, samples)
         self.parts = parts
 
     async def _write(self, rows: Sequence[TokenBatch]) -> None:

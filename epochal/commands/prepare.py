@@ -15,7 +15,7 @@ from epochal.preparation import preparing
 from epochal.preparation.appending import discard_append
 from epochal.preparation.options import PrepareOptions
 from epochal.preparation.preparing import PrepareProgress
-from epochal.preparation.publishing import OURS, TRAIN, VALIDATION, Preparation
+from epochal.preparation.publishing import OURS, TRAIN, VALIDATION, Preparation, fingerprint_of
 from epochal.preparation.sources import text_suffix_hint
 from epochal.preparation.working import discard_unfinished
 from epochal.starting.next_commands import next_commands
@@ -255,6 +255,8 @@ def _say_how_to_append(made: Preparation) -> None:
     data = made.folder if made.is_chat else made.folder / "data.toml"
     say("next, once those who train on it have the new files and the manifest:")
     say(f"  epochal data append URL {shlex.quote(str(data))}     # the run's, with EPOCHAL_ADMIN_TOKEN")
+    say("a run that has not begun takes all of them with this line in its state.toml, in place of the one there:")
+    say(f'  data_fingerprint = "{fingerprint_of(made.content, made.folder)}"')
 
 
 def _say_next(made: Preparation) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,9 +15,11 @@ from coordinator_client.wrong_address import mistake_in
 from epochal import __version__
 from epochal.doctor.findings import Finding, gib
 from epochal.doctor.machine import PACKAGE, Machine
-from runtime.http_client import open_client, reason_of
+from runtime.connecting import connected_socket
+from runtime.http_client import check_url, open_client, reason_of
+from runtime.reach import Reach
 from runtime.visible_text import visible
-from state.errors import CoordinatorUnreachable, InvalidDocument
+from state.errors import CoordinatorUnreachable, InvalidDocument, NotAllowed
 from state.join_guide import TORCH, JoinGuide
 from state.probe import MAX_PROBE_BYTES, ProbeReport
 from state.wire import parse_document
@@ -44,11 +46,13 @@ class Asked:
         url: without a slash at its end.
         trust: whether to verify its certificate, or a file with the authorities to trust.
         token: a member's or the admin token, where `[access] dashboard` is not public.
+        reach: the addresses that the owner allowed; None for those that every coordinator may lead to.
     """
 
     url: str
     trust: bool | str
     token: str | None = None
+    reach: Reach | None = None
 
 
 async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
@@ -57,9 +61,10 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
     Raises:
         InvalidInput: the URL is wrong.
     """
-    async with open_client(
-        asked.url, "coordinator", asked.trust, timeout=httpx.Timeout(TRANSFER_S, connect=CONNECT_S)
-    ) as http:
+    check_url(asked.url, "coordinator")
+    asked = replace(asked, reach=(asked.reach or Reach()).of_coordinator(asked.url))
+    timeout = httpx.Timeout(TRANSFER_S, connect=CONNECT_S)
+    async with open_client(asked.url, "coordinator", asked.trust, asked.reach, timeout=timeout) as http:
         try:
             answer, trip_s = await _round_trip(http)
         except httpx.HTTPError as error:
@@ -225,7 +230,7 @@ async def _needs(http: httpx.AsyncClient, run_id: str, asked: Asked, machine: Ma
     yield Finding("Run", "note" if advice else "ok", found, advice)
     for finding in needs_of(guide, machine):
         yield finding
-    async for finding in _data(http, guide):
+    async for finding in _data(http, guide, asked.reach):
         yield finding
 
 
@@ -262,7 +267,7 @@ def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
         yield Finding("Run's disk", "ok", f"{found}; a newcomer downloads {gib(room.download_bytes)}")
 
 
-async def _data(http: httpx.AsyncClient, guide: JoinGuide) -> AsyncIterator[Finding]:
+async def _data(http: httpx.AsyncClient, guide: JoinGuide, reach: Reach | None) -> AsyncIterator[Finding]:
     data = guide.data
     places = ", ".join(map(visible, data.places)) or data.kind
     if data.own:
@@ -270,7 +275,7 @@ async def _data(http: httpx.AsyncClient, guide: JoinGuide) -> AsyncIterator[Find
         return
     if data.kind == "server":
         for place in data.places:
-            yield await _data_server(place.rpartition("://")[2])
+            yield await _data_server(place.rpartition("://")[2], reach)
     elif data.kind == "http":
         for place in data.places:
             yield await _data_at(http, place)
@@ -278,21 +283,30 @@ async def _data(http: httpx.AsyncClient, guide: JoinGuide) -> AsyncIterator[Find
         yield Finding("Run's data", "ok", places)
 
 
-async def _data_server(place: str) -> Finding:
+async def _data_server(place: str, reach: Reach | None) -> Finding:
     host, _, port = place.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            connected = await connected_socket(host.strip("[]"), int(port), reach=reach)
+    except NotAllowed as error:
+        return _not_allowed(error)
     except (OSError, TimeoutError, ValueError) as error:
         found = f"{visible(place)}: {_reason(error)}"
         return Finding("Run's data", "problem", found, "check the firewall, or use --data", "source-unavailable")
-    writer.close()
+    connected.close()
     return Finding("Run's data", "ok", f"{visible(place)} can be reached")
+
+
+def _not_allowed(error: NotAllowed) -> Finding:
+    found, _, advice = visible(error.message).rpartition("; ")
+    return Finding("Run's data", "problem", found, advice, "not-allowed")
 
 
 async def _data_at(http: httpx.AsyncClient, place: str) -> Finding:
     try:
         answer = await http.head(place)
+    except NotAllowed as error:
+        return _not_allowed(error)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         found = f"{visible(place)}: {_reason(error)}"
         return Finding("Run's data", "problem", found, "check the network, or use --data", "source-unavailable")

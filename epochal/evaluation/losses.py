@@ -10,12 +10,13 @@ from typing import SupportsFloat
 
 from batching.micro_batches import MicroBatch, micro_batches
 from batching.packing.packed_batches import AssignedBatches, Packing
+from batching.packing.task_encoder import Split
 from batching.round_plan import RoundPlan
 from data_providers.fetcher import DataFetcher, FetchSettings
-from data_providers.locations import AnyLocation
-from data_providers.opening import ONLY_FOR_MEMBERS, OpenOptions, open_location, run_data
-from data_providers.protocol import DataProvider
+from data_providers.locations import AnyLocation, permissions_of_owner
+from data_providers.opening import ONLY_FOR_MEMBERS, OpenOptions, check_pinned, open_location, run_data
 from runtime.long_work import long_work
+from runtime.permissions import Permissions
 from runtime.retry import system_jitter
 from runtime.task_errors import first_error
 from runtime.worker_thread import Worker, WorkerThread
@@ -27,6 +28,7 @@ from state.intervals import BatchId
 from state.tensors import Float32Array, TensorLayout
 from trainers.architectures import ARCHITECTURES, NUMPY, open_model
 from trainers.learner import Learner, Loss, LossOptions, Model
+from trainers.packages import check_may_open
 from trainers.torch.options import TorchOptions
 
 DEFAULT_SPLIT = "validation"
@@ -40,12 +42,14 @@ class EvaluationOptions:
     """On which data a loss is computed, and how.
 
     Attributes:
+        permissions: what the run's documents may use of this machine.
         data: a location in place of the run's.
         split: of data that have splits; None for `DEFAULT_SPLIT`.
         samples: maximum number of samples, from the first one on; None for all.
         torch: how a model of torch computes; None for the defaults.
     """
 
+    permissions: Permissions
     data: str | None = None
     split: str | None = None
     samples: int | None = None
@@ -87,8 +91,14 @@ async def opened_evaluation(
     location, dataset = run_data(state, options.data)
     split = _split_of(state, location, options.split)
     packs = state.model.LLM.data_type is DataType.FINETUNING
-    opening = OpenOptions(state.run_id, None, packs=packs, split=split or DEFAULT_SPLIT)
+    permissions = options.permissions
+    if options.data is None:
+        check_pinned(location)
+    else:
+        permissions = permissions_of_owner(location, permissions)
+    opening = OpenOptions(state.run_id, None, permissions, packs=packs, split=split or DEFAULT_SPLIT)
     _check_torch(spec, options.torch)
+    check_may_open(spec, options.permissions)
     model = open_model(spec, options=options.torch)
     async with (
         contextlib.aclosing(WorkerThread("epochal-evaluate")) as worker,
@@ -99,7 +109,11 @@ async def opened_evaluation(
         if wanted is None:
             raise InvalidInput("these data have no end; say how many samples with --samples")
         data = EvaluatedData(split, wanted, provider.fingerprint)
-        yield LossComputation(state, model, data, provider, worker)
+        split_read: Split = "train" if data.split == TRAINING_SPLIT else "validation"
+        packing = Packing.of(state, model.vocabulary, worker, options.permissions, split_read)
+        settings = FetchSettings.of(state, data_indices_per_batch=1)
+        fetcher = DataFetcher(provider, settings, system_jitter, model.vocabulary)
+        yield LossComputation(model, data, fetcher, packing, worker)
 
 
 def _split_of(state: StateFile, location: AnyLocation, split: str | None) -> str | None:
@@ -124,17 +138,15 @@ class LossComputation:
     """Computes losses on the same data. See `opened_evaluation`, which makes it."""
 
     def __init__(
-        self, state: StateFile, model: Model, data: EvaluatedData, provider: DataProvider, worker: Worker
+        self, model: Model, data: EvaluatedData, fetcher: DataFetcher, packing: Packing | None, worker: Worker
     ) -> None:
         self.data = data
         self.layout = TensorLayout(tuple(sorted(model.shapes.items())))
         self._worker = worker
         self._learner = model.learner()
         self._step = 0
-        for_training = data.split == TRAINING_SPLIT
-        self._packing = Packing.of(state, model.vocabulary, worker, "train" if for_training else "validation")
-        settings = FetchSettings.of(state, data_indices_per_batch=1)
-        self._fetcher = DataFetcher(provider, settings, system_jitter, model.vocabulary)
+        self._packing = packing
+        self._fetcher = fetcher
 
     async def load(self, step: int, parameters: Mapping[str, Float32Array]) -> None:
         """Copy a replica's parameters to where losses are computed; the caller's arrays are not kept.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from epochal.export.folder import NOTE_FILE
-from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of
+from runtime.buckets import Bucket, StoreAccess, location_of, obstore, store_failures, store_of
 from runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
 from runtime.long_work import BYTES, long_work
 from runtime.retry import RetryPolicy
@@ -59,7 +59,7 @@ class BucketDestination:
         self.place = location_of(bucket)
         self._folder = bucket.filter_directory.strip("/")
         self._by_step = by_step
-        self._store = store_of(bucket, UPLOAD_TIMEOUT)
+        self._store = store_of(bucket, StoreAccess(timeout=UPLOAD_TIMEOUT))
 
     def upload(self, folder: Path, step: int) -> str:
         below = step_name(step) if self._by_step else ""

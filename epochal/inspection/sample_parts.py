@@ -9,6 +9,7 @@ import numpy as np
 from batching.packing.samples import check_encoded, packed_row, raw_samples
 from batching.packing.task_encoder import EncoderContext, open_encoder
 from data_providers.protocol import MAX_SEQUENCE_BYTES, TokenBatch
+from runtime.permissions import OWNERS
 from state.config.state_file import StateFile
 
 MAX_PARTS = 32
@@ -32,7 +33,7 @@ def encoded_first(batch: TokenBatch, run: StateFile | None) -> TokenBatch:
     row_tokens = MAX_SEQUENCE_BYTES if run is None else run.model.LLM.max_seq_len
     context = EncoderContext("" if run is None else run.run_id, row_tokens)
     try:
-        encoder = open_encoder(None if run is None else run.packing.task_encoder, context)
+        encoder = open_encoder(None if run is None else run.packing.task_encoder, context, OWNERS)
         raw = next(raw_samples(batch, iter((0,))))
         encoder.current_sample_index = raw.index
         sample = encoder.encode_sample(raw)

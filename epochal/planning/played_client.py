@@ -222,7 +222,7 @@ class PlayedClient:
             yield from self.line.send(sizes.result_bytes + REQUEST_BYTES + REPORT_BYTES, around.results_to, copies)
             yield around.coordinator.processed(copies, check_s)
             stages.sent_s = around.timeline.now_s
-            refusal = yield around.coordinator.tell(stimuli.ResultDelivered(self.client_id, report, replica))
+            refusal = yield around.coordinator.tell(stimuli.ResultDelivered(self.client_id, report, replica, 1.0))
         else:
             committed = stimuli.ResultCommitted(self.client_id, report)
             refusal = yield from self.line.ask(committed, up_bytes=REPORT_BYTES, copies=copies)
@@ -241,7 +241,7 @@ class PlayedClient:
                 read = begin_transfer(reading, around.to_coordinator, sizes.result_bytes, 1, copies)
                 yield read.done
             yield check_s + around.costs.hash_s * sizes.result_bytes
-            verified = stimuli.ResultVerified(self.client_id, key[0], key[1], result, replica)
+            verified = stimuli.ResultVerified(self.client_id, key[0], key[1], result, replica, 1.0)
             refusal = yield around.coordinator.tell(verified)
         self.line.count(0, ANSWER_BYTES, copies)
         if refusal is None:

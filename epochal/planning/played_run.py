@@ -15,7 +15,7 @@ from epochal.planning.played_line import Surroundings
 from epochal.planning.shared_links import ServerLink
 from epochal.planning.sizes import RunSizes
 from epochal.planning.virtual_time import Timeline
-from state.assignment import apportion
+from state.ceiling import apportion
 from state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
 from state.config.state_file import Access, RunConfig, StateFile
 from state.documents import CheckpointRef

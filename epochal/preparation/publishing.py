@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from data_providers.local import LocalDataProvider
+from data_providers.preprocessed import PreprocessedDataProvider
+from data_providers.protocol import DatasetSpec
 from data_providers.sources.manifest import MANIFEST_NAME, manifest_text
 from epochal.preparation.options import DATA_ADDRESS
 from epochal.preparation.run_files import RunShape, data_toml, run_id_of, state_toml
@@ -155,6 +158,18 @@ def seed_of(content: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
 
+def fingerprint_of(content: Mapping[str, Any], folder: Path) -> str:
+    """Return the fingerprint of what is trained on in a folder, as the run's clients and data server compute it.
+
+    Raises:
+        DataError: the files cannot be read, or are damaged.
+    """
+    if content["chat"]:
+        return PreprocessedDataProvider.open(folder, content["seq_len"]).fingerprint
+    spec = DatasetSpec(content["tokenizer"]["token_size"], content["seq_len"], seed_of(content))
+    return LocalDataProvider.open(folder / TRAIN, spec).fingerprint
+
+
 def publish(
     made: Finished, folder: Path, working: Path, tokenizer: NamedTokenizer, data_address: str = DATA_ADDRESS
 ) -> list[str]:
@@ -180,7 +195,7 @@ def publish(
                 replace_file(part / MANIFEST_NAME, manifest_text(entries, more=more).encode())
         left = [
             name
-            for name, text in _files(made, folder, tokenizer, data_address).items()
+            for name, text in _files(made, folder, working, tokenizer, data_address).items()
             if not _write(folder / name, text)
         ]
         for split in (VALIDATION, TRAIN):
@@ -220,7 +235,9 @@ def published(folder: Path, left: tuple[str, ...] = ()) -> Preparation:
     return Preparation(folder, found["content"], tokenizer, found["counts"], shards, rows, appended, left)
 
 
-def _files(made: Finished, folder: Path, tokenizer: NamedTokenizer, data_address: str) -> dict[str, bytes]:
+def _files(
+    made: Finished, folder: Path, working: Path, tokenizer: NamedTokenizer, data_address: str
+) -> dict[str, bytes]:
     """Return the content of the files beside the shards, by name."""
     entries, length = made.entries, made.content["seq_len"]
     is_chat = made.content["chat"]
@@ -229,7 +246,8 @@ def _files(made: Finished, folder: Path, tokenizer: NamedTokenizer, data_address
         for split, found in entries.items()
     }
     rows = str(folder.resolve()) if is_chat else None
-    shape = RunShape(run_id_of(folder), tokenizer.identity, length, samples.get(TRAIN, 0), data_address, rows)
+    trained = fingerprint_of(made.content, folder if (folder / TRAIN).exists() else working)
+    shape = RunShape(run_id_of(folder), tokenizer.identity, length, samples.get(TRAIN, 0), trained, data_address, rows)
     found = {"state.toml": state_toml(shape).encode()}
     if not is_chat:
         found["data.toml"] = data_toml(TRAIN, tokenizer.identity, length, made.seed).encode()

@@ -25,6 +25,7 @@ class RunShape:
         tokenizer: of the data.
         seq_len: number of tokens of a sample.
         samples: number of samples of one pass.
+        fingerprint: of the data, as `epochal data inspect` shows it.
         data_address: `host:port` of the run's data server.
         rows: folder of rows in parquet files, which clients read themselves; None for what a data server serves.
     """
@@ -33,6 +34,7 @@ class RunShape:
     tokenizer: TokenizerIdentity
     seq_len: int
     samples: int
+    fingerprint: str
     data_address: str = DATA_ADDRESS
     rows: str | None = None
 
@@ -98,6 +100,7 @@ global_batch_size_start = {shape.round_samples}            # samples of a round,
 global_batch_size_end = {shape.round_samples}
 global_batch_size_warmup_tokens = 0
 total_steps = {shape.rounds}                       # rounds: {passes:.2g} passes over {shape.samples} samples
+data_fingerprint = "{shape.fingerprint}"
 
 [model.LLM]
 architecture = "{"EpochalNgram" if is_bytes else "HfLlama"}"

@@ -25,6 +25,7 @@ from data_providers.sources.protocol import ByteSource, read
 from data_providers.splits import DEFAULT_SPLIT
 from epochal.preparation.file_kinds import READ, FileKind, kind_of
 from epochal.preparation.reading import BadFile, RangeReader
+from runtime.permissions import OWNERS
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
 
@@ -230,8 +231,8 @@ async def open_remote(place: str, further_text: tuple[str, ...] = ()) -> tuple[B
         folder, _, last = location.filter_directory.rstrip("/").rpartition("/")
         if kind_of(last, further_text) is not None:
             parent = location.model_copy(update={"filter_directory": folder})
-            return await ObjectStoreSource.open(parent), last
-        return await ObjectStoreSource.open(location), None
+            return await ObjectStoreSource.open(parent, OWNERS), last
+        return await ObjectStoreSource.open(location, OWNERS), None
     raise InvalidInput(f"source {place!r} cannot be read; allowed: {ALLOWED_PLACES}", place=place)
 
 

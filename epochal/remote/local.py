@@ -181,7 +181,9 @@ class LocalTraining:
     async def _start_client(self) -> None:
         self._client_count += 1
         name = f"client-{self._client_count}"
-        await self._children.start(name, "client", self.url, "--name", name, "--trainer", self._options.trainer)
+        await self._children.start(
+            name, "client", self.url, "--own-run", "--name", name, "--trainer", self._options.trainer
+        )
 
     async def _finished(self, timeout_s: float) -> RunStatus:
         until_s = time.monotonic() + timeout_s

@@ -1,25 +1,38 @@
 """The text of a new run's `state.toml` and `data.toml`: with the figures that the planner proposes, and why."""
 
+import asyncio
+import contextlib
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from data_providers.opening import OpenOptions, open_described, open_location, run_data
 from epochal.planning.described import ClientGroup
 from epochal.planning.plans import PlanOptions
 from epochal.planning.proposal import Proposal, proposed
 from epochal.starting.choices import ChosenData, ChosenModel
+from runtime.permissions import OWNERS
+from runtime.visible_text import visible
+from state.config.data_file import DataConfig, parse_data_config
 from state.config.schema import TokenSize
 from state.config.state_file import StateFile, parse_state
-from state.errors import InternalError
+from state.errors import EpochalError, InternalError
 
 WARM_UP_PART = 50
 """One part in so many of the local steps warms the learning rate up."""
 MAX_WARM_UP_STEPS = 500
+DRAFT = "the draft of state.toml"
+OPEN_TIMEOUT_S = 20.0
+"""Seconds within which the data must be open for their fingerprint to be known."""
 COMMENT_COLUMN = 39
+UNPINNED = """\
+# data_fingerprint = "…"                # `epochal data inspect` shows it. Not known here: {reason}
+"""
 _COMMENT = re.compile(r"^([^#\s][^#\n]*?) {2,}(# .*)$", re.MULTILINE)
 
 
@@ -53,11 +66,13 @@ class Written:
         state: the text of `state.toml`.
         data: the text of `data.toml`; None for a run without a data server.
         proposal: the figures in the first, and the plan with them.
+        unpinned: why the first does not pin the fingerprint of the data; "" if it does.
     """
 
     state: str
     data: str | None
     proposal: Proposal
+    unpinned: str
 
 
 _DRAFT: Mapping[str, Mapping[str, float]] = {
@@ -96,17 +111,40 @@ def files_of(
         InvalidInput: the planner cannot plan with these clients, or a value is not allowed.
         Unsupported: the model cannot be laid out with what is installed here.
     """
-    draft = parse_state(_state_text(run, _DRAFT), "the draft of state.toml")
+    data = None if run.data.folder is None else _data_text(run, str(run.data.folder.resolve()), token_size)
+    pin, unpinned = _pin(parse_state(_state_text(run, _DRAFT), DRAFT), data)
+    draft = parse_state(_state_text(run, _DRAFT, pin), DRAFT)
     proposal = proposed(draft, groups, options, total_tokens=total_tokens)
     figures: dict[str, dict[str, Any]] = {
         "config": {**_DRAFT["config"], "total_steps": draft.config.total_steps, **proposal.config},
         "merge": proposal.merge,
         "blobs": proposal.blobs,
     }
-    text = _state_text(run, figures)
+    text = _state_text(run, figures, pin)
     _check_is(parse_state(text, "state.toml"), proposal.state)
-    data = None if run.data.folder is None else _data_text(run, str(run.data.folder.resolve()), token_size)
-    return Written(text, data, proposal)
+    return Written(text, data, proposal, unpinned)
+
+
+def _pin(state: StateFile, data: str | None) -> tuple[str, str]:
+    """Return the line that pins the data, or a comment in its place; and why they are not pinned, "" if they are."""
+    try:
+        served = None if data is None else parse_data_config(data, "data.toml")
+        return f'data_fingerprint = "{asyncio.run(_fingerprint_of(state, served))}"\n', ""
+    except (EpochalError, TimeoutError) as error:
+        reason = visible(str(error)) or f"they did not answer within {OPEN_TIMEOUT_S:g} s"
+        return UNPINNED.format(reason=reason), reason
+
+
+async def _fingerprint_of(state: StateFile, served: DataConfig | None) -> str:
+    """Return the fingerprint of a run's data: of its data server's, or of those that its clients open themselves."""
+    async with asyncio.timeout(OPEN_TIMEOUT_S):
+        opening = (
+            open_location(*run_data(state), OpenOptions(state.run_id, None, OWNERS))
+            if served is None
+            else open_described(served, Path())
+        )
+        async with contextlib.aclosing(await opening) as provider:
+            return provider.fingerprint
 
 
 def _check_is(found: StateFile, wanted: StateFile) -> None:
@@ -127,9 +165,9 @@ shuffle_seed = {seed}
 """
 
 
-def _state_text(run: NewRun, figures: Mapping[str, Mapping[str, Any]]) -> str:
+def _state_text(run: NewRun, figures: Mapping[str, Mapping[str, Any]], pin: str = "") -> str:
     room = figures["blobs"].get("max_total_bytes")
-    parts = [_config_text(run.run_id, figures["config"]), _model_text(run, figures["config"], figures["merge"])]
+    parts = [_config_text(run.run_id, figures["config"]), pin, _model_text(run, figures["config"], figures["merge"])]
     if room is not None:
         parts.append(f"\n[blobs]\nmax_total_bytes = {room}          # of results and checkpoints, at the coordinator\n")
     if run.access != "open":
@@ -161,6 +199,7 @@ global_batch_size_end = {config["global_batch_size_end"]}
 global_batch_size_warmup_tokens = 0
 total_steps = {config["total_steps"]}                       # rounds
 checkpoint_every = 0                    # rounds between checkpoints, beside those of each epoch; 0: none
+# max_share = 0.25                      # largest part of a round for one client; else docs/state-file.md says
 """
 
 

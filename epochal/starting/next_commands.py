@@ -36,6 +36,9 @@ def next_commands(
         if not data.insecure:
             listening, scheme = ["--host", "0.0.0.0", "--tls-cert", "cert.pem", "--tls-key", "key.pem"], "https"
     joining += ["--trainer", trainer] if trainer != "numpy" else []
+    if data.own:  # a mix is beside the files that it names
+        place = Path(data.places[0])
+        joining += ["--allow-local", str(place.parent if data.kind == "mixture" else place)]
     joining += ["--invitation", invitation] if invitation else []
     url = f"{scheme}://{host}:{PORT}"
     return [

@@ -82,7 +82,11 @@ def _needs(guide: JoinGuide, url: str) -> Iterator[tuple[str, str]]:
         "invitations": "an invitation from the operator, in the place of CODE",
     }
     yield "admission", admissions[guide.access]
-    more = f", which can import {visible(guide.task_encoder)}" if guide.task_encoder else ""
+    more = (
+        f", and the package with the task encoder {visible(guide.task_encoder)}, which --allow-package names"
+        if guide.task_encoder
+        else ""
+    )
     yield "software", f"Python 3.11 or newer, epochal {visible(guide.version)}, trainer {visible(guide.trainer)}{more}"
     places = ", ".join(visible(place) for place in guide.data.places) or guide.data.kind
     own = "; a copy of your own, in the place of PATH" if guide.data.own else ""

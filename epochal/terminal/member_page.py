@@ -11,6 +11,7 @@ from rich.text import Text
 from epochal.cli.bars import shown_duration
 from epochal.terminal.flowing import Flow
 from epochal.terminal.pages import facts
+from epochal.words import COUNTED_FOR_LESS
 from runtime.run_words import FATES, PARTS
 from runtime.visible_text import visible
 from state.members import MemberDetail, MemberFigures
@@ -56,8 +57,10 @@ def _facts(member: MemberDetail) -> Iterator[tuple[str, str]]:
     if not row.left:
         yield (
             "share",
-            f"{row.share:.3g} of the {row.claim:,} that it claims; rounds are divided in proportion to all shares",
+            f"{row.share:.3g} of the {row.claim:,} that it claims; it carries {row.part:.0%} of this round",
         )
+    if row.factor is not None:
+        yield "counted", f"its last result × {row.factor:.2g}: {COUNTED_FOR_LESS}"
     speed = UNKNOWN if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f} tokens/s"
     trained = "" if row.train_s is None else f"; {row.train_s:.2f} s of training in a round (median of the last)"
     yield "speed", speed + trained

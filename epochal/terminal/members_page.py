@@ -45,6 +45,8 @@ COLUMNS = (
     MemberColumn("client", lambda member: member.client_id, lambda value: str(value)[:12]),
     MemberColumn("state", _state, str),
     MemberColumn("share", lambda member: member.share, lambda value: f"{value:g}"),
+    MemberColumn("part", lambda member: member.part, lambda value: f"{value:.0%}"),
+    MemberColumn("counted", lambda member: member.factor, lambda value: f"× {value:.2g}"),
     MemberColumn("tokens/s", lambda member: member.tokens_per_s, _number),
     MemberColumn("loss", lambda member: member.last_loss, lambda value: f"{value:.3f}"),
     MemberColumn("data wait", lambda member: member.data_wait, lambda value: f"{value:.0%}"),

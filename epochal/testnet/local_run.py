@@ -251,7 +251,7 @@ class LocalRun:
         """Start one more client, which tells the run its name, `client-N`."""
         name = f"client-{len(self._clients) + 1}"
         environment = self._demo.client_environment(self._options.client_count)
-        arguments = ("client", url, "--name", name, "--trainer", self._options.trainer)
+        arguments = ("client", url, "--own-run", "--name", name, "--trainer", self._options.trainer)
         self._clients.append(await children.start(name, *arguments, environment=environment))
 
     async def _watch(self, children: Children, coordinator: CoordinatorClient, url: str) -> None:

@@ -9,7 +9,6 @@ from run_manager.replica.merger import Merger
 from runtime.spool import Spool, SpoolFile
 from state.documents import Outcome, OutcomeEntry
 from state.errors import Refused
-from state.intervals import total_batches
 from state.merging import Contribution
 from state.replica import Replica, checkpoint_size_bound
 from state.results import decode_result
@@ -115,4 +114,4 @@ class MergedOutcomes:
             file = await self._exchange.fetch(entry.result_sha256, entry.size_bytes)
         except Refused as refusal:
             return refusal
-        return Contribution(total_batches(entry.assignment), decode_result(file.view(), layout)[1])
+        return Contribution.of(entry, decode_result(file.view(), layout)[1])

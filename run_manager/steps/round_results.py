@@ -87,7 +87,7 @@ class RoundResults:
         """Tell the replica's keeper the outcome if others attest what this client does: it need not be asked for."""
         context = self._context
         held = await context.keeper.at(self._head.step - 1)
-        outcome = view.outcome_with(context.session.run_id, held.digest, self._known)
+        outcome = view.outcome_with(context.state, held.digest, self._known)
         if outcome is not None:
             context.keeper.expect(outcome)
 

@@ -17,7 +17,9 @@ from run_manager.context import StepContext
 from run_manager.events import BlobSent, PartBegan, RoundFailed, RoundPart, RoundTrained, WorkAssigned
 from run_manager.replica.keeper import HeldReplica, round_bytes
 from run_manager.round_view import round_of
+from run_manager.steps.reported import reported_failure
 from runtime.spool import SpoolFile
+from runtime.visible_text import visible
 from state.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics
 from state.deliveries import MAX_DELIVERED_BYTES, Delivery
 from state.documents import RunDocument
@@ -218,8 +220,8 @@ class TrainingStepMetadata:
             if refusal.kind not in UNDELIVERED_KINDS:
                 raise
             # "unavailable": the work is carried over to a later round, and no data become suspect
-            reason = f"the result was not taken: {refusal.kind}: {refusal.message}"
-            await self._report_failed("unavailable", reason, None)
+            reported = f"the result was not taken: {refusal.kind}"
+            await self._report_failed("unavailable", f"{reported}: {refusal.message}", reported, None)
             return
         context.dependencies.observer(round_trained(commitment, result.batch_count, now_s() - began_s))
 
@@ -241,11 +243,12 @@ class TrainingStepMetadata:
 
     async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:
         kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"
-        await self._report_failed(kind, failure.message, batch_id)
+        await self._report_failed(kind, failure.message, reported_failure(failure), batch_id)
 
-    async def _report_failed(self, kind: FailureKind, reason: str, batch_id: BatchId | None) -> None:
+    async def _report_failed(self, kind: FailureKind, reason: str, reported: str, batch_id: BatchId | None) -> None:
+        """Log the reason, and report the part of it that the coordinator is told."""
         context, head = self._context, self._head
-        report = FailureReport(head.step, head.attempt, kind, reason[:MAX_MESSAGE_CHARS], batch_id)
+        report = FailureReport(head.step, head.attempt, kind, visible(reported)[:MAX_MESSAGE_CHARS], batch_id)
         log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": reason})
         context.dependencies.observer(RoundFailed(head.step, head.attempt, kind, reason, batch_id))
         await context.session.report(report)

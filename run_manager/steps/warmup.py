@@ -1,15 +1,21 @@
 """The Warmup step: get the run's model, or make it where members are elected for that, and report readiness."""
 
 from functools import partial
+from pathlib import Path
 
+from data_providers.local_places import allowed_path
 from run_manager.context import StepContext
 from run_manager.replica.keeper import HeldReplica
 from run_manager.steps.checkpoint import publish_first_checkpoint
+from runtime.permissions import Permissions
+from state.config.model import LocalCheckpoint
 from state.config.state_file import StateFile
 from state.documents import RunDocument
 from state.replica import replica_digest
 from state.wire import Sha256
 from trainers.genesis import make_first_model
+from trainers.packages import check_may_open
+from trainers.sources.opening import open_source
 
 
 class WarmupStep:
@@ -39,11 +45,16 @@ class WarmupStep:
         if context.keeper.held is not None and context.keeper.held.step == step:
             return context.keeper.held
         await context.opening.opened()  # so that two threads do not import the same libraries
-        held = await context.worker.run(partial(_first_held, context.state, step))
+        held = await context.worker.run(partial(_first_held, context.state, step, context.dependencies.permissions))
         context.keeper.adopt(held)
         return held
 
 
-def _first_held(state: StateFile, step: int) -> HeldReplica:
-    replica = make_first_model(state, step).replica
+def _first_held(state: StateFile, step: int, permissions: Permissions) -> HeldReplica:
+    llm = state.model.LLM
+    if isinstance(llm.checkpoint, LocalCheckpoint):
+        allowed_path(Path(llm.checkpoint.path), permissions)
+    check_may_open(llm.spec, permissions)
+    source = None if llm.is_made_from_seed else open_source(llm.checkpoint, permissions)
+    replica = make_first_model(state, step, source=source).replica
     return HeldReplica(replica, Sha256(replica_digest(replica)))

@@ -61,7 +61,7 @@ def largest_encodable(codec_name: str, max_abs: float) -> np.float32:
         middle = (low + high) // 2
         value = np.array([middle], np.uint32).view(np.float32)
         is_within = float(value[0]) <= max_abs
-        if is_within and codec.check(codec.encode(value).tobytes(), 0, 1, max_abs) is None:
+        if is_within and not isinstance(codec.check(codec.encode(value).tobytes(), 0, 1, max_abs), str):
             low = middle
         else:
             high = middle

@@ -2,7 +2,7 @@
 
 from state.codecs.protocol import Block
 from state.tensors import Float32Array, Readable, TensorLayout, value_pieces
-from state.value_checks import check_values
+from state.value_checks import check_values, sum_of_squares
 
 VALUE_BYTES = 4
 
@@ -19,9 +19,14 @@ class Float32Codec:
     def encode(self, values: Float32Array) -> Block:
         return values
 
-    def check(self, data: Readable, start: int, count: int, max_abs: float) -> str | None:
-        pieces = value_pieces(data, start, start + VALUE_BYTES * count)
-        return next((broken for values in pieces if (broken := check_values(values, max_abs)) is not None), None)
+    def check(self, data: Readable, start: int, count: int, max_abs: float) -> str | float:
+        squares = 0.0
+        for values in value_pieces(data, start, start + VALUE_BYTES * count):
+            broken = check_values(values, max_abs)
+            if broken is not None:
+                return broken
+            squares += sum_of_squares(values)
+        return squares
 
     def decode(self, block: Block, count: int, start: int, out: Float32Array) -> Float32Array:  # noqa: ARG002
         part: Float32Array = block.reshape(-1)[start : start + out.size]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from state.codecs.protocol import LEAST_SCALE
 from state.codecs.records import Bytes, RecordCodec
 from state.tensors import Float32Array
+from state.value_checks import sum_of_squares
 
 BLOCK_VALUES = 256
 SCALE_BYTES = 4
@@ -43,8 +44,8 @@ class IntegerCodec(RecordCodec):
         records[:, :SCALE_BYTES] = scales.astype("<f4").view(np.uint8).reshape(-1, SCALE_BYTES)
         records[:, SCALE_BYTES:] = codes.view(np.uint8) if self._bits == 8 else _packed(codes)
 
-    def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | None:
-        """Return `scale`, `padding`, `code`, `max_abs` or `scale_use`, or None."""
+    def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | float:
+        """Return `scale`, `padding`, `code`, `max_abs` or `scale_use`, or the sum of the values' squares."""
         scales = _scales(records)
         if not (np.isfinite(scales) & (scales >= LEAST_SCALE)).all():
             return "scale"
@@ -58,7 +59,9 @@ class IntegerCodec(RecordCodec):
             largest = magnitudes.astype(np.float32) * scales
         if float(largest.max()) > max_abs:
             return "max_abs"
-        return None if np.array_equal(scales, self._scales_for(largest)) else "scale_use"
+        if not np.array_equal(scales, self._scales_for(largest)):
+            return "scale_use"
+        return sum_of_squares(codes.astype(np.float32) * scales[:, None])
 
     def decode_rows(self, records: Bytes, out: Float32Array) -> None:
         codes = self._codes(records, out.shape[1])

@@ -51,8 +51,10 @@ class Codec(Protocol):
         """Return a tensor of any shape, encoded. The values must be finite."""
         ...
 
-    def check(self, data: Readable, start: int, count: int, max_abs: float) -> str | None:
-        """Return the rule that an encoded tensor breaks, or None; takes constant memory.
+    def check(self, data: Readable, start: int, count: int, max_abs: float) -> str | float:
+        """Return the rule that an encoded tensor breaks, or the sum of its values' squares; takes constant memory.
+
+        The values are those that `decode` returns, their squares and the sum are float64.
 
         Args:
             data: the file, read a piece at a time.

@@ -43,8 +43,8 @@ class RecordCodec(ABC):
         """
 
     @abstractmethod
-    def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | None:
-        """Return the first rule that one of the records breaks, or None."""
+    def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | float:
+        """Return the first rule that one of the records breaks, or the sum of all values' squares."""
 
     @abstractmethod
     def decode_rows(self, records: Bytes, out: Float32Array) -> None:
@@ -67,14 +67,16 @@ class RecordCodec(ABC):
                 self.encode_rows(flat[part].reshape(len(records), -1), records)
         return block
 
-    def check(self, data: Readable, start: int, count: int, max_abs: float) -> str | None:
+    def check(self, data: Readable, start: int, count: int, max_abs: float) -> str | float:
+        squares = 0.0
         for place, part in self._places(count, 0, count):
             width = min(self.group, part.stop - part.start)
             records = np.frombuffer(data[start + place.start : start + place.stop], np.uint8)
-            broken = self.check_rows(records.reshape(-1, self.record_bytes(width)), width, max_abs)
-            if broken is not None:
-                return broken
-        return None
+            found = self.check_rows(records.reshape(-1, self.record_bytes(width)), width, max_abs)
+            if isinstance(found, str):
+                return found
+            squares += found
+        return squares
 
     def decode(self, block: Block, count: int, start: int, out: Float32Array) -> Float32Array:
         for records, part in self._parts(block, count, start, start + out.size):

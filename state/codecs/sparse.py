@@ -11,6 +11,7 @@ from state.codecs.protocol import LEAST_SCALE
 from state.codecs.records import Bytes, RecordCodec
 from state.errors import InternalError, InvalidResult
 from state.tensors import Float32Array
+from state.value_checks import sum_of_squares
 
 CHUNK_VALUES = 4096
 MAX_KEEP = CHUNK_VALUES
@@ -47,8 +48,8 @@ class SparseCodec(RecordCodec):
         records[:, LEVELS_BYTES:end] = _packed_indices(indices)
         records[:, end:] = _packed_codes(codes)
 
-    def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | None:
-        """Return `level`, `max_abs`, `padding`, `index` or `level_use`, or None."""
+    def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | float:
+        """Return `level`, `max_abs`, `padding`, `index` or `level_use`, or the sum of the values' squares."""
         kept = self._kept(width)
         levels = _levels_of(records)
         if not (np.isfinite(levels) & (levels >= LEAST_SCALE)).all() or (levels[:, 0] > levels[:, 1]).any():
@@ -68,7 +69,7 @@ class SparseCodec(RecordCodec):
         uses_both = is_larger.any(axis=1) & ~is_larger.all(axis=1)
         if not np.where(only_one, ~is_larger.any(axis=1), uses_both).all():
             return "level_use"
-        return None
+        return sum_of_squares(np.where(is_larger, levels[:, 1:], levels[:, :1]))
 
     def decode_rows(self, records: Bytes, out: Float32Array) -> None:
         indices, values = self._sent(records, out.shape[1])

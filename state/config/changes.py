@@ -28,6 +28,8 @@ CHANGEABLE = (
     "config.on_bad_data",
     "config.data_fingerprint",
     "config.checkpoint_every",
+    "config.max_share",
+    "merge.norm_limit",
     "model.LLM.tokenizer",
     "access",
     "client",

@@ -12,7 +12,6 @@ from state.config.schema import (
     Section,
     SingleValue,
     TaggedEnum,
-    Text,
     TokenSize,
 )
 
@@ -27,6 +26,12 @@ TLS_SCHEME = "tls"
 SERVER_SCHEMES = ("tcp", TLS_SCHEME)
 ROWS_SCHEMES = ("http", "https", "s3", "gs", "az", "hf")
 """Schemes of the URLs of parquet and Arrow files."""
+MIX_PIN = "#sha256="
+"""Stands between the place of a mix and its SHA-256 in hex."""
+UNKNOWN_DIGEST = "SHA-256-IN-HEX"
+PINNED_LINE = f'`data_location = {{{{ WeightedHttp = "{{place}}{MIX_PIN}{UNKNOWN_DIGEST}" }}}}`, which pins its bytes'
+"""The line that pins a mix on another machine; until the digest is known, a word stands for it."""
+_PINNED = re.compile(r"(?P<place>.+)#sha256=(?P<sha256>[0-9a-f]{64})", re.DOTALL)
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -52,6 +57,8 @@ def _check_servers(text: str) -> str:
 
 def _check_url_or_path(place: str) -> str:
     scheme, separator, _ = place.partition("://")
+    if MIX_PIN in place and not _PINNED.fullmatch(place):
+        raise ValueError("not the SHA-256 of a mix")
     if not place or (separator and scheme not in ("http", "https")):
         raise ValueError("neither a URL nor a path")
     return place
@@ -83,7 +90,12 @@ UrlList = Annotated[
     tuple[Url, ...], Field(min_length=1, max_length=MAX_FILES, strict=False, description="a list of URLs, at least one")
 ]
 UrlOrPath = Annotated[
-    str, AfterValidator(_check_url_or_path), Field(description="a URL that starts with http:// or https://, or a path")
+    str,
+    AfterValidator(_check_url_or_path),
+    Field(
+        description="a URL that starts with http:// or https://, or a path; after it `#sha256=` and 64 hex digits in "
+        "lower case, which a URL needs"
+    ),
 ]
 LocalPath = Annotated[
     PathText,
@@ -106,6 +118,27 @@ UrlTemplate = Annotated[
     Field(
         pattern=r"^https?://[^\s/]+\S*$",
         description='a URL that starts with http:// or https:// and holds "{}" once, for the file\'s number',
+    ),
+]
+BucketName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,221}$",
+        description='the name of a bucket: letters, digits, ".", "_" and "-"',
+    ),
+]
+Region = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description='the name of a region, such as "eu-west-1"')
+]
+"""It becomes a part of a host's name, as an account's does: nothing in it may end that."""
+AccountName = Annotated[
+    str, Field(pattern=r"^[a-z0-9]{1,24}$", description="the name of an account: up to 24 small letters and digits")
+]
+ContainerName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9$][A-Za-z0-9_-]{0,62}$",
+        description='the name of a container: letters, digits and "-"',
     ),
 ]
 SeedBytes = Annotated[
@@ -168,7 +201,7 @@ class NumberedFiles(Section):
 class Gcp(Section):
     """The token files of a Google Cloud Storage bucket; `filter_directory` "" takes all of them."""
 
-    bucket_name: Text
+    bucket_name: BucketName
     filter_directory: str
 
 
@@ -180,9 +213,9 @@ class S3(Section):
         endpoint: the server's URL, where it is not Amazon's.
     """
 
-    bucket_name: Text
+    bucket_name: BucketName
     filter_directory: str = ""
-    region: Text | None = None
+    region: Region | None = None
     endpoint: Url | None = None
 
 
@@ -193,8 +226,8 @@ class Azure(Section):
         endpoint: the server's URL, where it is not Azure's.
     """
 
-    account_name: Text
-    container_name: Text
+    account_name: AccountName
+    container_name: ContainerName
     filter_directory: str = ""
     endpoint: Url | None = None
 
@@ -237,11 +270,24 @@ class Http(Section):
 
 
 class WeightedHttp(SingleValue[UrlOrPath]):
-    """The URL or path of a JSON list of `{"location": <data_location>, "weight": <number>}`: a mix of locations."""
+    """The URL or path of a JSON list of `{"location": <data_location>, "weight": <number>}`: a mix of locations.
+
+    After it `#sha256=` and the SHA-256 of the list's bytes, Epochal's addition: nobody can then change the run's mix.
+    """
 
     @property
     def place(self) -> str:
-        return self.root
+        """The URL or path, without the digest."""
+        return self.root.partition(MIX_PIN)[0]
+
+    @property
+    def sha256(self) -> str | None:
+        return self.root.partition(MIX_PIN)[2] or None
+
+    @property
+    def is_unpinned(self) -> bool:
+        """Whether it is on another machine, and may be another one tomorrow."""
+        return "://" in self.place and self.sha256 is None
 
 
 class Preprocessed(SingleValue[RowsPlace]):

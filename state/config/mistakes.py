@@ -147,10 +147,8 @@ def _place_of(problem: Any) -> tuple[Path, str]:
 
 def _unknown_key(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
     parent, key = known.at(path[:-1]), str(path[-1])
-    nearest = _nearest(key, parent.children)
-    if nearest is None:
-        elsewhere = [".".join(other) for other in known.paths() if other[-1] == key]
-        nearest = elsewhere[0] if len(elsewhere) == 1 else None
+    elsewhere = [".".join(other) for other in known.paths() if other[-1] == key]
+    nearest = elsewhere[0] if len(elsewhere) == 1 else _nearest(key, parent.children)
     if nearest is not None:
         allowed = "only known keys"
     else:

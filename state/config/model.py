@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from state.config.data_location import DataLocation, Url
+from state.config.data_location import BucketName, DataLocation, Region, Url
 from state.config.free_table import WrongEntry, check_free_table
 from state.config.schema import HexDigest, Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
@@ -47,6 +47,12 @@ def _check_custom(table: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     if not isinstance(table.get(TRAINER), str) or not table[TRAINER]:
         raise WrongEntry((TRAINER,), "a string that is not empty: the trainer to which the model belongs")
+    if ":" in table[TRAINER]:
+        raise WrongEntry(
+            (TRAINER,),
+            'the name under which a package registers the trainer in the entry points "epochal.trainers", not '
+            "module:Class: a document names no modules",
+        )
     check_free_table(table, MAX_CUSTOM_BYTES)
     return table
 
@@ -55,7 +61,7 @@ CustomTable = Annotated[
     dict[str, Any] | None,
     AfterValidator(_check_custom),
     Field(
-        description="a table with a `trainer`, the name of an entry point or `module:Class`, and with values of that "
+        description="a table with a `trainer`, the name of an entry point of a package, and with values of that "
         f"trainer's own, at most {MAX_CUSTOM_BYTES} bytes as JSON"
     ),
 ]
@@ -119,10 +125,15 @@ class P2P(Hub):
     """The run's own checkpoint; the repository is where its first parameters come from."""
 
 
+OptionalRegion = Annotated[
+    Region | None, Field(description='the name of a region, such as "eu-west-1", or no such line')
+]
+
+
 class Gcs(Section):
     """A Google Cloud Storage bucket."""
 
-    bucket: Text
+    bucket: BucketName
     prefix: OptionalText = None
 
 
@@ -138,9 +149,9 @@ class S3Checkpoint(Section, variant="S3"):
         endpoint: the server's URL, where it is not Amazon's.
     """
 
-    bucket: Text
+    bucket: BucketName
     prefix: OptionalText = None
-    region: OptionalText = None
+    region: OptionalRegion = None
     endpoint: Annotated[Url | None, Field(description="an http:// or https:// URL, or no such line")] = None
 
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from state.ceiling import PARTS
 from state.checkpoint_parts import MAX_PART_BYTES, MIN_PART_BYTES
-from state.config.blob_place import OptionalBlobPlace
+from state.config.blob_place import OptionalBlobPlace, Origins
 from state.config.mistakes import broken_rules, parse_file
 from state.config.model import LlmConfig
 from state.config.notify import NotifyConfig
@@ -29,6 +30,7 @@ MAX_FETCH_ATTEMPTS = 100
 MAX_PREFETCH_REQUESTS = 64
 MAX_POOL_SIZE = 65_536
 MAX_SPARSE_KEEP = 4096
+MAX_NORM_LIMIT = 1000.0
 MAX_MIRRORS = 8
 MAX_MIRROR_CHARS = 1024
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
@@ -66,6 +68,8 @@ class RunConfig(Section):
         data_fingerprint: of the data that every client must have (`epochal data inspect` shows it). Epochal's addition.
         checkpoint_every: number of rounds after which a checkpoint is made while rounds go on; 0 for none but that of
             each epoch. Epochal's addition.
+        max_share: the largest part of a round's work, and of a merge, for one client; 1 for no ceiling, no such line
+            for a quarter, or twice the median client's part among fewer than eight. Epochal's addition.
     """
 
     warmup_time: Duration
@@ -89,6 +93,12 @@ class RunConfig(Section):
         HexDigest | None, Field(description="the 64 lowercase hex characters that `epochal data inspect` shows")
     ] = None
     checkpoint_every: Natural = 0
+    max_share: Annotated[float | None, Field(gt=0, le=1, description="a number above 0, at most 1")] = None
+
+    @property
+    def ceiling(self) -> int | None:
+        """The largest part in millionths, as rosters have it; None for the default."""
+        return None if self.max_share is None else max(1, round(self.max_share * PARTS))
 
 
 class Progress(Section):
@@ -147,6 +157,7 @@ class MergeConfig(Section):
         error_feedback: whether a client adds what its codec left out to its next difference.
         error_feedback_decay: the factor of what was left out, each time.
         mean: of the differences: over all, or for each element over those that sent it.
+        norm_limit: multiple of the usual length of results from which longer ones count for as much less; 0 for none.
     """
 
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
@@ -159,6 +170,7 @@ class MergeConfig(Section):
     error_feedback: bool = False
     error_feedback_decay: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.95
     mean: Literal["all", "senders"] = "all"
+    norm_limit: Annotated[float, Field(ge=0, le=MAX_NORM_LIMIT)] = 1.5
 
     @property
     def has_momentum(self) -> bool:
@@ -193,11 +205,12 @@ class ClientConfig(Section):
     mirrors: Mirrors = ()
 
 
-TaskEncoderPlace = Annotated[
+TaskEncoderName = Annotated[
     str | None,
     Field(
-        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
-        description='"module:Class", or no such line',
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$",
+        description='the name under which a package registers it in the entry points "epochal.task_encoders" (not '
+        "module:Class), or no such line",
     ),
 ]
 
@@ -212,14 +225,14 @@ class PackingConfig(Section):
         pool_size: number of samples from which a row's are chosen; no sample waits for more rows than that.
         oversized: what to do with a sample that is longer than a row.
         max_failed_samples: number of samples of an assignment that may fail in the encoder; one more fails the step.
-        task_encoder: `module:Class` of a `TaskEncoder`, which every client must be able to import.
+        task_encoder: the entry point of a `TaskEncoder`, whose package every client must have and allow.
     """
 
     method: Literal["rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder"] = "rolling"
     pool_size: Annotated[int, Field(ge=1, le=MAX_POOL_SIZE)] = 256
     oversized: Literal["error", "truncate", "split", "drop"] = "error"
     max_failed_samples: Natural = 0
-    task_encoder: TaskEncoderPlace = None
+    task_encoder: TaskEncoderName = None
 
 
 class BlobsConfig(Section):
@@ -228,6 +241,8 @@ class BlobsConfig(Section):
     Attributes:
         max_total_bytes: maximum size of all results and checkpoints.
         store: an object store that holds them; no such line: the coordinator's store does.
+        origins: scheme, host and port of the URLs under which clients find the object store, and to which alone they
+            deliver; no such line: as `store` says. Epochal's addition.
         part_bytes: maximum size of a checkpoint's part. Epochal's addition.
         checker_wait_s: seconds within which a checker (`epochal checker`), if there is any, must take a result that
             arrived in an object store; then the coordinator checks it itself. 0: it always does.
@@ -235,6 +250,7 @@ class BlobsConfig(Section):
 
     max_total_bytes: Positive = DEFAULT_BLOBS_BYTES
     store: OptionalBlobPlace = None
+    origins: Origins = ()
     part_bytes: Annotated[int, Field(ge=MIN_PART_BYTES, le=MAX_PART_BYTES)] = MAX_PART_BYTES
     checker_wait_s: Annotated[float, Field(ge=0, le=MAX_CHECKER_WAIT_S)] = 10.0
 

@@ -4,11 +4,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from state.config.data_location import MAX_FILES, DummyData, Server
+from state.config.data_location import MAX_FILES, MIX_PIN, PINNED_LINE, DummyData, Server
 from state.config.mistakes import show
 from state.config.model import HF_ARCHITECTURES, Architecture, DataType, Distro, DummyCheckpoint, Ephemeral
 from state.config.schema import tag_of
-from state.config.state_file import StateFile
+from state.config.state_file import MAX_RUN_ID_BYTES, StateFile
 from state.errors import Mistake, Unsupported
 
 SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -18,6 +18,7 @@ _LLM = "model.LLM."
 _ARCHITECTURE = _LLM + "architecture"
 _HF = _LLM + "hf"
 _NUM_FILES = _LLM + "data_location.Http.location.NumberedFiles.num_files"
+_MIX = _LLM + "data_location.WeightedHttp"
 _ADAMW = "`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }`"
 _PACKED = (
     '`data_location = { Local = "folder of JSON lines" }`, `{ Preprocessed = "folder of parquet files" }`, or '
@@ -58,9 +59,14 @@ def unsupported_values(tree: Mapping[str, Any], architectures: Collection[Archit
         _LLM + "optimizer": kinds[_LLM + "optimizer"] == Distro.variant,
         _NUM_FILES: _is_above(file_count, MAX_FILES),
     }
+    mix = values[_MIX]
+    lines = dict(_LINES)
+    if isinstance(mix, str) and "://" in mix and MIX_PIN not in mix:
+        refused[_LLM + "data_location"] = True
+        lines[_LLM + "data_location"] = PINNED_LINE.format(place=mix)
     trainable = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
     return tuple(
-        Mistake(path, _shown(values[path]), trainable if path == _ARCHITECTURE else _LINES[path])
+        Mistake(path, _shown(values[path]), trainable if path == _ARCHITECTURE else lines[path])
         for path, is_refused in refused.items()
         if is_refused
     )
@@ -77,7 +83,7 @@ _LINES = {
     _NUM_FILES: f"`num_files = {MAX_FILES}` or fewer",
 }
 """The places whose values may not be supported, with the line to write instead; for the architecture it is made."""
-_READ = (_LLM + "data_type", _LLM + "checkpoint", "access.genesis")
+_READ = (_MIX, _LLM + "data_type", _LLM + "checkpoint", "access.genesis")
 """Other places on whose values it depends."""
 
 
@@ -106,3 +112,8 @@ def _value_at(tree: Any, path: str) -> Any:
 
 def _is_above(value: Any, limit: int) -> bool:
     return type(value) is int and value > limit
+
+
+def is_served_id(run_id: str) -> bool:
+    """Return whether a run that is served may have this id, so that it may be part of a path."""
+    return len(run_id) <= MAX_RUN_ID_BYTES and SERVED_RUN_ID.fullmatch(run_id) is not None

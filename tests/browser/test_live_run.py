@@ -56,10 +56,10 @@ async def check_members(page: "Page", run: RealRun, count: int) -> None:
         row = page.locator(".grid-body .grid-row:not([hidden])", has_text=client_id)
         applied, lost = f"{told['applied'][place]:,}", f"{told['lost'][place]:,}"
         cells = row.locator("[role=gridcell]")
-        await cells.nth(10).get_by_text(applied, exact=True).wait_for()
+        await cells.nth(12).get_by_text(applied, exact=True).wait_for()
         shown = await cells.all_text_contents()
-        assert shown[10:12] == [applied, lost]
-        assert shown[13:15] == [told["software"][place], "numpy"]
+        assert shown[12:14] == [applied, lost]
+        assert shown[15:17] == [told["software"][place], "numpy"]
 
 
 async def check_round(page: "Page", run: RealRun) -> None:

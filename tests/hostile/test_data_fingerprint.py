@@ -1,16 +1,21 @@
 """Other data than the run's: one member's slip neither decides for the others nor ends them, and is said in words."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from state.errors import Refused
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
-from tests.support.processes import in_phase, in_training, prepared_run, run_command
+from tests.support.by_hand import all_by_hand
+from tests.support.processes import in_phase, in_training, prepared_run, real_run, run_command
 
 SEQUENCES, LENGTH = 40, 16
+MADE_UP = "ab" * 32
 
 
 def write_data(folder: Path, sequences: int, name: str = "tokens.bin") -> Path:
@@ -66,7 +71,7 @@ async def test_operator_corrects_a_run_that_began_on_other_data(tmp_path: Path) 
         await run.start_coordinator()
         astray = await run.start_client("--data", str(wrong))
         await run.until(in_training(2))
-        late = await run.command("client", run.url)
+        late = await run.command("client", run.url, "--allow-local", str(right))
         late.expect(1, "'tokens.bin' of 1280 bytes, the run's of 2560")
         value = await fingerprint_of(right)
         (await run.command("fingerprint", run.url, "a guess")).expect(2, "64 hex digits")
@@ -80,3 +85,31 @@ async def test_operator_corrects_a_run_that_began_on_other_data(tmp_path: Path) 
         shown = await run.command("fingerprint", run.url)
         shown.expect(0, f"{value} (operator)", f"1 members have {value}")
         client.kill()
+
+
+@pytest.mark.parametrize("stranger_count", [2, 5])
+async def test_strangers_with_made_up_data_do_not_keep_a_run_at_step_one(tmp_path: Path, stranger_count: int) -> None:
+    right = write_data(tmp_path / "right", SEQUENCES)
+    limits = {"config__max_round_train_time": 3, "config__round_witness_time": 2, "config__warmup_time": 6}
+    gathered = {"config__init_min_clients": stranger_count + 2, "config__min_clients": 2}
+    fields = overrides(right, **limits, **gathered, config__total_steps=100_000)
+    async with real_run(tmp_path / "run", 2, **fields) as run, all_by_hand(run, stranger_count) as strangers:
+        for stranger in strangers:
+            with contextlib.suppress(Refused):  # recorded: it is not the turn of these data yet
+                await stranger.be_ready(MADE_UP)
+        document = await run.until(in_training(3))
+        assert document.data_fingerprint == await fingerprint_of(right)
+        assert (await run.status()).data_decided_by == "first round"
+
+
+async def test_coordinator_of_an_open_run_warns_until_its_data_are_known(tmp_path: Path) -> None:
+    async with prepared_run(tmp_path / "run") as run:
+        await run.start_coordinator()
+        warned = await run.until_logged(run.coordinator, "data_not_pinned")
+        assert warned["level"] == "warning"
+        assert "epochal fingerprint URL FINGERPRINT" in warned["reason"]
+        pin = await run.command("fingerprint", run.url, MADE_UP, EPOCHAL_ADMIN_TOKEN=run.admin_token)
+        pin.expect(0)
+        await run.stop_coordinator()
+        await run.start_coordinator()
+        assert run.events(run.coordinator, "data_not_pinned") == []

@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.audit import audit_store
 from state.phases import RunState
+from tests.support.bounds import BOUND_S
 from tests.support.processes import RealRun, in_training, real_run
 
 KEY = "keys/coordinator.key"
@@ -54,9 +55,14 @@ async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
         assert after.coordinator_key != before.coordinator_key
         assert after.lineage != before.lineage
         late = await run.start_client()
-        await run.finish()
+        assert await client.wait(BOUND_S) == 2, "it has joined under the former key"
+        assert "epochal key forget" in client.log_tail()
+        key_path = str(tmp_path / "client-1.key")
+        (await run.command("key", "forget", key_path, run.url)).expect(0, "forgot")
+        returned = await run.start_client("--key", key_path)
+        await run.finish(without=(client,))
         assert run.events(late, "joined")
-        assert len(run.events(client, "joined")) == 2
+        assert run.events(returned, "joined")
 
 
 async def begun_backup(run: RealRun, to: Path) -> Process:

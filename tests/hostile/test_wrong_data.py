@@ -8,6 +8,7 @@ import tomli_w
 
 from state.phases import RunState
 from tests.support.bounds import BOUND_S
+from tests.support.installed_trainers import register
 from tests.support.processes import prepared_run, real_run, run_command
 from tests.support.token_files import SEQ_LEN, write_served_tokens, write_tokens
 
@@ -35,6 +36,7 @@ def write_records(folder: Path) -> Path:
     (folder / "data").mkdir(parents=True)
     (folder / "data" / "train.jsonl").write_text('{"text": "Shall I compare thee"}\n' * 40)
     (folder / "foreign.py").write_text(ENCODER)
+    register(folder, "foreign-encoders", "epochal.task_encoders", foreign="foreign:Foreign")
     return folder / "data"
 
 
@@ -57,10 +59,11 @@ async def test_client_whose_data_are_of_another_vocabulary_ends_before_a_round(t
 
 async def test_client_whose_encoder_makes_foreign_tokens_ends_before_a_round(tmp_path: Path) -> None:
     data = write_records(tmp_path / "records")
-    encoder = {"packing": {"task_encoder": "foreign:Foreign", "oversized": "truncate"}}
+    encoder = {"packing": {"task_encoder": "foreign", "oversized": "truncate"}}
     async with prepared_run(tmp_path / "run", **packing(data), **encoder, **LONG) as run:
         await run.start_coordinator()
-        ran = await run.command("client", run.url, PYTHONPATH=str(tmp_path / "records"))
+        allowed = ("--allow-local", str(data), "--allow-package", "foreign-encoders")
+        ran = await run.command("client", run.url, *allowed, PYTHONPATH=str(tmp_path / "records"))
         ran.expect(2, "token 42749; the model's vocabulary allows 0 to 255", "foreign:Foreign")
 
 

@@ -15,6 +15,7 @@ MOST_S = START_TIMEOUT_S + RECOVERY_TIMEOUT_S + 2 * BOUND_S
 """Seconds for all of it, on a machine on which even the start and the recovery take as long as they may."""
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(2 * MOST_S)
 async def test_run_under_faults_of_every_kind_loses_nothing(tmp_path: Path) -> None:
     options = ("--seconds", "8", "--every", "0.8", "--seed", "5", "--keep", str(tmp_path), "--json")

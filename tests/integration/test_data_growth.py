@@ -111,12 +111,16 @@ async def test_appended_files_count_from_a_pass_of_their_own(tmp_path: Path) -> 
 
 
 async def test_data_server_serves_appended_files_without_a_restart(tmp_path: Path) -> None:
-    """The data have a manifest, so that their fingerprint is over contents, before and after."""
+    """The data have a manifest, so that their fingerprint is over contents, before and after. The first is pinned."""
     write_before(tmp_path / "data")
     write_manifest(tmp_path / "data", ["a.bin"])
     config, port = tmp_path / "data.toml", free_port()
     config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}))
-    location = {"model__LLM__data_location": {"Server": f"127.0.0.1:{port}"}}
+    pinned = LocalDataProvider.open(tmp_path / "data", DatasetSpec(2, SEQ_LEN)).fingerprint
+    location = {
+        "model__LLM__data_location": {"Server": f"127.0.0.1:{port}"},
+        "config__data_fingerprint": pinned,
+    }
     async with real_run(tmp_path / "run", 2, **ENDLESS, **location) as run:
         server, _ = await run.start_server("data", "data-server", str(config), "--coordinator", run.url)
         await run.until(in_training(2))

@@ -22,6 +22,12 @@ def noticed(replicas: Replicas) -> list[Replica]:
     return [replica for replica in replicas.all if replicas.run.events(replica.child, "journal_went_back")]
 
 
+def taken_for_older_copies(replicas: Replicas) -> bool:
+    """Return whether a coordinator held because its members knew a later version than the database."""
+    blocked = (line for replica in replicas.all for line in replicas.run.events(replica.child, "store_blocked"))
+    return any("older copy" in line["reason"] for line in blocked)
+
+
 async def test_failover_to_a_synchronous_standby_changes_nothing(tmp_path: Path) -> None:
     with server_pair(is_synchronous=True) as pair:
         async with replicated_run(tmp_path, pair, config__total_steps=20) as replicas:
@@ -33,6 +39,7 @@ async def test_failover_to_a_synchronous_standby_changes_nothing(tmp_path: Path)
             assert len(replicas.shown.lineages) == 1
             assert await replicas.shown.void(run.store) == 0
             assert noticed(replicas) == []
+            assert not taken_for_older_copies(replicas)
 
 
 async def test_failover_that_loses_records_gives_the_run_a_new_lineage(tmp_path: Path) -> None:
@@ -48,6 +55,7 @@ async def test_failover_that_loses_records_gives_the_run_a_new_lineage(tmp_path:
             assert len(replicas.shown.lineages) == 2
             assert await replicas.shown.void(run.store) > 0
             assert len(noticed(replicas)) >= 1
+            assert not taken_for_older_copies(replicas)
             (returned,) = run.events(run.clients[0], "run_restored")
             assert returned["after"] == replicas.shown.lineages[1]
 
@@ -66,4 +74,5 @@ async def test_records_that_only_dead_coordinators_knew_are_void(tmp_path: Path)
             assert (await run.finish(went_back=True)).rounds == 20
             assert len(replicas.shown.lineages) == 2
             assert await replicas.shown.void(run.store) > 0
+            assert not taken_for_older_copies(replicas)
             assert (await run.until(in_phase(RunState.FINISHED))).lineage == replicas.shown.lineages[1]

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ async def test_replayed_join_and_a_nonce_of_another_key_are_refused(tmp_path: Pa
         await hand.api.join(request)
         assert (await refused(hand.api.join(request))).kind == "nonce-consumed"
         challenge = await hand.api.challenge(ChallengeRequest(other.key.public_key))
-        stolen = type(request)(request.public_key, challenge.nonce, request.signature, request.capabilities)
+        stolen = replace(request, nonce=challenge.nonce)
         assert (await refused(hand.api.join(stolen))).kind == "nonce-invalid"
         await run.kill_coordinator()
         await run.start_coordinator()

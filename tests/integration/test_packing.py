@@ -11,6 +11,7 @@ import pytest
 from coordinator.audit import AuditReport
 from tests.support.cli import Ran
 from tests.support.heavy import need_module
+from tests.support.installed_trainers import register
 from tests.support.processes import real_run, run_command
 
 ROOT = str(Path(__file__).parents[2])
@@ -51,14 +52,18 @@ def write_records(path: Path, count: int) -> None:
     path.write_text("\n".join(lines))
 
 
-async def test_run_packs_records_with_an_encoder_each_sample_counts_once(tmp_path: Path) -> None:
+async def test_run_packs_records_with_an_encoder_each_sample_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_records(tmp_path / "data" / "train.jsonl", 90)
     write_records(tmp_path / "data" / "validation.jsonl", 20)
-    packing = {"method": "encoder", "pool_size": 8, "oversized": "split", "task_encoder": ENCODER}
+    register(tmp_path / "site", "chats", "epochal.task_encoders", chat=ENCODER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((ROOT, str(tmp_path / "site"))))
+    packing = {"method": "encoder", "pool_size": 8, "oversized": "split", "task_encoder": "chat"}
     location = {"Local": str(tmp_path / "data")}
     async with real_run(tmp_path / "run", **FINETUNING, model__LLM__data_location=location, packing=packing) as run:
         for _ in range(2):
-            await run.start_client()
+            await run.start_client("--allow-package", "chats")
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied, report.applied) == (10, 0, 0, 120)
         evaluated = await run.command("evaluate", str(run.run_dir), "--json")

@@ -1,13 +1,15 @@
 """Real clients that train with torch on a device that fails: replicas stay equal."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.heavy import need_module
+from tests.support.installed_trainers import register
 from tests.support.processes import real_run
 
-FAILING = "tests.support.failing_trainer:Bigrams"
+FAILING = "failing"
 VARIABLE = "FAILING_DEVICE"
 
 
@@ -15,7 +17,8 @@ async def test_run_goes_on_past_failed_devices_and_flushed_denormals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_module("torch")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    register(tmp_path / "site", "failing-trainer", "epochal.trainers", failing="tests.support.failing_trainer:Bigrams")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parents[2]), str(tmp_path / "site"))))
     custom = {"model__LLM__architecture": "Custom", "model__LLM__custom": {"trainer": FAILING}}
     both = {"config__min_clients": 2, "config__init_min_clients": 2, "config__total_steps": 5}
     options = {"merge__local_steps": 2, "model__LLM__ngram": {}}

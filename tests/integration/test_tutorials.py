@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.support.heavy import need_module, need_program
 from tests.support.ports import free_port
 from tests.support.tutorial import Tutorial, steps_of
@@ -54,6 +56,7 @@ async def test_first_model_does_what_the_page_says(tmp_path: Path) -> None:
     assert (tmp_path / "A" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.nightly
 async def test_your_own_text_does_what_the_page_says(tmp_path: Path) -> None:
     for module in ("tokenizers", "torch", "transformers"):
         need_module(module)
@@ -85,6 +88,7 @@ async def executed(page: Path, folder: Path, replaced: Mapping[str, str]) -> str
     return "".join(tutorial.printed)
 
 
+@pytest.mark.nightly
 async def test_start_does_what_the_page_says(tmp_path: Path) -> None:
     short = {"epochal up --run-dir first-run": "epochal up --run-dir first-run --rounds 4 --trainer null"}
     printed = await executed(START, tmp_path, short)
@@ -94,6 +98,7 @@ async def test_start_does_what_the_page_says(tmp_path: Path) -> None:
     assert "was killed without warning" in printed
 
 
+@pytest.mark.nightly
 async def test_own_data_does_what_the_page_says(tmp_path: Path) -> None:
     printed = await executed(OWN_DATA, tmp_path, {})
     assert "my-data/state.toml is valid, and my-data/data.toml fits it" in printed
@@ -101,6 +106,7 @@ async def test_own_data_does_what_the_page_says(tmp_path: Path) -> None:
     assert (tmp_path / "A" / "report.html").exists()
 
 
+@pytest.mark.nightly
 async def test_own_model_does_what_the_page_says(tmp_path: Path) -> None:
     need_module("torch")
     printed = await executed(OWN_MODEL, tmp_path, {})
@@ -109,6 +115,7 @@ async def test_own_model_does_what_the_page_says(tmp_path: Path) -> None:
     assert float(loss[1]) < GUESSES_A_DIGIT / 2
 
 
+@pytest.mark.nightly
 async def test_fine_tuning_does_what_the_page_says(tmp_path: Path) -> None:
     need_module("pyarrow")
     printed = await executed(FINE_TUNING, tmp_path, {})
@@ -126,6 +133,7 @@ async def test_joining_does_what_the_page_says(tmp_path: Path) -> None:
     assert printed.count("withdrawn with replica") == 2
 
 
+@pytest.mark.nightly
 async def test_operating_does_what_the_page_says(tmp_path: Path) -> None:
     printed = await executed(OPERATING, tmp_path, {})
     assert "max_round_train_time" in printed

@@ -102,6 +102,7 @@ def times_as_long(seed: int, members: tuple[int, int], kinds: Sequence[Kind]) ->
     return run_virtually(play(seed, members, kinds)) / honest_time_s(seed, members)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "seed"), [*((kind, 1) for kind in KINDS), LAST_CHECKPOINT_WITHHELD])
 def test_run_with_a_third_of_one_kind_takes_at_most_twice_its_time(kind: str, seed: int) -> None:
     assert times_as_long(seed, FEW, [KINDS[kind]]) <= MOST_TIMES

@@ -40,7 +40,7 @@ async def test_run_holds_while_all_data_fail_and_finishes_once_they_are_mended()
         assert all(0 < len(client.of(RoundFailed)) <= most for client in clients)
         held = run.coordinator.run
         assert (held.phase, held.step, held.quarantined) == (RunState.WAITING_FOR_MEMBERS, 1, ())
-        assert "a checksum differs" in held.reason
+        assert "the data are damaged" in held.reason
         for source in data:
             source.mended = True
         ends = await run.ends(clients, BOUND_S)

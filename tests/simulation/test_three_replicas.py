@@ -171,6 +171,7 @@ def test_run_of_three_replicas_under_everything_at_once_is_proved(seed: int) -> 
     played(seed, lasting=10, passing=4)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_run_of_hundreds_of_clients_and_three_replicas_is_proved() -> None:
     played(2026, lasting=200, passing=10, steps=1)

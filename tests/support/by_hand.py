@@ -64,10 +64,7 @@ class ByHand(HandClient):
         while self.replica.step < wanted:
             outcome = await self.api.outcome(self.replica.step + 1)
             contributions = [
-                Contribution(
-                    total_batches(entry.assignment),
-                    decode_result(await fetched(self.api, entry.result_sha256), layout)[1],
-                )
+                Contribution.of(entry, decode_result(await fetched(self.api, entry.result_sha256), layout)[1])
                 for entry in outcome.entries
             ]
             self.replica = merge(self.replica, contributions, outer)
@@ -92,12 +89,12 @@ class ByHand(HandClient):
                 if refusal.kind != "not-now":
                     raise
 
-    async def be_ready(self) -> None:
-        """Become part of the next roster, with the run's made-up data."""
+    async def be_ready(self, fingerprint: str | None = None) -> None:
+        """Become part of the next roster, with data of this fingerprint; by default with the run's made-up data."""
         document = await self.first_checkpoint()
         replica = await self.held(document)
         spec = DatasetSpec(2, self.state.model.LLM.max_seq_len)
-        fingerprint = document.data_fingerprint or DummyDataProvider(spec).fingerprint
+        fingerprint = fingerprint or document.data_fingerprint or DummyDataProvider(spec).fingerprint
         await self.api.report(ReadyReport(replica.step, Sha256(replica_digest(replica)), fingerprint))
 
     # Rounds

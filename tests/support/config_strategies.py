@@ -19,7 +19,8 @@ seeds = st.lists(st.integers(0, 255), min_size=32, max_size=32)
 hex_digests = st.text("0123456789abcdef", min_size=64, max_size=64)
 shuffles = st.one_of(st.just("DontShuffle"), st.fixed_dictionaries({"Seeded": seeds}))
 repositories = st.fixed_dictionaries({"repo_id": text}, optional={"revision": text})
-buckets = st.fixed_dictionaries({"bucket": text}, optional={"prefix": text})
+names = st.from_regex(r"[a-z0-9]{1,24}", fullmatch=True)
+buckets = st.fixed_dictionaries({"bucket": names}, optional={"prefix": text})
 
 
 def variant(name: str, content: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -46,9 +47,9 @@ http_locations = st.one_of(
         ),
     ),
     variant("Urls", st.lists(st.just("https://h/x"), min_size=1, max_size=3)),
-    variant("S3", st.fixed_dictionaries({"bucket_name": text}, optional={"region": text})),
-    variant("Azure", st.fixed_dictionaries({"account_name": text, "container_name": text})),
-    variant("Gcp", st.fixed_dictionaries({"bucket_name": text, "filter_directory": text | st.just("")})),
+    variant("S3", st.fixed_dictionaries({"bucket_name": names}, optional={"region": names})),
+    variant("Azure", st.fixed_dictionaries({"account_name": names, "container_name": names})),
+    variant("Gcp", st.fixed_dictionaries({"bucket_name": names, "filter_directory": text | st.just("")})),
 )
 
 data_locations = st.one_of(
@@ -120,7 +121,7 @@ optimizers = st.one_of(
 
 
 custom_tables = st.fixed_dictionaries(
-    {"trainer": text},
+    {"trainer": text.filter(lambda name: ":" not in name)},
     optional={
         "name": text,
         "sizes": st.lists(naturals),
@@ -177,6 +178,6 @@ def state_files(draw: st.DrawFn) -> StateFile:
         "oversized": draw(st.sampled_from(["error", "split"])),
     }
     if tables["model"]["LLM"]["data_type"] == "Finetuning":
-        tables["packing"]["task_encoder"] = "module:Class"
+        tables["packing"]["task_encoder"] = "chat"
     tables["merge"] = {"inner_state": draw(st.sampled_from(["keep", "reset"])), "outer_momentum": draw(betas)}
     return parse_state(tomli_w.dumps(tables), "state.toml")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ def json_reply(document: object) -> HttpReply:
 
 
 @asynccontextmanager
-async def http_server(answer: Answer) -> AsyncIterator[str]:
+async def http_server(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """The URL of a server that answers each request as `answer` says."""
     tasks: set[asyncio.Task[None]] = set()
     all_gone = asyncio.Event()
@@ -73,9 +74,9 @@ async def http_server(answer: Answer) -> AsyncIterator[str]:
             if not tasks:
                 all_gone.set()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=MAX_HEAD_BYTES)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=MAX_HEAD_BYTES, ssl=tls)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
         if tasks:
@@ -89,6 +90,7 @@ async def _answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     target = urlsplit(head[0].split(" ")[1])
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+    await reader.readexactly(int(headers.get("content-length", 0)))
     reply = await answer(HttpRequest(unquote(target.path), dict(parse_qsl(target.query)), headers))
     announced = len(reply.body) if reply.announced_bytes is None else reply.announced_bytes
     lines = [f"HTTP/1.1 {reply.status} Status", f"Content-Length: {announced}"]

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from coordinator_client.client_key import ClientKey
 from coordinator_client.http import CoordinatorClient
+from runtime.http_hosts import host_in
 from state.codecs.named import SPOKEN
 from state.config.state_file import MergeConfig
 from state.messages import Capabilities, ChallengeRequest, CheckpointReport, JoinRequest, Session, join_message
@@ -61,8 +62,10 @@ class HandClient:
     async def join_request(self, invitation: str | None = None) -> JoinRequest:
         """Return a join request over a fresh nonce, not yet sent."""
         challenge = await self.api.challenge(ChallengeRequest(self.key.public_key))
-        signature = self.key.sign(join_message(self.api.run_id, challenge.nonce, self.key.public_key))
-        return JoinRequest(self.key.public_key, challenge.nonce, signature, self.capabilities, invitation)
+        host = host_in(self.api.address) or ""
+        key, nonce = self.key.public_key, challenge.nonce
+        signature = self.key.sign(join_message(self.api.run_id, nonce, key, challenge.coordinator_key, host))
+        return JoinRequest(key, nonce, signature, host, self.capabilities, invitation)
 
     async def join(self) -> None:
         """Open a session; the one before it is superseded."""

@@ -60,12 +60,18 @@ class InProcessCoordinator:
     def run_id(self) -> str:
         return self._run_id
 
+    @property
+    def address(self) -> str:
+        return "coordinator:80"
+
     def use_token(self, token: str | None) -> None:
         self._token = token
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token) if self._token else None
+            if client_id is not None and after is not None:
+                await handlers.service.older_copy.asked(client_id, after.version, after.lineage)
             with handlers.service.waiting(client_id, self._has_gone):
                 if after is None:
                     published = await handlers.wait_published(-1, None, 0.0)

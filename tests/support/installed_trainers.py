@@ -47,12 +47,18 @@ class Nested:
 """A module with a trainer that is a `NullTrainer`, and with a model of its own."""
 
 
+def register(folder: Path, package: str, group: str, **entries: str) -> None:
+    """Write the metadata of a package that registers entry points, of modules that are elsewhere on the module path."""
+    metadata = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = (f"{name} = {place}\n" for name, place in entries.items())
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n{''.join(lines)}")
+
+
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str = LAB_TRAINER, package: str = "lab") -> None:
     """Install `package`, whose trainer is `lab`, the class `LabTrainer` of the module PACKAGE_trainer."""
-    metadata = folder / f"{package}_trainer-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}-trainer\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[epochal.trainers]\nlab = {package}_trainer:LabTrainer\n")
+    register(folder, f"{package}-trainer", "epochal.trainers", lab=f"{package}_trainer:LabTrainer")
     (folder / f"{package}_trainer.py").write_text(source)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, f"{package}_trainer", raising=False)

@@ -180,7 +180,9 @@ class Driver:
             result = digest_of(f"{name} {client_id} {current.step} {current.attempt}")
             commitment = ResultCommitment(current.step, current.attempt, result, 10, METRICS)
             self.send(stimuli.ResultCommitted(client_id, commitment))
-            self.send(stimuli.ResultVerified(client_id, current.step, current.attempt, result, self.replica_digest()))
+            self.send(
+                stimuli.ResultVerified(client_id, current.step, current.attempt, result, self.replica_digest(), 1.0)
+            )
 
     def attest(self, *clients: ClientId, replica_digest: Sha256 | None = None) -> None:
         """These witnesses say that they hold every verified result."""

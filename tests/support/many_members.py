@@ -26,6 +26,8 @@ def _row(chance: random.Random, number: int) -> dict[str, Any]:
         "ready": not is_new,
         "in_roster": number % 2 == 0,
         "share": round(chance.uniform(0.1, 8), 2),
+        "part": 0.001,
+        "factor": 0.5 if number % 50 == 3 else None,
         "claim": 8,
         "missed": 0,
         "rest_s": 30.0 if number % 50 == 1 else None,

@@ -25,6 +25,8 @@ from epochal.cli.run import LISTENING
 from epochal.testnet.child_processes import Child, Children, start_epochal
 from epochal.testnet.report import compare_digests
 from runtime.retry import RetryPolicy
+from state.config.data_location import Local, Preprocessed, WeightedHttp
+from state.config.state_file import parse_state
 from state.documents import RunDocument
 from state.errors import CoordinatorUnreachable
 from state.messages import RunStatus
@@ -210,7 +212,7 @@ class RealRun:
             (self.folder / f"{name}.key").write_bytes(seed)
             arguments = (*arguments, "--key", str(self.folder / f"{name}.key"))
             self._client_ids[name] = ClientKey.from_seed(seed).client_id
-        command = ("client", self.url, "--trainer", trainer, *arguments)
+        command = ("client", self.url, "--trainer", trainer, *allowing(self.state_path), *arguments)
         child = await self.children.start(name, *command, environment=environment)
         self.clients.append(child)
         return child
@@ -398,3 +400,14 @@ def log_lines(path: Path) -> list[dict[str, Any]]:
             if isinstance(line, dict) and "event" in line:
                 lines.append(line)
     return lines
+
+
+def allowing(state_path: Path) -> tuple[str, ...]:
+    """Return the options by which a client lets a run of the tests open the data on this machine that it names."""
+    location = parse_state(state_path.read_text(encoding="utf-8"), str(state_path)).model.LLM.data_location
+    place = location.place if isinstance(location, WeightedHttp) else ""
+    if isinstance(location, Local | Preprocessed):
+        place = location.path
+    if not place or "://" in place:
+        return ()
+    return ("--allow-local", str(Path(place).parent if isinstance(location, WeightedHttp) else place))

@@ -20,13 +20,18 @@ def runs_backwards(value: object) -> bool:
 
 
 def misleads(body: object) -> bool:
-    """Return whether a join has a name of an allowed length with characters that are not."""
-    name = body.get("name") if isinstance(body, dict) and "public_key" in body else None
-    return isinstance(name, str) and 0 < len(name) <= MAX_CLIENT_NAME_CHARS and name_mistake(name) is not None
+    """Return whether a message has a text with characters that are not seen, or a name that none may have."""
+    if isinstance(body, list):
+        return any(misleads(one) for one in body)
+    if isinstance(body, dict):
+        names = [body.get("name"), body.get("trainer")]
+        wrong = any(isinstance(name, str) and name and name_mistake(name[:MAX_CLIENT_NAME_CHARS]) for name in names)
+        return bool(wrong) or any(misleads(one) for one in body.values())
+    return isinstance(body, str) and not body.isprintable()
 
 
 def filter_body(context: Any, body: object) -> bool:
-    """Keep generated bodies without such an interval or name."""
+    """Keep generated bodies without such an interval, name or text."""
     return not (runs_backwards(body) or misleads(body))
 
 
@@ -37,7 +42,7 @@ def filter_query(context: Any, query: Any) -> bool:
 
 
 def filter_case(context: Any, case: Any) -> bool:
-    """Keep other requests without such an interval or name."""
+    """Keep other requests without such an interval, name or text."""
     return filter_body(context, case.body) and filter_query(context, dict(case.query or {}))
 
 

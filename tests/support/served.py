@@ -64,6 +64,7 @@ class Served:
     http: httpx.AsyncClient
     run_url: str
     store: MemoryStore | None = None
+    admin_token: str = ADMIN
 
 
 SPEC = state_file().model.LLM.spec
@@ -123,7 +124,8 @@ async def served_over_sockets(folder: Path, genesis: Genesis = GENESIS, /, **ove
         serving(state, ServeOptions(str(folder), Endpoint(port=0), genesis=genesis)) as running,
         httpx.AsyncClient(base_url=running.url, timeout=BOUND_S, verify=PLAIN) as http,
     ):
-        yield Served(running.handlers.service, running.handlers, http, f"/v1/runs/{state.run_id}")
+        run_url, token = f"/v1/runs/{state.run_id}", running.admin_token or ADMIN
+        yield Served(running.handlers.service, running.handlers, http, run_url, admin_token=token)
 
 
 def measured(coordinator: Served) -> CoordinatorMetrics:

@@ -12,6 +12,7 @@ from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Toke
 from run_manager.agent import Agent, ClientEnd
 from run_manager.context import ClientDependencies, RunAccess
 from run_manager.events import Event
+from runtime.permissions import Permissions
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker, Worker
 from state.codecs.named import SPOKEN
@@ -111,6 +112,7 @@ def simulated_client(api: ForwardedApi, number: int, link: Link, spec: ClientSpe
         open_trainer=open_any_trainer,
         observer=observe,
         spool_folder=SPOOL_PARENT,
+        permissions=Permissions.of_volunteer(),
         trainer_opens_in_s=spec.opens_in_s,
     )
     agent = Agent(api, ClientProfile(key_of(number), spec.capabilities), dependencies)

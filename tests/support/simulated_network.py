@@ -95,6 +95,10 @@ class ForwardedApi(ForwardedRequests):
     def run_id(self) -> str:
         return self._api.run_id
 
+    @property
+    def address(self) -> str:
+        return self._api.address
+
     def use_token(self, token: str | None) -> None:
         self._api.use_token(token)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from batching.round_plan import RoundPlan
 from state.errors import InvalidDocument
@@ -157,7 +158,7 @@ T = TypeVar("T")
 
 async def write_document(writer: asyncio.StreamWriter, document: Any) -> None:
     """Write a document. Raise `OSError` if the other side is gone."""
-    text = canonical_json(document)
+    text = canonical_json(to_jsonable_python(document) if isinstance(document, Start) else document)
     writer.write(_SIZES.pack(len(text), 0) + text)
     await writer.drain()
 

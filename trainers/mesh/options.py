@@ -2,12 +2,13 @@
 
 import importlib.util
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from batching.mesh.layout import BATCH_AXES, MAX_DEVICES, MeshLayout, parse_mesh, spread_over
+from runtime.permissions import Permissions
 from state.errors import InvalidInput
 from trainers.architectures import NUMPY, TORCH
 from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
@@ -33,6 +34,7 @@ class MeshOptions:
         cache_dir, cache_bytes: as `BlockCache` takes them.
         data_trust, data_insecure: how data servers are asked, as `DataServerAccess` takes it; None for True.
         trainer: one of `MESH_TRAINERS`.
+        permissions: what the run's documents may use of this machine.
         torch: how the `torch` trainer computes. Its processes share the machine's CUDA devices out, one each.
 
     Raises:
@@ -48,6 +50,7 @@ class MeshOptions:
     data_trust: str | None = None
     data_insecure: bool = False
     trainer: str = NUMPY
+    permissions: Permissions = field(default_factory=Permissions.of_volunteer)
     torch: TorchOptions = DEFAULT_TORCH_OPTIONS
 
     def __post_init__(self) -> None:

@@ -138,7 +138,7 @@ class MeshWorker:
         cache = None if options.cache_dir is None else BlockCache(Path(options.cache_dir), options.cache_bytes)
         trust = True if options.data_trust is None else options.data_trust
         servers = DataServerAccess(lambda: self._ticket, lambda: self._document_version, trust, options.data_insecure)
-        return await open_provider(self._state, servers, options.data, cache)
+        return await open_provider(self._state, servers, options.permissions, options.data, cache)
 
     def _failure(self, error: BaseException, plan: RoundPlan) -> Failed:
         """Return the message for an error; raise an unexpected one, which ends this program."""

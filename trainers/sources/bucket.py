@@ -5,8 +5,19 @@ from typing import Any
 
 from data_providers.protocol import SourceUnavailable
 from data_providers.sources.bucket_errors import request_error
-from runtime.buckets import Bucket, location_of, obstore, store_failures, store_of, version_of
-from state.errors import InvalidInput, ModelUnavailable
+from runtime.buckets import (
+    Bucket,
+    StoreAccess,
+    endpoint_of,
+    host_of,
+    location_of,
+    obstore,
+    store_failures,
+    store_of,
+    version_of,
+)
+from runtime.permissions import OWNERS, Permissions
+from state.errors import InvalidInput, ModelUnavailable, NotAllowed
 
 RANGE_TIMEOUT = "120s"
 """Maximum time for one range of a file, of up to `reading.CHUNK_BYTES`."""
@@ -41,10 +52,11 @@ class BucketFile:
 class BucketFolder:
     """A `ModelFolder` in a bucket; it is listed once, when the first file is opened."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, permissions: Permissions = OWNERS) -> None:
+        check_endpoint(bucket, permissions)
         self.place = location_of(bucket)
         self._prefix = bucket.filter_directory.strip("/")
-        self._store = store_of(bucket, RANGE_TIMEOUT)
+        self._store = store_of(bucket, StoreAccess(permissions, timeout=RANGE_TIMEOUT))
         self._listed: dict[str, Mapping[str, Any]] | None = None
 
     def origin(self) -> None:
@@ -65,6 +77,18 @@ class BucketFolder:
                 raise bucket_error(error, self.place) from error
             self._listed = {meta["path"].rpartition("/")[2]: meta for meta in found}
         return self._listed
+
+
+def check_endpoint(bucket: Bucket, permissions: Permissions) -> None:
+    """Raise `NotAllowed` if a bucket is on a server that the owner did not name.
+
+    obstore resolves names and follows redirects itself, so that no other server can be checked, by an address either.
+    """
+    host = host_of(bucket)
+    if endpoint_of(bucket) is not None and not permissions.has_named(host):
+        raise NotAllowed(
+            f"the run's model is in a bucket of {host}; allow that server with --credentials-for {host}", host=host
+        )
 
 
 def bucket_error(error: Exception, place: str) -> InvalidInput | ModelUnavailable:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from state.config.model import MAX_HF_CONFIG_BYTES
 from state.errors import InvalidInput
 from state.tensors import Float32Array
-from state.wire import unique_keys
+from state.wire import check_json_values, unique_keys
 from trainers.learner import Shapes
 from trainers.sources.origin import Origin
 from trainers.sources.protocol import ModelFile, ModelFolder
@@ -104,8 +104,9 @@ def _shards_by_tensor(index: ModelFile) -> dict[str, str]:
     if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
         raise InvalidInput(f"{index.place}: not an index: `weight_map` is not an object of file names")
     for name in sorted(set(found.values())):
-        if "/" in name or "\\" in name or not name.endswith(WEIGHTS_SUFFIX):
-            raise InvalidInput(f"{index.place} names {name[:80]!a}; allowed: safetensors files of the same folder")
+        if "/" in name or "\\" in name or name.startswith(".") or not name.endswith(WEIGHTS_SUFFIX):
+            allowed = "safetensors files of the same folder that are not hidden"
+            raise InvalidInput(f"{index.place} names {name[:80]!a}; allowed: {allowed}")
     if len(set(found.values())) > MAX_SHARDS:
         raise InvalidInput(f"{index.place} names {len(set(found.values()))} files; allowed: at most {MAX_SHARDS}")
     return found
@@ -125,7 +126,9 @@ def _check_index(index: ModelFile, shard_of: Mapping[str, str], shards: Mapping[
 def _json_object(file: ModelFile, max_bytes: int) -> dict[str, Any]:
     _check_size(file, max_bytes)
     try:
-        found = json.loads(read_bytes(file, 0, file.size_bytes).decode("utf-8"), object_pairs_hook=unique_keys)
+        text = read_bytes(file, 0, file.size_bytes)
+        check_json_values(text)
+        found = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file.place} is not JSON: {error}", place=file.place) from error
     if not isinstance(found, dict):

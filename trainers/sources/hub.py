@@ -2,7 +2,8 @@
 
 `huggingface_hub` is an extra (`epochal[hub]`). It reads HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE.
 The rules kept here: all files are of one commit, that of the first one; a Hub that does not answer is asked again for a
-bounded time, and then the cache is used if it has the file; every refusal has a message of its own.
+bounded time, and then the cache is used if it has the file; every refusal has a message of its own. Who may not show
+the token reads nothing of the cache unasked (without HF_HUB_OFFLINE): it may hold private repositories.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,13 @@ class HubFolder:
         repo_id: `ORGANIZATION/NAME`.
         revision: branch, tag or commit; None for the main branch.
         retry_policy: how often a Hub that does not answer is asked again.
+        with_token: whether the Hub is shown this machine's token, if it has one.
     """
 
-    def __init__(self, repo_id: str, revision: str | None, retry_policy: RetryPolicy = HUB_RETRIES) -> None:
+    def __init__(
+        self, repo_id: str, revision: str | None, retry_policy: RetryPolicy = HUB_RETRIES, *, with_token: bool = True
+    ) -> None:
+        self._token = None if with_token else False
         self._name = f"hf://{repo_id}" + (f"@{revision}" if revision else "")
         self._repo_id = repo_id
         self._revision = revision
@@ -51,17 +56,19 @@ class HubFolder:
 
     def names(self) -> Sequence[str]:
         with suppress(*hub_failures()):
-            return list(hub().HfApi().list_repo_files(self._repo_id, revision=self._revision))
+            return list(hub().HfApi(token=self._token).list_repo_files(self._repo_id, revision=self._revision))
         return []
 
     def _path_of(self, name: str) -> Path | None:
         """Return the file's path in the cache, downloaded if it is not there; None if the repository lacks it."""
         cached = self._cached(name)
-        if cached is not None and self._is_pinned():
-            return cached
         if hub().constants.HF_HUB_OFFLINE:
             self._pin_to_cache()
             return self._cached(name)
+        if self._token is False:
+            cached = None
+        if cached is not None and self._is_pinned():
+            return cached
         try:
             return self._downloaded(name)
         except hub_failures() as error:
@@ -76,13 +83,13 @@ class HubFolder:
         library = hub()
         try:
             url = library.hf_hub_url(self._repo_id, name, revision=self._revision)
-            known = library.get_hf_file_metadata(url, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)
+            known = library.get_hf_file_metadata(url, token=self._token, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)
             self._revision = known.commit_hash or self._revision
         except library.errors.EntryNotFoundError:
             with suppress(*hub_failures()):  # the library notes in its cache that there is no such file
-                library.hf_hub_download(self._repo_id, name, revision=self._revision)
+                library.hf_hub_download(self._repo_id, name, revision=self._revision, token=self._token)
             return None
-        return Path(library.hf_hub_download(self._repo_id, name, revision=self._revision))
+        return Path(library.hf_hub_download(self._repo_id, name, revision=self._revision, token=self._token))
 
     def _is_pinned(self) -> bool:
         revision = self._revision or ""

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from runtime.buckets import Bucket
+from runtime.hub import HUB_HOST
+from runtime.permissions import OWNERS, Permissions
 from state.config.data_location import S3, Gcp
 from state.config.model import Checkpoint, Gcs, Hub, LocalCheckpoint, S3Checkpoint
 from state.errors import InternalError, InvalidInput
@@ -13,26 +15,30 @@ from trainers.sources.local import local_source
 from trainers.sources.protocol import ModelSource
 
 
-def open_source(checkpoint: Checkpoint) -> ModelSource:
+def open_source(checkpoint: Checkpoint, permissions: Permissions = OWNERS) -> ModelSource:
     """Return the source that a state file's `checkpoint` names. No request is made before the first method's.
 
     `P2P` and `P2PGcs` are read as `Hub` and `Gcs`: where the run's first parameters came from.
 
     Args:
         checkpoint: names a file, a folder, a repository or a bucket.
+        permissions: what it may use of this machine, if somebody else wrote it.
 
     Raises:
+        NotAllowed: a bucket is on a server that may not be connected.
         InvalidInput: there is no such file, a name is not valid, or the library that reads it is not installed.
         InternalError: it names no place.
     """
     if isinstance(checkpoint, LocalCheckpoint):
         return local_source(Path(checkpoint.path))
     if isinstance(checkpoint, Hub):
-        return FolderSource(HubFolder(checkpoint.repo_id, checkpoint.revision))
+        return FolderSource(
+            HubFolder(checkpoint.repo_id, checkpoint.revision, with_token=permissions.lends_credentials(HUB_HOST))
+        )
     bucket = _bucket_of(checkpoint)
     if bucket is None:
         raise InternalError(f'`checkpoint = "{checkpoint.variant}"` names no source of a model')
-    return FolderSource(BucketFolder(bucket))
+    return FolderSource(BucketFolder(bucket, permissions))
 
 
 def parse_source(text: str) -> ModelSource:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from state.errors import InvalidInput
 from state.tensors import MAX_DIMENSIONS
-from state.wire import unique_keys
+from state.wire import check_json_values, unique_keys
 from trainers.sources.protocol import ModelFile
 
 MAX_WEIGHTS_HEADER_BYTES = 100_000_000
@@ -96,6 +96,7 @@ def _refuse(file: ModelFile, message: str) -> NoReturn:
 
 def _parse_header(file: ModelFile, text: bytes) -> dict[str, Any]:
     try:
+        check_json_values(text)
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError):
         _refuse(file, "not a safetensors file: its header is not JSON")

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from runtime.buckets import is_anonymous, location_of, obstore, status_of, store_failures, store_of, tag_of, version_of
+from runtime.buckets import (
+    StoreAccess,
+    is_anonymous,
+    location_of,
+    obstore,
+    status_of,
+    store_failures,
+    store_of,
+    tag_of,
+    version_of,
+)
 from state.config.blob_place import BlobPlace
 from state.errors import InvalidInput, StoreBlocked
 
@@ -77,8 +87,8 @@ class Objects:
             )
         self.location = f"{location_of(bucket)}/{below}"
         self._prefix = "/".join(part for part in (place.folder, below) if part)
-        self._store = store_of(bucket, REQUEST_TIMEOUT, REPEATED_FOR_S)
-        self._patient_store = store_of(bucket, COPY_TIMEOUT)
+        self._store = store_of(bucket, StoreAccess(timeout=REQUEST_TIMEOUT, repeated_for_s=REPEATED_FOR_S))
+        self._patient_store = store_of(bucket, StoreAccess(timeout=COPY_TIMEOUT))
         self.put_headers = {"x-ms-blob-type": "BlockBlob"} if bucket.variant == "Azure" else {}
         """Headers that a signed PUT needs."""
 

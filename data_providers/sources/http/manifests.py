@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from data_providers.protocol import CorruptData, Rejected
-from data_providers.sources.http.source import HttpSource, file_names
+from data_providers.sources.http.source import HttpOptions, HttpSource, file_names
 from data_providers.sources.manifest import (
     HEAD_BYTES,
     MANIFEST_NAME,
@@ -21,6 +21,7 @@ from data_providers.sources.manifest import (
     read_manifest,
 )
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, closed_on_failure, read, run_bounded
+from runtime.reach import Reach
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,12 @@ MAX_FOLDERS = 64
 """Maximum number of folders, in the order of the URLs, that are searched for a manifest."""
 
 
-async def open_checked(urls: Sequence[str]) -> ByteSource:
+async def open_checked(urls: Sequence[str], reach: Reach | None = None) -> ByteSource:
     """Open the files at these URLs, each compared with the manifest that lists it, if there is one.
+
+    Args:
+        urls: of the files.
+        reach: the addresses that may be connected; None for all.
 
     Raises:
         SourceUnavailable: a server does not answer now, for a file or for its manifest; retry.
@@ -38,25 +43,26 @@ async def open_checked(urls: Sequence[str]) -> ByteSource:
     """
     names = file_names(urls)
     manifests: dict[str, Manifest] = {}
+    options = HttpOptions.from_environment(reach)
 
     async def look_into(folder: str) -> None:
-        found = await _manifest_at(f"{folder}/{MANIFEST_NAME}")
+        found = await _manifest_at(f"{folder}/{MANIFEST_NAME}", options)
         if found is not None:
             manifests[folder] = found
 
     # The folder above all files comes first: it is the only one that a dataset of many folders may need.
     folders = dict.fromkeys([*_shared_folder(list(names)), *(next(_folders_of(url)) for url in names)])
     await run_bounded(look_into, list(folders)[:MAX_FOLDERS], MAX_CONCURRENT_READS)
-    source = await HttpSource.open(urls)
+    source = await HttpSource.open(urls, options)
     if not manifests:
         return source
     async with closed_on_failure(source):
         return VerifiedSource(source, _listed(names, manifests))
 
 
-async def _manifest_at(url: str) -> Manifest | None:
+async def _manifest_at(url: str, options: HttpOptions) -> Manifest | None:
     try:
-        source = await HttpSource.open([url])
+        source = await HttpSource.open([url], options)
     except Rejected:
         return None
     try:

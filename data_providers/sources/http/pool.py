@@ -11,7 +11,6 @@ from functools import lru_cache
 
 import httpx
 
-from data_providers.sources.http.connecting import connected_socket
 from data_providers.sources.http.connection import (
     SCRATCH_BYTES,
     Body,
@@ -23,6 +22,8 @@ from data_providers.sources.http.connection import (
 from data_providers.sources.http.http2 import Http2Connection
 from data_providers.sources.http.multiplexing import IDLE_S, Multiplexing
 from data_providers.sources.http.target import HttpOrigin, Proxies, Proxy, Target
+from runtime.connecting import check_behind_proxy, connected_socket
+from runtime.reach import Reach
 
 MAX_CONNECTIONS = 16
 """Maximum number of connections, those under way included, beyond which an idle one is closed for a new one."""
@@ -41,9 +42,15 @@ def trusted(*, offers_http2: bool = False) -> ssl.SSLContext:
 
 
 class ConnectionPool:
-    """Connections to any number of servers. `InvalidInput` if the environment names a proxy that cannot be used."""
+    """Connections to any number of servers. `InvalidInput` if the environment names a proxy that cannot be used.
 
-    def __init__(self) -> None:
+    Args:
+        reach: the addresses that may be connected; None for all. A proxy of the environment is connected wherever it
+            is, and asked only for servers that may be, as far as their names are known here.
+    """
+
+    def __init__(self, reach: Reach | None = None) -> None:
+        self._reach = reach
         self._proxies = Proxies()
         self._idle: dict[HttpOrigin, list[HttpConnection]] = {}
         self._active: set[HttpConnection] = set()
@@ -74,6 +81,7 @@ class ConnectionPool:
 
         Raises:
             BrokenConnection, OSError (also `ssl.SSLError`): there is no whole answer.
+            NotAllowed: the server may not be connected.
             DataError: as raised by `choose`, or by the body.
         """
         if is_single and self._multiplexing.helps(target.origin):
@@ -152,15 +160,16 @@ class ConnectionPool:
             raise BrokenConnection("the source was closed")
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if proxy is None:
-                return await self._open(origin)
-            connection = await self._open(proxy.origin)
+                return await self._open(origin, self._reach)
+            await check_behind_proxy(origin.host, origin.port, self._reach)
+            connection = await self._open(proxy.origin, None)
             if origin.scheme == "https":
                 await self._through(connection, origin, proxy, connection, trusted())
             return connection
 
-    async def _open(self, origin: HttpOrigin) -> HttpConnection:
+    async def _open(self, origin: HttpOrigin, reach: Reach | None) -> HttpConnection:
         connection = HttpConnection(self._scratch)
-        await self._dialled(origin, connection, trusted() if origin.scheme == "https" else None)
+        await self._dialled(origin, connection, trusted() if origin.scheme == "https" else None, reach)
         self._keep(connection)
         return connection
 
@@ -169,9 +178,9 @@ class ConnectionPool:
         connection.closed.add_done_callback(lambda _: self._open_ones.discard(connection))
 
     async def _dialled(
-        self, origin: HttpOrigin, speaker: asyncio.BaseProtocol, context: ssl.SSLContext | None
+        self, origin: HttpOrigin, speaker: asyncio.BaseProtocol, context: ssl.SSLContext | None, reach: Reach | None
     ) -> asyncio.Transport:
-        connected = await connected_socket(origin.host, origin.port)
+        connected = await connected_socket(origin.host, origin.port, reach=reach)
         try:
             transport, _ = await asyncio.get_running_loop().create_connection(
                 lambda: speaker,
@@ -213,9 +222,10 @@ class ConnectionPool:
         undecided, context = _Undecided(), trusted(offers_http2=True)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if proxy is None:
-                undecided.attach(await self._dialled(origin, undecided, context))
+                undecided.attach(await self._dialled(origin, undecided, context, self._reach))
             else:
-                way = await self._open(proxy.origin)
+                await check_behind_proxy(origin.host, origin.port, self._reach)
+                way = await self._open(proxy.origin, None)
                 try:
                     await self._through(way, origin, proxy, undecided, context)
                 finally:  # from now on others are told when it closes

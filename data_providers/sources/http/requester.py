@@ -1,6 +1,7 @@
 """Sends the requests of one source: own headers to own servers, redirects, time limits, and errors as `DataError`s.
 
-The rules kept here: the headers of `HttpOptions` and a URL's user and password go to the location's own servers only;
+The rules kept here: the headers of `HttpOptions` go to the location's own servers only, each to its own host, and over
+https only; a URL's user and password go to that URL's server only;
 at most `MAX_REDIRECTS` redirects are followed, and where they led is remembered for `REDIRECT_KEPT_S`; every answer has
 a time limit; messages show neither the user, password or query of a URL nor the place to which a server redirects.
 """
@@ -16,6 +17,7 @@ from data_providers.sources.http.connection import Body, BrokenConnection, Disca
 from data_providers.sources.http.http2 import MAX_STREAMS
 from data_providers.sources.http.pool import MAX_CONNECTIONS, ConnectionPool
 from data_providers.sources.http.target import Target
+from runtime.reach import Reach
 from runtime.tracing.requests import traced_request
 from state.errors import DataError
 
@@ -43,24 +45,28 @@ class Requester:
 
     Args:
         urls: of the location; their servers are its own.
-        headers: sent to these servers only.
+        headers: by host and port, sent to these servers only.
+        reach: the addresses that may be connected; None for all.
 
     Raises:
         InvalidInput: the environment names a proxy that cannot be used; the user's fault.
     """
 
-    def __init__(self, urls: Sequence[str], headers: Mapping[str, str]) -> None:
-        self.pool = ConnectionPool()
+    def __init__(
+        self, urls: Sequence[str], headers: Mapping[str, Mapping[str, str]], reach: Reach | None = None
+    ) -> None:
+        self.pool = ConnectionPool(reach)
         self._own = set()
         for url in urls:
             try:
                 self._own.add(Target.of(httpx.URL(url)).origin)
             except (httpx.InvalidURL, UnicodeError):
                 continue  # refused when it is requested
-        own = {name.lower(): value for name, value in headers.items() if name.lower() not in _NOT_THE_USERS}
-        self._fields_at_home = _written(_DEFAULT_FIELDS | own)
-        self._has_authorization = "authorization" in own
-        self._fields_abroad = _written(_DEFAULT_FIELDS)
+        self._headers = {
+            origin: {name.lower(): value for name, value in found.items() if name.lower() not in _NOT_THE_USERS}
+            for origin in self._own
+            if origin.scheme == "https" and (found := headers.get(origin.netloc.lower())) is not None
+        }
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
         self._streams = asyncio.Semaphore(MAX_STREAMS)
         self._targets: dict[str, Target] = {}
@@ -96,6 +102,7 @@ class Requester:
         Raises:
             SourceUnavailable: no answer, an interrupted or a slow one; retry.
             Rejected: the URL, or one to which it redirects, cannot be requested.
+            NotAllowed: it leads to an address that may not be connected.
             DataError: as raised by `choose` or the body.
         """
         try:
@@ -185,9 +192,9 @@ class Requester:
         self._led_to[url] = target, asyncio.get_running_loop().time() + REDIRECT_KEPT_S
 
     def _fields(self, begin: Target, target: Target) -> str:
-        is_home = target.origin in self._own
-        fields = self._fields_at_home if is_home else self._fields_abroad
-        if begin.authorization and target.origin == begin.origin and not self._has_authorization:
+        own = self._headers.get(target.origin, {}) if target.origin == begin.origin else {}
+        fields = _written(_DEFAULT_FIELDS | own)
+        if begin.authorization and target.origin == begin.origin and "authorization" not in own:
             return f"{fields}Authorization: {begin.authorization}\r\n"
         return fields
 

@@ -2,7 +2,7 @@
 
 The rules kept here: a file must not change while it is read (its size and its ETag, or else its modification time, are
 those of the first answer); an interrupted body is continued where it ended; the headers of `EPOCHAL_HTTP_HEADERS` are
-sent only to the location's own servers; every wait has a bound.
+sent only to the host for which it names them, if it is one of the location's own; every wait has a bound.
 """
 
 import hashlib
@@ -34,6 +34,7 @@ from data_providers.sources.http.requester import WITH_BYTES, Requester, without
 from data_providers.sources.http.several import Servers, plan_groups, range_field, several_body
 from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, Wanted, closed_on_failure, run_bounded
 from runtime.http_client import is_temporary
+from runtime.reach import Reach
 from runtime.retry import Backoff, RetryPolicy
 from state.errors import DataError, InvalidInput
 
@@ -43,6 +44,7 @@ PROBE_BYTES = 1
 RETRY = RetryPolicy(attempts=4, first_delay_s=0.25, max_delay_s=8.0, max_asked_s=30.0)
 MAX_URLS = 100_000
 HEADERS_VARIABLE = "EPOCHAL_HTTP_HEADERS"
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::[0-9]{1,5})?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"(?:[\x21-\x7e]+(?:[\t ]+[\x21-\x7e]+)*)?")
 
@@ -52,33 +54,43 @@ class HttpOptions:
     """Options of the HTTP requests.
 
     Attributes:
-        headers: sent to the location's own servers only, not to others to which they redirect.
+        headers: by host, in lower case, with its port unless that is 443: sent over https to the location's own servers
+            only, not to others to which they redirect.
         retry: policy for requests that have brought nothing.
+        reach: the addresses that may be connected; None for all.
     """
 
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     retry: RetryPolicy = RETRY
+    reach: Reach | None = None
 
     @classmethod
-    def from_environment(cls) -> "HttpOptions":
-        """Return the options with the headers of `EPOCHAL_HTTP_HEADERS`: a JSON object of names and values.
+    def from_environment(cls, reach: Reach | None = None) -> "HttpOptions":
+        """Return the options with the headers of `EPOCHAL_HTTP_HEADERS`: a JSON object of hosts and their headers.
 
         Raises:
             InvalidInput: the variable has another form. The message does not repeat it: it may be a secret.
         """
         text = os.environ.get(HEADERS_VARIABLE)
         if not text:
-            return cls()
+            return cls(reach=reach)
         try:
-            headers = json.loads(text)
+            by_host = json.loads(text)
         except ValueError:
-            headers = None
-        if not isinstance(headers, dict) or not all(
-            _HEADER_NAME.fullmatch(name) and isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
-            for name, value in headers.items()
+            by_host = None
+        if not isinstance(by_host, dict) or not all(
+            _HOST.fullmatch(host) and isinstance(headers, dict) and all(map(_is_header, headers, headers.values()))
+            for host, headers in by_host.items()
         ):
-            raise InvalidInput(f'{HEADERS_VARIABLE} is not a JSON object like {{"Authorization": "Bearer …"}}')
-        return cls(headers)
+            raise InvalidInput(
+                f"{HEADERS_VARIABLE} does not name hosts with headers; allowed: a JSON object like "
+                '{"data.example.org": {"Authorization": "Bearer …"}}, with host:port for another port than 443'
+            )
+        return cls({host.lower().removesuffix(":443"): found for host, found in by_host.items()}, reach=reach)
+
+
+def _is_header(name: str, value: object) -> bool:
+    return bool(_HEADER_NAME.fullmatch(name)) and isinstance(value, str) and bool(_HEADER_VALUE.fullmatch(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +124,7 @@ class HttpSource:
             raise Rejected(f"{len(urls)} URLs; at most {MAX_URLS} are allowed")
         options = options or HttpOptions.from_environment()
         names = file_names(urls)
-        source = cls(Requester(urls, options.headers), (), options)
+        source = cls(Requester(urls, options.headers, options.reach), (), options)
         found: dict[str, _RemoteFile] = {}
         async with closed_on_failure(source):
 

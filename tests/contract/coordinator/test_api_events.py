@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from coordinator.long_polls import Pool, ReaderKind
 from coordinator.viewers import HEARTBEAT
 from state.documents import RunDocument
 from state.history import HistoryPage
@@ -130,7 +131,7 @@ async def test_id_that_no_event_has_is_refused(run: tuple[Served, list[WireClien
 async def test_viewer_beyond_the_limits_is_refused(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("coordinator.viewers.MAX_VIEWERS_OF_ADDRESS", 2)
+    monkeypatch.setattr("coordinator.viewers.POOLS", {ReaderKind.STRANGER: Pool(total=2, each=2)})
     coordinator, _ = run
     url = f"{coordinator.run_url}/events"
     async with viewing(coordinator) as first, viewing(coordinator) as second:

@@ -35,7 +35,7 @@ async def test_member_with_other_data_waits_and_its_vote_counts(coordinator: Ser
     assert standing["ready"]
     assert (await second.ready(REPLICA, "right")).json()["ready"]
     assert problem(await first.ready(REPLICA, "wrong")) == "data-undecided"
-    assert await shown(coordinator) == ("right", "majority", {"right": 2, "wrong": 1})
+    assert await shown(coordinator) == ("right", "turn of its members", {"right": 2, "wrong": 1})
 
 
 async def test_pin_needs_the_admin_token_and_a_fingerprint(coordinator: Served) -> None:

@@ -49,6 +49,8 @@ async def test_page_has_a_row_for_each_member(played: tuple[Served, list[WireCli
         for figures in detail.clients
     )
     assert sum(row.tokens for row in rows.values()) == run.tokens_applied
+    assert sum(row.part for row in rows.values()) == pytest.approx(1)
+    assert {row.factor for row in rows.values()} == {None}, "all results were as long as usual"
     for row in rows.values():
         assert row.in_roster
         assert row.ready

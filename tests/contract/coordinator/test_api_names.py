@@ -57,3 +57,29 @@ async def test_session_sends_the_name_of_its_profile(coordinator: Served) -> Non
     profile = ClientProfile(client.key, client.capabilities, name="LAB", software="1.2")
     await CoordinatorSession(client.api, profile, RetryPolicy(attempts=1), lambda _: None).join()
     assert await shown(coordinator) == [("LAB", "1.2")]
+
+
+UNSEEN = ["a\x1b[2Jb", "a\u202eb", "a\nb", "a\x00b"]
+
+
+@pytest.mark.parametrize("text", UNSEEN)
+async def test_trainer_or_codec_that_nobody_sees_is_refused_and_named(coordinator: Served, text: str) -> None:
+    client = WireClient(coordinator, 1)
+    body = to_plain(await named(client, None))
+    for field, value in (("trainer", text), ("codecs", [text])):
+        answer = await client.send("POST", "/clients", body | {"capabilities": body["capabilities"] | {field: value}})
+        assert problem(answer) == "invalid-body"
+        assert f"capabilities.{field}" in answer.json()["detail"]
+        assert answer.json()["detail"].isprintable()
+
+
+@pytest.mark.parametrize("text", UNSEEN)
+async def test_report_with_a_text_that_nobody_sees_is_refused(coordinator: Served, text: str) -> None:
+    client = WireClient(coordinator, 1)
+    await client.join()
+    failure = {"step": 1, "attempt": 0, "kind": "trainer", "message": text, "batch_id": None}
+    assert problem(await client.send("POST", "/failures", failure)) == "invalid-body"
+    ready = {"step": 0, "replica_digest": "0" * 64, "data_fingerprint": text}
+    assert problem(await client.send("POST", "/ready", ready)) == "invalid-body"
+    described = ready | {"data_fingerprint": "f", "dataset": {"kind": text}}
+    assert problem(await client.send("POST", "/ready", described)) == "invalid-body"

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.load import CONNECT_AT_ONCE, request_bytes
 from benchmarks.viewers_process import Viewer
-from coordinator.viewers import MAX_VIEWERS_OF_ADDRESS
+from coordinator.long_polls import ReaderKind
+from coordinator.viewers import POOLS
 from runtime.descriptors import allow_connections, connection_limit
 from tests.support.bounds import BOUND_S
 from tests.support.played_rounds import play_round
@@ -69,7 +70,7 @@ async def test_thousand_viewers_at_one_address_are_told_by_few_frames(tmp_path: 
             await viewer.told.wait()
         assert 1 <= await shown(run, "viewer_frames_total") - before <= MAX_FRAMES_OF_ROUND * ROUNDS
         assert await shown(run, "viewers_dropped_total") == 0
-        viewers += await more_viewers(run, MAX_VIEWERS_OF_ADDRESS - VIEWERS)
+        viewers += await more_viewers(run, POOLS[ReaderKind.STRANGER].each - VIEWERS)
         assert problem(await run.http.get(f"{run.run_url}/events")) == "overloaded"
         assert not any(viewer.has_ended for viewer in viewers)
         for viewer in viewers:

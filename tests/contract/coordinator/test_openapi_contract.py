@@ -59,6 +59,7 @@ async def token_of(who: str, running: Serving) -> str | None:
         return client.token
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("who", ["nobody", "member", "admin"])
 async def test_generated_requests_are_answered_as_described(tmp_path: Path, who: str) -> None:
     need_module("schemathesis")

@@ -24,6 +24,7 @@ from data_providers.sources.manifest import MIN_BLOCK_BYTES
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.renewed_manifest import write_manifest
 from data_providers.weighted import Weighted, WeightedDataProvider
+from runtime.permissions import OWNERS
 from state.config.data_location import Urls
 from state.errors import InternalError
 from state.intervals import MAX_INDEX, DataIds
@@ -90,7 +91,7 @@ async def open_verified(stack: AsyncExitStack, folder: Path, spec: DatasetSpec) 
     write_manifest(folder, list(FILE_TOKENS), MIN_BLOCK_BYTES)
     url = await stack.enter_async_context(http_server(FileServer(folder)))
     urls = Urls(tuple(f"{url}/{name}" for name in FILE_TOKENS))
-    return await open_location(urls, spec, OpenOptions("run", lambda: ""))
+    return await open_location(urls, spec, OpenOptions("run", lambda: "", OWNERS))
 
 
 @closing

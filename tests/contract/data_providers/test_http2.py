@@ -2,9 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from h2.settings import SettingCodes
@@ -75,10 +77,14 @@ async def learn(source: HttpSource) -> None:
 
 @asynccontextmanager
 async def opened(
-    server: SingleRanges, context: ssl.SSLContext, options: HttpOptions = ONE_TRY
+    server: SingleRanges,
+    context: ssl.SSLContext,
+    options: HttpOptions = ONE_TRY,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[HttpSource]:
     """A source that knows of the server that it sends one range at a time."""
     async with serving(server, context) as port:
+        options = replace(options, headers={f"127.0.0.1:{port}": headers})
         source = await HttpSource.open([f"https://127.0.0.1:{port}/a.bin"], options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(multiplexing, "FAR_S", BOUND_S)
@@ -152,8 +158,8 @@ async def test_server_that_does_not_choose_http2_is_asked_over_http1(context: ss
 
 async def test_own_headers_are_sent_over_http2(context: ssl.SSLContext) -> None:
     server = SingleRanges(DATA, honest)
-    options = HttpOptions({"Authorization": "Bearer x", "Keep-Alive": "1"}, RetryPolicy(attempts=1))
-    async with opened(server, context, options) as source:
+    headers = {"Authorization": "Bearer x", "Keep-Alive": "1"}
+    async with opened(server, context, headers=headers) as source:
         await read(source, "a.bin", 5, 10)
     (fields,) = server.fields
     assert fields["authorization"] == "Bearer x"
@@ -184,7 +190,7 @@ async def test_http2_is_spoken_where_a_server_redirects_to(context: ssl.SSLConte
             place = f"https://127.0.0.1:{port}/a.bin?secret"
             writer.write(f"HTTP/1.1 302 x\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode())
 
-        options = HttpOptions({"Authorization": "Bearer x"}, RetryPolicy(attempts=1))
+        options = HttpOptions({f"127.0.0.1:{port}": {"Authorization": "Bearer x"}}, RetryPolicy(attempts=1))
         async with raw_server(redirect) as home:
             source = await HttpSource.open([f"http://127.0.0.1:{home}/a.bin"], options)
             await learn(source)

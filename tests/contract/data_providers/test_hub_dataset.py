@@ -16,6 +16,7 @@ from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.sources import hub_dataset
 from data_providers.sources.hub_dataset import HubDataset, downloaded, parse_hub_dataset
+from runtime.permissions import OWNERS
 from runtime.retry import RetryPolicy
 from state.config.data_location import Preprocessed
 from state.errors import InvalidInput
@@ -25,7 +26,7 @@ from tests.support.hub_server import CONVERTED_COMMIT, FakeHub, fake_hub, point_
 
 NAME = "hf://datasets/org/model"
 ONCE = RetryPolicy(attempts=1, first_delay_s=0.001, max_delay_s=0.001)
-PACKED = OpenOptions("run", None, packs=True)
+PACKED = OpenOptions("run", None, OWNERS, packs=True)
 COMMITS = ["1" * 40, "2" * 40]
 
 
@@ -58,7 +59,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def opened(place: str = NAME, split: str = "train") -> PreprocessedDataProvider:
-    options = OpenOptions("run", None, packs=True, split=split)
+    options = OpenOptions("run", None, OWNERS, packs=True, split=split)
     provider = await open_location(parse_location(place), DatasetSpec(2, 16), options)
     assert isinstance(provider, PreprocessedDataProvider)
     return provider
@@ -96,7 +97,7 @@ async def test_rows_are_records_and_only_the_split_is_downloaded(hub: FakeHub) -
 
 async def test_token_rows_are_samples_of_a_run_that_does_not_pack(hub: FakeHub) -> None:
     hub.files = {"train.parquet": parquet(inputs=[[1, 2], [3]])}
-    options = OpenOptions("run", None)
+    options = OpenOptions("run", None, OWNERS)
     for location in (parse_location(NAME), Preprocessed(NAME)):
         provider = await open_location(location, DatasetSpec(2, 2), options)
         assert (await provider.get_samples(DataIds(0, 1))).input_ids.tolist() == [1, 2, 3]

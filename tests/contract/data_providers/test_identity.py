@@ -22,6 +22,7 @@ from data_providers.sources.manifest import (
 from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.renewed_manifest import write_manifest
 from epochal.cli.named_files import data_names
+from runtime.permissions import OWNERS
 from state.config.data_location import Urls
 from state.datasets import dataset_difference, dataset_in_words
 from state.intervals import DataIds
@@ -63,7 +64,7 @@ async def fingerprints(folder: Path) -> dict[str, tuple[str, str | None]]:
     bucket = await RangedDataProvider.open(await VerifiedSource.where_listed(source), SPEC)
     async with http_server(Tree(folder)) as url:
         urls = Urls(tuple(f"{url}/{name}" for name in NESTED))
-        remote = await open_location(urls, SPEC, OpenOptions("run", None))
+        remote = await open_location(urls, SPEC, OpenOptions("run", None, OWNERS))
         everything = DataIds(0, sum(NESTED.values()) - 1)
         samples = (await local.get_samples(everything)).input_ids
         for name, provider in (("local", local), ("bucket", bucket), ("http", remote)):

@@ -20,6 +20,7 @@ from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.records import RecordsDataProvider
 from data_providers.weighted import Weighted, WeightedDataProvider
+from runtime.permissions import OWNERS
 from state.errors import InternalError, InvalidInput
 from state.intervals import DataIds
 from tests.support.data_files import open_lines
@@ -130,7 +131,7 @@ async def test_errors_of_a_file_name_the_cause(tmp_path: Path, monkeypatch: pyte
 
 
 def open_as(path: Path, packs: bool = True, split: str = "train") -> Any:
-    options = OpenOptions("run", lambda: "", packs=packs, split=split)
+    options = OpenOptions("run", lambda: "", OWNERS, packs=packs, split=split)
     return open_location(parse_location(str(path)), DatasetSpec(2, 16), options)
 
 

@@ -11,6 +11,7 @@ from data_providers.fetcher import DataFetcher, FetchSettings
 from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import DatasetSpec
 from data_providers.sources.cache import BlockCache
+from runtime.permissions import OWNERS
 from state.config.data_location import SingleUrl
 from state.intervals import BatchId, DataIds
 from tests.support.data_files import SEED
@@ -42,7 +43,7 @@ async def test_client_of_50_samples_a_second_waits_for_none_after_its_first(
     with nginx(tmp_path / "nginx", root) as server:
         async with delaying_relay(int(server.url.rpartition(":")[2]), ROUND_TRIP_S) as port:
             location = SingleUrl(f"http://127.0.0.1:{port}/data/a.bin")
-            provider = await open_location(location, SPEC, OpenOptions("run", None, cache))
+            provider = await open_location(location, SPEC, OpenOptions("run", None, OWNERS, cache))
             if cached == "warm":
                 await provider.get_samples(DataIds(0, PER_REQUEST * REQUESTS - 1))
             if is_told:

@@ -22,6 +22,7 @@ from data_providers.sources.manifest import (
     verify_folder,
 )
 from data_providers.sources.renewed_manifest import write_manifest
+from runtime.permissions import OWNERS
 from state.config.data_location import Urls
 from state.errors import InvalidInput
 from state.intervals import DataIds
@@ -42,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def opened(url: str, cache: BlockCache | None = None) -> DataProvider:
     location = Urls(tuple(f"{url}/{name}" for name in NAMES))
-    return await open_location(location, SPEC, OpenOptions("run", lambda: "", cache))
+    return await open_location(location, SPEC, OpenOptions("run", lambda: "", OWNERS, cache))
 
 
 @pytest.mark.parametrize("with_cache", [False, True])
@@ -105,13 +106,13 @@ async def test_every_folder_of_the_urls_is_checked_by_its_own_manifest(
     write_folders(tmp_path)
     async with http_server(Tree(tmp_path)) as url:
         location = Urls(tuple(f"{url}/{name}" for name in order))
-        provider = await open_location(location, SPEC, OpenOptions("run", lambda: ""))
+        provider = await open_location(location, SPEC, OpenOptions("run", lambda: "", OWNERS))
         everything = DataIds(0, (provider.sequence_count or 1) - 1)
         whole = await provider.get_samples(everything)
         assert whole.sample_count == sum(10 + "xyz".index(name[0]) for name in order)
         path = tmp_path / order[damaged]
         path.write_bytes(b"\xff" + path.read_bytes()[1:])
-        again = await open_location(location, SPEC, OpenOptions("run", lambda: ""))
+        again = await open_location(location, SPEC, OpenOptions("run", lambda: "", OWNERS))
         if order[damaged].startswith("z"):
             await again.get_samples(everything)
         else:
@@ -130,7 +131,7 @@ async def test_manifest_above_the_folders_of_the_urls_lists_their_files(tmp_path
     (tmp_path / names[1]).write_bytes(bytes(64 * 10 * 2))
     async with http_server(Tree(tmp_path)) as url:
         location = Urls(tuple(f"{url}/{name}" for name in names))
-        provider = await open_location(location, DatasetSpec(2, 64), OpenOptions("run", lambda: ""))
+        provider = await open_location(location, DatasetSpec(2, 64), OpenOptions("run", lambda: "", OWNERS))
         assert (await provider.get_samples(DataIds(0, 9))).sample_count == 10
         with pytest.raises(CorruptData, match=r"below/a\.bin: block 0 of .* differs from the manifest"):
             await provider.get_samples(DataIds(10, 10))

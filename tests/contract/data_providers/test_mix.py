@@ -9,7 +9,7 @@ import pytest
 
 from data_providers.dummy import DummyDataProvider
 from data_providers.mixture import PERIOD
-from data_providers.opening import MAX_MIX_BYTES, open_provider
+from data_providers.opening import open_provider
 from data_providers.protocol import (
     MAX_REQUEST_BYTES,
     CorruptData,
@@ -19,8 +19,10 @@ from data_providers.protocol import (
     SourceUnavailable,
 )
 from data_providers.weighted import Weighted, WeightedDataProvider
+from runtime.permissions import OWNERS
 from state.errors import EpochalError, InternalError, InvalidInput
 from state.intervals import DataIds
+from state.limits import MAX_MIX_BYTES
 from tests.support.data_http import FileServer, http_server
 from tests.support.states import state_file
 
@@ -58,7 +60,8 @@ def write_mix(folder: Path, *entries: tuple[Any, float]) -> Path:
 
 
 async def opened(place: str) -> DataProvider:
-    return await open_provider(state_file(model__LLM__data_location={"WeightedHttp": place}), lambda: "")
+    """Open a mix that the owner of the machine named himself."""
+    return await open_provider(state_file(), lambda: "", OWNERS, place)
 
 
 async def test_mix_of_files_serves_each_its_share_without_repeats_in_a_pass(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from data_providers.ranged import RangedDataProvider
 from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
 from data_providers.sources.http.source import HttpOptions, HttpSource
+from runtime.permissions import OWNERS
 from runtime.retry import RetryPolicy
 from state.errors import DataError
 from state.intervals import DataIds
@@ -44,7 +45,7 @@ def server(tmp_path: Path, root: Path) -> Iterator[Nginx]:
 
 async def opened(location: Any, cache: BlockCache | None = None) -> DataProvider:
     http = {"location": location, "token_size_in_bytes": "TwoBytes", "shuffle": {"Seeded": SEED}}
-    return await open_provider(state_file(model__LLM__data_location={"Http": http}), lambda: "", None, cache)
+    return await open_provider(state_file(model__LLM__data_location={"Http": http}), lambda: "", OWNERS, None, cache)
 
 
 def numbered(url: str) -> Any:

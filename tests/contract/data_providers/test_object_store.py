@@ -21,6 +21,7 @@ from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.renewed_manifest import write_manifest
 from runtime import buckets
 from runtime.buckets import location_of
+from runtime.permissions import OWNERS
 from state.config.data_location import S3, Azure, Gcp
 from state.errors import InvalidInput
 from state.intervals import DataIds
@@ -39,7 +40,7 @@ async def upload(store: Any, folder: Path, prefix: str) -> None:
 
 async def opened(url: str, folder: str, spec: DatasetSpec = SPEC) -> DataProvider:
     location = S3(bucket_name=BUCKET, filter_directory=folder, endpoint=url)
-    return await open_location(location, spec, OpenOptions("run", lambda: ""))
+    return await open_location(location, spec, OpenOptions("run", lambda: "", OWNERS))
 
 
 async def test_bucket_gives_the_bytes_and_the_fingerprint_of_the_files(
@@ -110,7 +111,7 @@ async def test_bucket_or_folder_that_is_not_there_is_said(bucket: Any, s3_url: s
         await opened(s3_url, "nothing")
     gone = S3(bucket_name="gone", endpoint=s3_url)
     with pytest.raises(Rejected, match="s3://gone does not exist"):
-        await open_location(gone, SPEC, OpenOptions("run", lambda: ""))
+        await open_location(gone, SPEC, OpenOptions("run", lambda: "", OWNERS))
 
 
 async def test_environment_names_the_server_of_a_location_without_endpoint(
@@ -163,7 +164,7 @@ async def test_gcp_bucket_is_read_through_the_same_listing_and_ranges(
 async def located(text: str) -> DataProvider:
     location = parse_location(text)
     assert isinstance(location, S3 | Gcp | Azure)
-    return await open_location(location, SPEC, OpenOptions("run", lambda: ""))
+    return await open_location(location, SPEC, OpenOptions("run", lambda: "", OWNERS))
 
 
 async def test_folder_in_memory_is_a_folder_and_no_prefix_of_names(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_every_kind_of_bucket_opens_unsigned_without_credentials(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert location_of(bucket) == text
-    assert buckets.store_of(bucket) is not None
+    assert buckets.store_of(bucket, buckets.StoreAccess()) is not None
     assert buckets.is_anonymous(bucket.variant)
 
 

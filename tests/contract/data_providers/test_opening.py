@@ -15,6 +15,7 @@ from data_providers.opening import OpenOptions, open_described, open_location, o
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from data_providers.ranged import RangedDataProvider
 from data_providers.tcp.client import TcpDataProvider
+from runtime.permissions import OWNERS
 from state.config.data_file import parse_data_config
 from state.config.data_location import DummyData, Local, Server, SingleUrl
 from state.config.state_file import StateFile
@@ -38,7 +39,7 @@ def no_ticket() -> str:
 
 
 async def opened(location: Any, override: str | None = None) -> DataProvider:
-    return await open_provider(state_with(location), no_ticket, override)
+    return await open_provider(state_with(location), no_ticket, OWNERS, override)
 
 
 async def first_tokens(provider: DataProvider) -> list[int]:
@@ -66,7 +67,7 @@ def test_location_text_of_each_form_is_read(text: str, location: Any) -> None:
 
 async def test_url_of_no_file_is_named_as_it_was_given() -> None:
     with pytest.raises(InvalidInput, match=r"'http://\[::1'"):
-        await open_location(SingleUrl("http://[::1"), DatasetSpec(2, 16), OpenOptions("", lambda: ""))
+        await open_location(SingleUrl("http://[::1"), DatasetSpec(2, 16), OpenOptions("", lambda: "", OWNERS))
 
 
 @pytest.mark.parametrize("text", ["", "tcp://", "tcp://host", "tcp://host:99999", "http://", "https:// x"])
@@ -142,7 +143,7 @@ async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Pa
 
 async def test_data_server_is_not_asked_by_who_is_no_member() -> None:
     with pytest.raises(InvalidInput, match="serves only a run's members; name the data's files or URL with --data"):
-        await open_location(parse_location("tcp://127.0.0.1:1"), DatasetSpec(2, 16), OpenOptions("", None))
+        await open_location(parse_location("tcp://127.0.0.1:1"), DatasetSpec(2, 16), OpenOptions("", None, OWNERS))
 
 
 async def test_factory_names_preprocessed_samples_that_are_not_there() -> None:

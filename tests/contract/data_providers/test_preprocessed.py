@@ -14,6 +14,7 @@ from data_providers.formats import columns
 from data_providers.opening import OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from runtime.permissions import OWNERS
 from state.config.data_location import Preprocessed
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
@@ -143,9 +144,8 @@ async def test_row_group_that_decodes_to_too_much_is_refused_in_time(
     path = write(tmp_path / "a.parquet", row_group_size=40, inputs=[[7] * 2000] * 40)
     provider = PreprocessedDataProvider.open(path)
     assert path.stat().st_size < 5000
-    monkeypatch.setattr(columns, "DECODED_ROWS", 10)
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 300_000)
-    with pytest.raises(CorruptData, match=r"row group 0 has 32\d{4} bytes or more; at most 300000: write smaller"):
+    with pytest.raises(CorruptData, match=r"row group 0 has 640000 bytes or more; at most 300000: write smaller"):
         await provider.get_samples(DataIds(0, 0))
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 700_000)
     assert (await provider.get_samples(DataIds(0, 39))).input_ids.tolist() == [7] * 80_000
@@ -190,7 +190,9 @@ async def test_columns_that_are_no_samples_are_corrupt(tmp_path: Path, columns: 
 
 async def test_sample_longer_than_the_runs_is_corrupt(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", inputs=[[1, 2], [1, 2, 3]])
-    provider = await open_location(Preprocessed(str(tmp_path)), DatasetSpec(2, 2), OpenOptions("run", lambda: ""))
+    provider = await open_location(
+        Preprocessed(str(tmp_path)), DatasetSpec(2, 2), OpenOptions("run", lambda: "", OWNERS)
+    )
     assert (await provider.get_samples(DataIds(0, 0))).sample_count == 1
     with pytest.raises(CorruptData, match="a sample has 3 tokens; the run's max_seq_len is 2"):
         await provider.get_samples(DataIds(1, 1))

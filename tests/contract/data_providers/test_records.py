@@ -32,6 +32,7 @@ from data_providers.sources.object_store import ObjectStoreSource
 from data_providers.sources.range_file import RangeFile
 from data_providers.sources.renewed_manifest import write_manifest
 from data_providers.sources.spool import DataSpool
+from runtime.permissions import OWNERS
 from state.config.data_location import Urls
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
@@ -41,7 +42,7 @@ from tests.support.heavy import need_module
 
 RECORDS = [json.dumps({"text": f"record {number} " + "é" * (number % 7)}) for number in range(60)]
 TEXT = "\n".join(RECORDS).encode()
-OPTIONS = OpenOptions("run", None, packs=True)
+OPTIONS = OpenOptions("run", None, OWNERS, packs=True)
 Members = list[tuple[str, bytes]]
 
 
@@ -200,7 +201,7 @@ async def test_archive_that_unpacks_beyond_the_limit_is_refused(tmp_path: Path) 
 
 
 async def test_bomb_of_lines_is_refused_by_its_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacked, "ALWAYS_ALLOWED_BYTES", 1024**2)
+    monkeypatch.setattr(unpacked, "ALWAYS_UNPACKED_BYTES", 1024**2)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"[1]\n" * 10**6))
     with pytest.raises(CorruptData, match=r"a\.jsonl\.gz unpacks to more than 200 times its \d+ bytes"):
         await open_lines(tmp_path)
@@ -337,13 +338,13 @@ def test_tar_that_is_wrong_is_refused_with_the_reason(data: bytes, message: str)
 
 
 def test_members_of_a_tar_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tar_module, "MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(tar_module, "MAX_LINE_BYTES", 1000)
     with pytest.raises(CorruptData, match=r"'2\.txt' has 1200 bytes; at most 1000"):
         places_in(tar_of(MEMBERS))
-    monkeypatch.setattr(tar_module, "MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr(tar_module, "MAX_TAR_HEADER_BYTES", 100)
     with pytest.raises(CorruptData, match="extended header of 305 bytes; at most 100"):
         places_in(tar_of([("n" * 300 + ".txt", b"")], tarfile.GNU_FORMAT))
-    monkeypatch.setattr(tar_module, "MAX_MEMBERS", 2)
+    monkeypatch.setattr(tar_module, "MAX_TAR_MEMBERS", 2)
     with pytest.raises(CorruptData, match="more than 2 members"):
         places_in(tar_of([("1.jpg", b""), ("2.jpg", b""), ("3.jpg", b"")]))
 

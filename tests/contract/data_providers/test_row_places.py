@@ -19,6 +19,7 @@ from data_providers.opening import OpenOptions, open_location
 from data_providers.preprocessed import PreprocessedDataProvider
 from data_providers.protocol import CorruptData, DatasetSpec
 from data_providers.sources.object_store import ObjectStoreSource
+from runtime.permissions import OWNERS
 from state.config.data_location import Preprocessed, Urls
 from state.errors import DataError, InvalidInput
 from state.intervals import DataIds
@@ -27,7 +28,7 @@ from tests.support.heavy import need_module
 
 ROWS = [[number, number + 1] * (number % 5) for number in range(200)]
 SPEC = DatasetSpec(2, 16)
-PLAIN, PACKED = OpenOptions("run", None), OpenOptions("run", None, packs=True)
+PLAIN, PACKED = OpenOptions("run", None, OWNERS), OpenOptions("run", None, OWNERS, packs=True)
 Write = Callable[..., bytes]
 
 

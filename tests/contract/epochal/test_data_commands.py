@@ -289,7 +289,7 @@ def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path
         (["inspect", "absent.bin"], 2, "absent.bin cannot be read"),
         (["inspect", "workshop://x"], 2, "no data provider is called 'workshop'"),
         (["inspect", "tcp://127.0.0.1:9"], 2, "inspect the files that it serves"),
-        (["pack", "absent", "--task-encoder", "enc"], 2, "--task-encoder 'enc'; allowed: \"module:Class\""),
+        (["pack", "one.jsonl", "--task-encoder", "enc"], 2, "'enc' is not installed: no package registers it"),
         (["pack", "one.jsonl", "--task-encoder", "enc:QA"], 2, "set PYTHONPATH to the folder that holds enc.py"),
         (["inspect"], 2, "give a LOCATION, or the run whose data are meant: --state STATE.toml"),
         (["inspect", "--state", "state.toml", "--seq-len", "8"], 2, "do not go with --state"),

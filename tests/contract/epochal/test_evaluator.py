@@ -9,6 +9,7 @@ import pytest
 from epochal.evaluation import losses
 from epochal.evaluation.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions
 from epochal.evaluation.losses import EvaluationOptions
+from runtime.permissions import OWNERS
 from runtime.retry import RetryPolicy
 from state.config.model import ModelSpec
 from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused, TrainerFailed
@@ -24,7 +25,7 @@ from trainers.torch.options import TorchOptions
 STATE = state_file(model__LLM__ngram={"context": 2, "embedding": 4, "hidden": 8})
 SPEC = STATE.model.LLM.spec
 MODEL = open_model(SPEC)
-ON_DUMMY = EvaluationOptions(data="dummy", samples=4)
+ON_DUMMY = EvaluationOptions(OWNERS, data="dummy", samples=4)
 PATIENT = RetryPolicy(first_delay_s=0.0, max_delay_s=0.0, bound_s=60.0)
 
 

@@ -23,6 +23,7 @@ from epochal.preparation.pool import EncodingPool, WorkerLost
 from epochal.preparation.preparing import PrepareProgress, prepare
 from epochal.preparation.texts import digest_of
 from epochal.preparation.working import WORKING
+from state.config.state_file import parse_state
 from state.errors import EpochalError, InvalidInput
 from tests.support.bounds import BOUND_S
 from tests.support.cli import run_main
@@ -103,6 +104,12 @@ def test_files_that_are_not_read_come_with_the_option_that_reads_them(tmp_path: 
         *("prepare", str(tmp_path), "--tokenizer", "bytes", "--seq-len", "16", "--out", str(tmp_path / "out"))
     )
     ran.expect(0, "files with another suffix, not read: 3; --text-suffix .py reads 2 .py files as text")
+
+
+def test_the_state_file_pins_the_data_as_a_data_server_opens_them(made: Path) -> None:
+    shown = json.loads(run_main("data", "inspect", str(made / "data.toml"), "--json").out)
+    state = parse_state((made / "state.toml").read_text(encoding="utf-8"), "state.toml")
+    assert state.config.data_fingerprint == shown["fingerprint"]
 
 
 def test_a_run_refuses_data_of_another_tokenizer(made: Path, tmp_path: Path) -> None:

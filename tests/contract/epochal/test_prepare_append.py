@@ -44,7 +44,12 @@ def test_what_is_appended_is_in_files_after_the_others(data: Path, tmp_path: Pat
     before = everything_in(data)
     provider = LocalDataProvider.open(data / "train", SPEC)
     alone = prepare([tmp_path / "new.jsonl"], "bytes", tmp_path / "alone", SMALL).folder
-    append(data).expect(0, f"data append URL {data}/data.toml")
+    pinned = f'data_fingerprint = "{provider.fingerprint}"'
+    ran = append(data)
+    ran.expect(
+        0, f"data append URL {data}/data.toml", "a run that has not begun takes all of them", "data_fingerprint = "
+    )
+    assert pinned not in ran.out
     after = everything_in(data)
     manifests = {f"{split}/epochal-manifest.json" for split in ("train", "validation")}
     assert {name: text for name, text in after.items() if before.get(name) != text}.keys() == (

@@ -80,6 +80,11 @@ def rows_of(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in everything_in(folder).items() if "/" in name}
 
 
+def test_the_state_file_pins_the_rows_as_clients_open_them(made: Path) -> None:
+    shown = json.loads(run_main("data", "inspect", "--state", str(made / "state.toml"), "--json").out)
+    assert f'data_fingerprint = "{shown["fingerprint"]}"' in (made / "state.toml").read_text(encoding="utf-8")
+
+
 async def test_every_conversation_is_in_one_row_and_its_answer_is_learnt(made: Path) -> None:
     train, validation = await samples_in(made, "train"), await samples_in(made, "validation")
     expected = {}

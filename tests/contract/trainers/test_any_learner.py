@@ -16,6 +16,7 @@ from epochal.commands.trainer_service import serving_training
 from epochal.evaluation.losses import EvaluationOptions, opened_evaluation
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
+from runtime.permissions import OWNERS
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker
 from state.config.model import AdamW
@@ -58,7 +59,7 @@ def state(tmp_path: Path) -> StateFile:
 
 
 async def samples(state: StateFile) -> AsyncIterator[TokenBatch]:
-    provider = await open_provider(state, lambda: "")
+    provider = await open_provider(state, lambda: "", OWNERS)
     yield await provider.get_samples(DataIds(0, SAMPLES - 1))
     await provider.aclose()
 
@@ -102,7 +103,9 @@ async def test_mesh_trains_it_as_one_process_does(state: StateFile, monkeypatch:
     need_module("torch")
     monkeypatch.setattr(launcher, "MODULE", "tests.support.bag_worker")
     wanted, _ = await trained(numpy_trainer(state), state)
-    mesh = await open_mesh_trainer(MeshOptions("data=2", 2, 2), state, state.model.LLM.spec, lambda: "", InlineWorker())
+    mesh = await open_mesh_trainer(
+        MeshOptions("data=2", 2, 2, permissions=OWNERS), state, state.model.LLM.spec, lambda: "", InlineWorker()
+    )
     assert_same((await trained(mesh, state))[0], wanted)
 
 
@@ -121,7 +124,7 @@ async def test_training_service_trains_it_as_one_process_does(state: StateFile) 
 async def test_evaluation_computes_its_loss(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     found, parameters = await trained(numpy_trainer(state), state)
     monkeypatch.delattr(BagLearner, "accumulate")  # a loss alone needs no gradient
-    async with opened_evaluation(state, state.model.LLM.spec, EvaluationOptions()) as evaluation:
+    async with opened_evaluation(state, state.model.LLM.spec, EvaluationOptions(OWNERS)) as evaluation:
         await evaluation.load(3, parameters)
         evaluated = await evaluation.loss()
     assert (evaluation.data.samples, evaluated.token_count) == (SAMPLES, SAMPLES * SEQ_LEN)

@@ -18,6 +18,7 @@ import pytest_asyncio
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
 from data_providers.protocol import CorruptData, TokenBatch
+from runtime.permissions import OWNERS
 from runtime.worker_thread import InlineWorker
 from state.config.model import NgramConfig
 from state.config.state_file import StateFile
@@ -60,7 +61,7 @@ def run_state(folder: Path, bad_index: int | None = None, **overrides: Any) -> S
 
 
 async def data_of(state: StateFile) -> AsyncIterator[TokenBatch]:
-    provider = await open_provider(state, lambda: "")
+    provider = await open_provider(state, lambda: "", OWNERS)
     for interval in PLAN.assignment:
         yield await provider.get_samples(interval.to_data_ids(PLAN.data_indices_per_batch))
     await provider.aclose()
@@ -78,7 +79,11 @@ async def opened(
     state: StateFile, mesh: str = "data=2", process_count: int = 2, batch_size: int = 2
 ) -> AsyncIterator[MeshTrainer]:
     trainer = await open_mesh_trainer(
-        MeshOptions(mesh, process_count, batch_size), state, state.model.LLM.spec, lambda: "", InlineWorker()
+        MeshOptions(mesh, process_count, batch_size, permissions=OWNERS),
+        state,
+        state.model.LLM.spec,
+        lambda: "",
+        InlineWorker(),
     )
     try:
         yield trainer

@@ -15,6 +15,7 @@ import pytest_asyncio
 from batching.round_plan import RoundPlan
 from data_providers.opening import open_provider
 from data_providers.protocol import CorruptData, TokenBatch
+from runtime.permissions import OWNERS
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
 from state.errors import InvalidInput, TrainerFailed
@@ -74,7 +75,7 @@ async def rounds_alone(state: StateFile, count: int) -> list[TrainedRound]:
     """Rounds in one process."""
 
     async def data() -> AsyncIterator[TokenBatch]:
-        provider = await open_provider(state, lambda: "")
+        provider = await open_provider(state, lambda: "", OWNERS)
         for interval in PLAN.assignment:
             yield await provider.get_samples(interval.to_data_ids(PLAN.data_indices_per_batch))
         await provider.aclose()
@@ -87,7 +88,9 @@ async def rounds_alone(state: StateFile, count: int) -> list[TrainedRound]:
 
 @contextlib.asynccontextmanager
 async def opened(state: StateFile, mesh: str = "fsdp=2", count: int = 2, **options: Any) -> AsyncIterator[MeshTrainer]:
-    chosen = MeshOptions(mesh, count, 2, trainer="torch", torch=TorchOptions(device="cpu", **options))
+    chosen = MeshOptions(
+        mesh, count, 2, trainer="torch", permissions=OWNERS, torch=TorchOptions(device="cpu", **options)
+    )
     trainer = await open_mesh_trainer(chosen, state, state.model.LLM.spec, lambda: "", InlineWorker())
     try:
         yield trainer

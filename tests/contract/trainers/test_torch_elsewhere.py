@@ -13,6 +13,7 @@ from epochal.commands.trainer_service import serving_training
 from epochal.evaluation.losses import EvaluationOptions, opened_evaluation
 from runtime.clock import SystemClock
 from runtime.http_server import Endpoint
+from runtime.permissions import OWNERS
 from runtime.retry import RetryPolicy
 from runtime.worker_thread import InlineWorker
 from state.config.state_file import StateFile
@@ -44,7 +45,7 @@ def state(tmp_path: Path) -> StateFile:
 
 
 async def samples(state: StateFile) -> AsyncIterator[TokenBatch]:
-    provider = await open_provider(state, lambda: "")
+    provider = await open_provider(state, lambda: "", OWNERS)
     yield await provider.get_samples(DataIds(0, SAMPLES - 1))
     await provider.aclose()
 
@@ -73,7 +74,7 @@ async def test_evaluation_of_a_transformer_is_the_loss_before_a_step(state: Stat
     start = await trainer.initial_parameters(SEED)
     one_step = RoundPlan(1, PLAN.assignment, 1, (0.01,))
     trained = await trainer.train(one_step, start, samples(state))
-    async with opened_evaluation(state, LLAMA_SPEC, EvaluationOptions()) as evaluation:
+    async with opened_evaluation(state, LLAMA_SPEC, EvaluationOptions(OWNERS)) as evaluation:
         await evaluation.load(0, start)
         found = await evaluation.loss()
     assert (evaluation.data.samples, found.token_count) == (SAMPLES, trained.token_count)

@@ -23,6 +23,7 @@ from data_providers.local import LocalDataProvider
 from data_providers.mix_schedule import MixPhase
 from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from data_providers.weighted import Weighted, WeightedDataProvider
+from runtime.permissions import OWNERS
 from runtime.worker_thread import InlineWorker
 from state.intervals import DataIds
 from tests.support.data_files import open_lines
@@ -169,7 +170,7 @@ async def test_records_and_tokens_of_a_later_phase_are_found_at_once(tmp_path: P
 
 
 def packing(**overrides: Any) -> Packing:
-    made = Packing.of(state_file(model__LLM__data_type="Finetuning", **overrides), VOCABULARY, InlineWorker())
+    made = Packing.of(state_file(model__LLM__data_type="Finetuning", **overrides), VOCABULARY, InlineWorker(), OWNERS)
     assert made is not None
     return made
 

@@ -12,6 +12,7 @@ from batching.packing.packer import packed
 from batching.packing.samples import EncodedSample, RawSample
 from batching.packing.task_encoder import EncoderContext, SkipSample, TaskEncoder, open_encoder, stateless
 from data_providers.protocol import CorruptData, TokenBatch
+from runtime.permissions import OWNERS
 from state.errors import InvalidInput, TrainerFailed
 from tests.support.heavy import need_module
 from tests.support.packing import ROW, LongestFirst, Picky, context, packer_of, samples_of
@@ -176,4 +177,4 @@ class Forgetful(TaskEncoder):
 
 def test_encoder_that_does_not_call_the_base_class_is_said() -> None:
     with pytest.raises(InvalidInput, match=r"Forgetful' has no context; allowed: an __init__\(context\) that calls"):
-        open_encoder(f"{__name__}:Forgetful", EncoderContext("run", 8, 256))
+        open_encoder(f"{__name__}:Forgetful", EncoderContext("run", 8, 256), OWNERS)

@@ -21,7 +21,7 @@ from tests.support.virtual_time import in_virtual_time
 SHA256 = Sha256("a" * 64)
 SIZE_BYTES = 10 * MIN_CHECK_BYTES_PER_S
 CHECK = ResultCheck(SHA256, SIZE_BYTES, "run", 1, 0, ClientId("b" * 32), SHA256, "int4", 1.0)
-RIGHT = CheckVerdict(SHA256, SHA256)
+RIGHT = CheckVerdict(SHA256, SHA256, norm=1.0)
 WAIT_S = 10.0
 
 
@@ -159,7 +159,7 @@ async def test_verdict_that_contradicts_itself_is_refused(checks: LeasedChecks) 
         waiting = tasks.create_task(verdict(checks))
         leased = await asked
         assert leased is not None
-        for wrong in (CheckVerdict(SHA256, None), CheckVerdict(SHA256, SHA256, "scale")):
+        for wrong in (CheckVerdict(SHA256, None), CheckVerdict(SHA256, SHA256, "scale"), CheckVerdict(SHA256, SHA256)):
             with pytest.raises(Refused) as refused:
                 checks.report("one", leased.lease, wrong)
             assert refused.value.kind == "invalid-body"

@@ -40,7 +40,7 @@ async def test_each_kind_fills_its_own_pool_and_gives_it_back() -> None:
     async with contextlib.AsyncExitStack() as stack:
         for kind in ReaderKind:
             await places(polls, readers(kind, 2, 2), stack)
-        assert polls.count == 3 * 4
+        assert polls.count == len(ReaderKind) * 4
         for kind in ReaderKind:
             assert polls.count_of(kind) == 4
             with pytest.raises(Refused, match=f"requests of {kind.value}s"):

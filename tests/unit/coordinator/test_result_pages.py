@@ -34,7 +34,7 @@ def runs_of_a_round() -> tuple[Run, ...]:
     found = [driver.run]
     for number in (3, 1, 5, 6, 2, 4):
         bound = ResultCommitment(1, 0, digest_of(f"result {number}"), 10 + number, METRICS)
-        driver.send(stimuli.ResultDelivered(client(number), bound, driver.replica_digest()))
+        driver.send(stimuli.ResultDelivered(client(number), bound, driver.replica_digest(), 1.0))
         found.append(driver.run)
     driver.attest(*driver.round.plan.witnesses)
     return (*found, driver.run)
@@ -50,7 +50,7 @@ def readers_of(run: Run) -> Readers:
 def verified_results(run: Run) -> list[CommittedResult]:
     assert run.round is not None
     bound = [(sender, run.round.commitments[sender]) for sender in run.round.verified]
-    return [CommittedResult(sender, report.result_sha256, report.size_bytes) for sender, report in bound]
+    return [CommittedResult(sender, report.result_sha256, report.size_bytes, 1.0) for sender, report in bound]
 
 
 @given(st.lists(st.tuples(st.integers(0, len(RUNS) - 1), st.integers(0, CLIENTS + 1)), max_size=12))

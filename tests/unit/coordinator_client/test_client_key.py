@@ -13,7 +13,7 @@ from tests.support.simulated_client import key_of
 
 def test_join_signs_what_the_coordinator_asks_for() -> None:
     key = key_of(7)
-    message = join_message("test-run", "nonce", key.public_key)
+    message = join_message("test-run", "nonce", key.public_key, "ab" * 32, "localhost")
     Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.public_key)).verify(bytes.fromhex(key.sign(message)), message)
 
 

@@ -135,7 +135,7 @@ async def test_results_are_asked_for_by_round() -> None:
 
 async def test_results_come_with_the_bytes_that_the_coordinator_sends() -> None:
     page = ResultsPage(
-        4, 1, 1, complete=True, results=(CommittedResult(ClientId("0a" * 16), sha256_hex(b"result"), 6),)
+        4, 1, 1, complete=True, results=(CommittedResult(ClientId("0a" * 16), sha256_hex(b"result"), 6, 1.0),)
     )
     body = encoded_bundle(canonical_json(page), [(sha256_hex(b"result"), b"result")])
     headers = {"Content-Type": MEDIA_TYPE}
@@ -271,6 +271,7 @@ async def test_requests_about_an_upload_outlast_what_the_coordinator_waits_for()
 
     connection = client(answer)
     connection._stored._opened = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    connection._stored._origins = ("http://127.0.0.1:9",)
     await connection.put_blob(Sha256("aa" * 32), spooled(b"result"))
     await connection.aclose()
     assert waits["grant"] > GRANT_WAITS_S

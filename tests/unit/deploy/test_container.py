@@ -16,7 +16,7 @@ def test_context_holds_the_files_that_make_the_wheel_and_no_others() -> None:
     packages = set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     project = PROJECT["project"]
     others = {name for name in project["license-files"] if name.partition("/")[0] not in packages}
-    assert allowed == packages | {"pyproject.toml", project["readme"], *others}
+    assert allowed == packages | {"pyproject.toml", "constraints.txt", project["readme"], *others}
     assert lines[1] == "*"
 
 
@@ -30,6 +30,13 @@ def test_image_starts_the_command_as_a_user_without_rights() -> None:
     (start,) = re.findall(r"^ENTRYPOINT (.*)$", TEXT, re.MULTILINE)
     assert set(json.loads(start)) <= set(PROJECT["project"]["scripts"])
     assert re.search(r"^USER [1-9][0-9]+:[1-9][0-9]+$", TEXT, re.MULTILINE)
+
+
+def test_image_installs_nothing_without_a_hash_but_torch() -> None:
+    installs = re.findall(r"pip install [^;&]*", TEXT.replace("\\\n", " "))
+    assert len(installs) == 5
+    assert ["--require-hashes" in install or '"$TORCH"' in install for install in installs] == [True] * 5
+    assert "python -m build --no-isolation" in TEXT
 
 
 def test_python_is_one_that_the_project_supports() -> None:

@@ -10,6 +10,7 @@ import pytest
 from epochal.cli.state_files import MAX_CONFIG_BYTES
 from tests.support.cli import Ran, run_main
 from tests.support.heavy import need_module
+from tests.support.installed_trainers import register
 from tests.support.model_files import write_model
 from tests.support.states import state_file, state_text
 from tests.support.tiny_llama import LLAMA
@@ -127,9 +128,9 @@ def test_check_opens_the_initial_parameters(tmp_path: Path) -> None:
 
 
 def test_check_imports_the_task_encoder_and_opens_the_data_too(tmp_path: Path) -> None:
-    packed = {"model__LLM__data_type": "Finetuning", "packing__task_encoder": "absent_encoder:QA"}
+    packed = {"model__LLM__data_type": "Finetuning", "packing__task_encoder": "absent"}
     ran = checked(tmp_path, located({"Local": str(tmp_path / "absent")}, **packed))
-    ran.expect(2, "packing.task_encoder 'absent_encoder:QA' cannot be imported", "absent cannot be read")
+    ran.expect(2, "packing.task_encoder 'absent' is not installed", "absent cannot be read")
 
 
 def test_check_says_where_a_module_in_the_working_folder_is_found(
@@ -137,7 +138,9 @@ def test_check_says_where_a_module_in_the_working_folder_is_found(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "enc_here.py").write_text("")
-    packed = {"model__LLM__data_type": "Finetuning", "packing__task_encoder": "enc_here:QA"}
+    register(tmp_path / "site", "here", "epochal.task_encoders", qa="enc_here:QA")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    packed = {"model__LLM__data_type": "Finetuning", "packing__task_encoder": "qa"}
     ran = checked(tmp_path, located({"Local": str(tmp_path)}, **packed))
     ran.expect(2, f"{tmp_path} holds it: set PYTHONPATH={tmp_path}")
 
@@ -146,7 +149,7 @@ def test_check_says_where_a_module_in_the_working_folder_is_found(
     ("location", "reason"),
     [
         ({"Server": "127.0.0.1:9"}, "name the server's own file with --data-config"),
-        ({"WeightedHttp": "http://127.0.0.1:9/mix.json"}, "--network opens it"),
+        ({"WeightedHttp": f"http://127.0.0.1:9/mix.json#sha256={64 * '0'}"}, "--network opens it"),
     ],
 )
 def test_check_says_what_it_does_not_open(tmp_path: Path, location: Any, reason: str) -> None:
@@ -154,7 +157,7 @@ def test_check_says_what_it_does_not_open(tmp_path: Path, location: Any, reason:
 
 
 def test_check_with_network_opens_urls(tmp_path: Path) -> None:
-    state = located({"WeightedHttp": "http://127.0.0.1:9/mix.json"})
+    state = located({"WeightedHttp": f"http://127.0.0.1:9/mix.json#sha256={64 * '0'}"})
     checked(tmp_path, state, None, "--network").expect(2, "model.LLM.data_location: http://127.0.0.1:9/mix.json")
 
 
@@ -290,7 +293,8 @@ def test_check_warns_of_timers_that_these_clients_break(tmp_path: Path) -> None:
     ran = checked(tmp_path, state_text(), None, *slow)
     ran.expect(0, "no round ends with an outcome", "a client of '2 x 1kbit 100ms 1k tokens/s' needs", "is valid")
     fast = ("--clients", "2 x 1gbit 10ms 1M tokens/s")
-    assert checked(tmp_path, state_text(), None, *fast).err == ""
+    (note,) = checked(tmp_path, state_text(), None, *fast).err.splitlines()
+    assert "everybody may join this run" in note
 
 
 def test_check_refuses_clients_that_are_none(tmp_path: Path) -> None:
@@ -305,7 +309,19 @@ def test_state_file_of_the_page_on_torch_is_complete(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     ran = checked(tmp_path, text)
     ran.expect(0, "the model has 221,545,472 parameters: a checkpoint takes 1.77 GB", "is valid")
-    assert ran.err == ""
+    (note,) = ran.err.splitlines()
+    assert "everybody may join this run" in note
+
+
+def test_check_of_an_open_run_gives_the_line_that_pins_its_data(tmp_path: Path) -> None:
+    text = located({"Local": str(write_tokens(tmp_path / "data"))})
+    ran = checked(tmp_path, text)
+    ran.expect(0, "note: ", "everybody may join this run")
+    fingerprint = ran.err.partition('data_fingerprint = "')[2][:64]
+    pinned = located({"Local": str(tmp_path / "data")}, config__data_fingerprint=fingerprint)
+    assert checked(tmp_path, pinned).err == ""
+    closed = located({"Local": str(tmp_path / "data")}, access__mode="keys", access__keys=["ab" * 32])
+    assert checked(tmp_path, closed).err == ""
 
 
 @pytest.mark.parametrize("command", ["check", "coordinator", "plan", "notify"])

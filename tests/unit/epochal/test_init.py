@@ -1,6 +1,7 @@
 """`epochal init`: files that start, from options or answers; nothing is overwritten, and mistakes are named."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,25 @@ async def test_answer_that_is_not_taken_is_asked_for_again(tmp_path: Path, token
 def test_name_that_no_run_may_have_is_refused_before_files_are_written(tmp_path: Path) -> None:
     run_main("init", str(tmp_path / "run"), "--yes", "--run-id", "../up").expect(2, "--run-id '../up'; allowed:")
     assert not (tmp_path / "run").exists()
+
+
+def test_data_that_can_be_opened_are_pinned(tmp_path: Path, tokens: Path) -> None:
+    run_main("init", str(tmp_path / "run"), "--data", str(tokens), "--seq-len", "64", "--yes").expect(0)
+    state, data = tmp_path / "run" / "state.toml", tmp_path / "run" / "data.toml"
+    shown = json.loads(run_main("data", "inspect", str(data), "--json").out)
+    assert state_in(tmp_path / "run").config.data_fingerprint == shown["fingerprint"]
+    run_main("check", str(state), "--data-config", str(data)).expect(0, "is valid")
+    (tokens / "train.bin").write_bytes(bytes(4 * TOKENS))
+    run_main("check", str(state), "--data-config", str(data)).expect(2, "config.data_fingerprint pins")
+
+
+def test_data_that_cannot_be_opened_leave_a_comment_that_says_why(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        location = f"http://127.0.0.1:{unused.getsockname()[1]}/tokens.bin"
+    ran = run_main("init", str(tmp_path / "run"), "--data", location, "--yes")
+    ran.expect(0, "state.toml does not say which data are the run's")
+    text = (tmp_path / "run" / "state.toml").read_text()
+    assert '# data_fingerprint = "…"' in text
+    assert state_in(tmp_path / "run").config.data_fingerprint is None
+    checked = run_main("check", str(tmp_path / "run" / "state.toml"))
+    checked.expect(0, "everybody may join this run", "epochal fingerprint URL FINGERPRINT")

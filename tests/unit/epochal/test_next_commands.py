@@ -10,6 +10,7 @@ from state.config.state_file import StateFile, parse_state
 from tests.support.cli import run_main
 from tests.support.deployment import parsed_command
 from tests.support.heavy import need_module
+from tests.support.states import state_file
 
 STATE = (Path(__file__).parents[3] / "examples/states/tcp/state.toml").read_text(encoding="utf-8")
 STATE_PATH, DATA_PATH = Path("run/state.toml"), Path("run/data.toml")
@@ -68,3 +69,16 @@ def test_run_whose_data_only_this_machine_reaches_says_so(tmp_path: Path) -> Non
     away = run_main(*made, str(tmp_path / "away"), "--data-address", "tls://a.example:39405")
     away.expect(0, "epochal client https://a.example:8000")
     assert "only this machine" not in away.out
+
+
+@pytest.mark.parametrize(
+    ("location", "folder"),
+    [
+        ({"Local": "my data"}, "'my data'"),
+        ({"Preprocessed": "rows"}, "rows"),
+        ({"WeightedHttp": "all/mix.json"}, "all"),
+    ],
+)
+def test_client_of_a_run_on_local_data_allows_their_folder(location: dict[str, str], folder: str) -> None:
+    state = state_file(model__LLM__data_location=location)
+    assert next_commands(state, STATE_PATH, None)[2].endswith(f" --new-key --allow-local {folder}")

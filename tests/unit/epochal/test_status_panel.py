@@ -211,3 +211,12 @@ def test_name_without_a_place_to_break_is_shown_whole() -> None:
     status = status_of(1, 2.5)
     shown = shown_at_80(replace(status, members=(replace(status.members[0], name="x" * 32),)))
     assert shown.count("x") == 32
+
+
+def test_part_of_the_round_and_a_lowered_factor_are_shown() -> None:
+    status = status_of(1, 2.0)
+    members = tuple(replace(member, part=0.25, factor=0.15) for member in status.members)
+    console = Console(file=StringIO(), width=160)
+    console.print(status_panel(replace(status, members=members)))
+    assert isinstance(console.file, StringIO)
+    assert "25%, counted × 0.15" in console.file.getvalue()

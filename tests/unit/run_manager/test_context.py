@@ -4,6 +4,7 @@ from run_manager.context import TentativeState
 from state.config.model import NgramConfig
 from state.documents import Outcome, OutcomeEntry
 from state.intervals import BatchId
+from state.weights import factor_hex, norm_hex
 from state.wire import Seed, Sha256
 from tests.support.simulated_client import key_of
 from trainers.ngram.learner import NgramModel
@@ -23,7 +24,10 @@ class _CountingTrainer(NullTrainer):
 
 
 def _outcome(*results: str) -> Outcome:
-    entries = tuple(OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64), 1) for result in results)
+    entries = tuple(
+        OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64), 1, norm_hex(1.0), factor_hex(1.0))
+        for result in results
+    )
     digest = Sha256("00" * 32)
     return Outcome("run", 1, 0, Seed("11" * 32), digest, digest, digest, entries)
 

@@ -18,6 +18,7 @@ from state.phases import RunState
 from state.refusals import Refusal
 from state.results import ResultHeader, decode_result
 from state.tensors import Float32Array, Tensors, TensorStream, layout_of
+from state.weights import factor_hex, norm_hex
 from state.wire import ClientId, Seed, Sha256, sha256_hex
 from tests.support.documents import run_document
 
@@ -37,7 +38,10 @@ def header(step: int, attempt: int = 0) -> ResultHeader:
 
 
 def outcome(step: int, *results: tuple[ClientId, str]) -> Outcome:
-    entries = tuple(OutcomeEntry(client, (BatchId(0, 0),), Sha256(sha256), 1) for client, sha256 in results)
+    entries = tuple(
+        OutcomeEntry(client, (BatchId(0, 0),), Sha256(sha256), 1, norm_hex(1.0), factor_hex(1.0))
+        for client, sha256 in results
+    )
     return Outcome("demo", step, 0, Seed("11" * 32), DIGEST, DIGEST, DIGEST, entries)
 
 

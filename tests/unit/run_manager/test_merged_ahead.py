@@ -24,6 +24,7 @@ from state.phases import RunState
 from state.refusals import Refusal
 from state.replica import Replica, replica_digest
 from state.results import ResultHeader, encode_result
+from state.weights import factor_hex, norm_hex
 from state.wire import ClientId, Seed, Sha256, document_digest, sha256_hex
 from tests.support.documents import round_head, run_document
 from tests.support.held_blobs import HeldBlobs
@@ -45,7 +46,7 @@ def result_of(client_id: ClientId, value: float) -> bytes:
 
 def outcome_of(*results: tuple[ClientId, bytes]) -> Outcome:
     entries = tuple(
-        OutcomeEntry(client_id, (BatchId(number, number),), sha256_hex(data), len(data))
+        OutcomeEntry(client_id, (BatchId(number, number),), sha256_hex(data), len(data), norm_hex(1.0), factor_hex(1.0))
         for number, (client_id, data) in enumerate(results)
     )
     return Outcome("test-run", 1, 0, Seed("11" * 32), Sha256("22" * 32), WORK, HELD.digest, entries)

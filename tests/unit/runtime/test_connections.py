@@ -2,11 +2,10 @@
 
 import pytest
 
+from runtime import accept_rates
 from runtime.by_address import ByAddress, sender_of
 from runtime.connections import (
     CONNECTION_IN_SCOPE,
-    EXCHANGES_AT_ONCE,
-    MAX_EXCHANGES_PER_S,
     STRANGER_GRACE_S,
     Connection,
     ConnectionLimits,
@@ -34,6 +33,11 @@ class Opened:
         assert connection is not None
         return connection
 
+    def sender(self, name: str, address: str = "10.0.0.1") -> Connection:
+        connection = self.stranger(name, address)
+        self.connections.has_head(connection)
+        return connection
+
     def reader(self, name: str, address: str = "10.0.0.1") -> Connection:
         connection = self.stranger(name, address)
         self.connections.has_asked(connection)
@@ -58,21 +62,22 @@ def test_others_wait_while_every_stranger_is_new() -> None:
     assert opened.ended == ["first"]
 
 
-def test_flood_costs_a_bounded_number_of_exchanges() -> None:
+def test_member_gets_back_what_its_connection_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept_rates, "STRANGERS_AT_ONCE", 1)
     opened = Opened(10)
-    exchanged = 0
-    for _ in range(1_000):
-        opened.now_s += 0.01
-        while opened.connections.wait_s() == 0:
-            opened.stranger("flood")
-    exchanged = len(opened.ended)
-    assert 10 / STRANGER_GRACE_S * 9 <= exchanged <= MAX_EXCHANGES_PER_S * 10
-    many = Opened(2_000)
-    for _ in range(1_000):
-        many.now_s += 0.01
-        while many.connections.wait_s() == 0:
-            many.stranger("flood")
-    assert len(many.ended) <= MAX_EXCHANGES_PER_S * 10 + EXCHANGES_AT_ONCE
+    for number in range(3):
+        opened.member(f"member {number}", f"m {number}", f"10.0.0.{number}")
+    opened.reader("reader", "10.0.1.1")
+    assert opened.open("another", "10.0.1.2") is None
+    assert opened.connections.shed_counts == {Shed.TOO_FAST: 1}
+
+
+def test_member_with_too_many_connections_gets_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept_rates, "ADDRESS_AT_ONCE", 3)
+    opened = Opened(10, per_member=1)
+    for number in range(4):
+        opened.member(str(number))
+    assert opened.open("fifth") is None
 
 
 def test_readers_leave_places_to_those_who_are_about_to_ask() -> None:
@@ -96,6 +101,36 @@ def test_oldest_stranger_makes_room_before_a_reader_and_a_member() -> None:
         opened.stranger(name)
     assert opened.ended == ["first", "second", "a"]
     assert opened.connections.shed_counts == {Shed.CONNECTIONS: 3}
+
+
+def test_unfinished_heads_make_room_before_older_unfinished_bodies() -> None:
+    opened = Opened(100, strangers=3)
+    opened.sender("body", "10.0.0.1")
+    opened.stranger("head", "10.0.0.2")
+    opened.stranger("later head", "10.0.0.3")
+    for name in ("a", "b"):
+        opened.now_s += STRANGER_GRACE_S
+        opened.stranger(name, name)
+    assert opened.ended == ["head", "later head"]
+
+
+def test_unfinished_bodies_leave_places_to_those_who_are_about_to_ask() -> None:
+    opened = Opened(100, strangers=8)
+    for number in range(8):
+        opened.sender(f"body {number}", f"10.0.0.{number}")
+    opened.now_s = STRANGER_GRACE_S
+    opened.stranger("new", "10.0.1.1")
+    assert opened.ended == ["body 0"]
+
+
+def test_one_address_loses_its_unfinished_head_before_its_body() -> None:
+    opened = Opened(100, strangers=4)
+    opened.sender("body")
+    for name in ("head", "later head"):
+        opened.stranger(name)
+    opened.now_s = STRANGER_GRACE_S
+    opened.stranger("new")
+    assert opened.ended == ["head"]
 
 
 def test_reader_makes_room_for_a_newcomer_where_there_is_no_stranger() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from runtime import lean_transport
+from runtime import answer_bodies, lean_transport
 from runtime.http_client import open_lean_client, whole_answer
 from runtime.lean_transport import SHORT
 
@@ -141,7 +141,7 @@ async def test_connection_that_the_server_closed_meanwhile_is_not_used() -> None
 async def test_exchange_that_fails_raises_what_httpx_would(
     ask: Ask, answer: bytes | None, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lean_transport, "MAX_ANSWER_BYTES", 50)
+    monkeypatch.setattr(answer_bodies, "MAX_ANSWER_BYTES", 50)
     async with talking(answer, OK) as (client, server):
         timeout = httpx.Timeout(0.2 if error is httpx.ReadTimeout else BOUND_S)
         request = client.build_request("GET", "/", extensions=SHORT, timeout=timeout)

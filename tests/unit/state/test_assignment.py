@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state.assignment import apportion, assign_data_for_state, split_consecutively
+from state.assignment import assign_data_for_state, split_consecutively
+from state.ceiling import PARTS, apportion
 from state.documents import IsolatedWork, Roster, RosterEntry, WorkList
 from state.election import MAX_WITNESSES, checkpointer_order, elect_witnesses, quorum, witness_count
 from state.errors import InvalidInput
@@ -17,7 +18,7 @@ from state.wire import ClientId, Seed, canonical_json, document_digest, parse_do
 GOLDEN = {3: [(7, 9), (20, 24)], 0: [(40, 41)], 1: [(25, 29)], 2: [(30, 32)]}
 GOLDEN_WITNESSES = [1, 2, 0]
 GOLDEN_CHECKPOINTERS = [3, 2, 1, 0]
-GOLDEN_ROSTER_SHA256 = "c2c5533fd60b32253fa073c973bc589127d28688cc6b991e2e1f29acec36a935"
+GOLDEN_ROSTER_SHA256 = "87a63f63751d0db5a91f13a62a5c9ece3bdf7d75e1024c21a5f2de585667f2a8"
 GOLDEN_WORK_SHA256 = "b83430525c7119b02fce6003e70e3b727456723676c2c884af2cbcc5377d1409"
 
 
@@ -30,7 +31,8 @@ def client(number: int) -> ClientId:
 
 
 def roster_of(*shares: int) -> Roster:
-    return Roster(tuple(RosterEntry(client(number), share) for number, share in enumerate(shares)))
+    """Clients without a ceiling."""
+    return Roster(tuple(RosterEntry(client(number), share) for number, share in enumerate(shares)), PARTS)
 
 
 @st.composite

@@ -19,6 +19,7 @@ COUNT = 200
 SIZE = CHUNK_ELEMENTS + 4096 + 77
 seeds = st.lists(st.integers(0, 2**32), min_size=1, max_size=5)
 batch_counts = st.integers(1, 9) | st.integers(1, 2**60)
+merge_factors = st.sampled_from([1.0, 0.5, 2.0**-126]) | st.floats(2.0**-126, 1, width=32)
 
 
 def encoded(codec: str, seed: int, size: int, scale: float = 1.0) -> EncodedTensor:
@@ -26,10 +27,12 @@ def encoded(codec: str, seed: int, size: int, scale: float = 1.0) -> EncodedTens
     return EncodedTensor(codec_named(codec), (size,), codec_named(codec).encode(values))
 
 
-def average(tensors: list[Float32Array] | list[EncodedTensor], counts: list[int], size: int) -> Float32Array:
+def average(
+    tensors: list[Float32Array] | list[EncodedTensor], counts: list[int], size: int, factors: list[float] | None = None
+) -> Float32Array:
     mean, scratch = np.empty(size, np.float32), np.empty(size, np.float32)
     with np.errstate(all="ignore"):
-        mean_over_all(counts)(tensors, 0, mean, scratch)
+        mean_over_all(counts, factors or [1.0] * len(counts))(tensors, 0, mean, scratch)
     return mean
 
 
@@ -42,9 +45,9 @@ def test_sparse_mean_index_by_index_is_the_dense_one_bit_for_bit(
     seeds: list[int], scale: float, data: st.DataObject
 ) -> None:
     tensors = [encoded("sparse-1000", seed, COUNT, scale) for seed in seeds]
-    counts = [data.draw(batch_counts) for _ in seeds]
-    dense = average([tensor.values() for tensor in tensors], counts, COUNT)
-    assert bits_of(average(tensors, counts, COUNT)) == bits_of(dense)
+    counts, factors = [data.draw(batch_counts) for _ in seeds], [data.draw(merge_factors) for _ in seeds]
+    dense = average([tensor.values() for tensor in tensors], counts, COUNT, factors)
+    assert bits_of(average(tensors, counts, COUNT, factors)) == bits_of(dense)
 
 
 def sparse(values: dict[int, float]) -> EncodedTensor:
@@ -75,14 +78,15 @@ def test_merge_of_encoded_differences_is_that_of_their_values(codec: str) -> Non
     assert replica_digest(merged) == replica_digest(plain)
 
 
-def senders_oracle(tensors: list[EncodedTensor], counts: list[int]) -> list[float]:
+def senders_oracle(tensors: list[EncodedTensor], counts: list[int], factors: list[float]) -> list[float]:
     """Each value on its own, rounded step by step."""
     means = []
     for column in zip(*(tensor.values().tolist() for tensor in tensors), strict=True):
         total, sent_by = np.float32(0.0), 0
-        for count, value in zip(counts, column, strict=True):
+        for count, factor, value in zip(counts, factors, column, strict=True):
             if value:
-                total = np.float32(total + np.float32(ratio_as_float32(count, 1) * np.float32(value)))
+                weight = np.float32(ratio_as_float32(count, 1) * np.float32(factor))
+                total = np.float32(total + np.float32(weight * np.float32(value)))
                 sent_by += count
         means.append(float(np.float32(total / nearest(sent_by))) if sent_by else 0.0)
     return means
@@ -98,10 +102,10 @@ def nearest(integer: int) -> np.float32:
 @given(seeds=seeds, data=st.data())
 def test_mean_over_senders_agrees_with_the_oracle_bit_for_bit(seeds: list[int], data: st.DataObject) -> None:
     tensors = [encoded("sparse-1000", seed, COUNT) for seed in seeds]
-    counts = [data.draw(batch_counts) for _ in seeds]
+    counts, factors = [data.draw(batch_counts) for _ in seeds], [data.draw(merge_factors) for _ in seeds]
     mean, scratch = np.empty(COUNT, np.float32), np.empty(COUNT, np.float32)
-    mean_over_senders(counts)(tensors, 0, mean, scratch)
-    assert bits_of(mean) == bits_of(np.array(senders_oracle(tensors, counts), np.float32))
+    mean_over_senders(counts, factors)(tensors, 0, mean, scratch)
+    assert bits_of(mean) == bits_of(np.array(senders_oracle(tensors, counts, factors), np.float32))
 
 
 def test_mean_over_senders_gives_a_lone_sender_its_full_weight() -> None:
@@ -117,7 +121,7 @@ def test_mean_over_senders_does_not_depend_on_chunks() -> None:
     replica = Replica(0, {"w": np.zeros(SIZE, np.float32)}, {"w": np.zeros(SIZE, np.float32)})
     merged = merge(replica, [Contribution(3, {"w": tensor}) for tensor in tensors], OuterStep(1.0, 0.0, "senders"))
     mean, scratch = np.empty(SIZE, np.float32), np.empty(SIZE, np.float32)
-    mean_over_senders([3, 3, 3])(tensors, 0, mean, scratch)
+    mean_over_senders([3, 3, 3], [1.0] * 3)(tensors, 0, mean, scratch)
     assert np.array_equal(merged.parameters["w"], -mean)
 
 
@@ -125,9 +129,9 @@ def test_mean_over_senders_of_what_every_element_is_in_is_our_own_bug() -> None:
     scratch = np.empty(COUNT, np.float32)
     for tensor in (np.zeros(COUNT, np.float32), encoded("int8", 1, COUNT)):
         with pytest.raises(InternalError, match="sends every element"):
-            mean_over_senders([1])([tensor], 0, scratch, scratch.copy())
+            mean_over_senders([1], [1.0])([tensor], 0, scratch, scratch.copy())
 
 
 def test_mean_over_senders_of_uncountable_batches_is_our_own_bug() -> None:
     with pytest.raises(InternalError, match="batches"):
-        mean_over_senders([2**62, 2**62])
+        mean_over_senders([2**62, 2**62], [1.0, 1.0])

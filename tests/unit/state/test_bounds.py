@@ -52,7 +52,6 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
     round_times: {"MAX_CLAIMED_TOKENS": MOST, "MAX_TOLD_MS": 10**12, "MAX_TOLD_BYTES": 2**53},
     results: {"METADATA_BOUND_BYTES": 2048},
     tensors: {
-        "MAX_HEADER_BYTES": 16_777_216,
         "CHECK_CHUNK_ELEMENTS": 262_144,
         "MAX_DIMENSIONS": 32,
     },

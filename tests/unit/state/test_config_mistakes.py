@@ -104,8 +104,7 @@ def test_duration_not_above_zero_or_no_number_is_a_mistake(name: str, value: Any
         ("packing__pool_size", 65_537),
         ("packing__oversized", "cut"),
         ("packing__max_failed_samples", -1),
-        ("packing__task_encoder", "my.module"),
-        ("packing__task_encoder", "my module:Encoder"),
+        ("packing__task_encoder", "my encoder"),
         ("packing__task_encoder", "my.module:Encoder"),
         ("merge__outer_lr", 0),
         ("merge__outer_momentum", 1),
@@ -136,6 +135,7 @@ def test_value_outside_its_rule_is_a_mistake_at_its_path(path: str, value: Any) 
     ("path", "table", "wrong", "allowed"),
     [
         ("custom", {"width": 3}, "trainer is missing", "a string that is not empty"),
+        ("custom", {"trainer": "a:B"}, 'trainer is "a:B"', "the name under which a package registers the trainer"),
         ("custom", {"trainer": ""}, 'trainer is ""', "a string that is not empty"),
         ("custom", {"trainer": "lab", "since": date(2024, 1, 1)}, "since is 2024-01-01", "a string, true, false, a"),
         ("custom", {"trainer": "lab", "rate": math.inf}, "rate is inf", "a string, true, false, a finite number"),
@@ -158,11 +158,11 @@ def test_data_server_address_without_host_and_port_is_a_mistake(address: Any) ->
     assert found["model.LLM.data_location.Server"].allowed.startswith('"host:port"')
 
 
-@pytest.mark.parametrize("place", ["", "s3://bucket/mix.json", "ftp://h/mix.json"])
+@pytest.mark.parametrize("place", ["", "s3://bucket/mix.json", "ftp://h/mix.json", "https://h/mix.json#sha256=AB"])
 def test_mix_that_is_neither_a_url_nor_a_path_is_a_mistake(place: str) -> None:
     found = mistakes_of(model__LLM__data_location={"WeightedHttp": place})
     allowed = found["model.LLM.data_location.WeightedHttp"].allowed
-    assert allowed == "a URL that starts with http:// or https://, or a path"
+    assert allowed.startswith("a URL that starts with http:// or https://, or a path; after it `#sha256=`")
 
 
 @pytest.mark.parametrize("template", ["https://h/a.bin", "https://h/{}/{}", "{}", "ftp://h/{}"])
@@ -204,7 +204,7 @@ def test_key_in_the_wrong_table_is_named_where_it_belongs() -> None:
 
 def test_unknown_key_without_a_near_one_lists_what_is_known() -> None:
     mistake = mistakes_of(blobs__colour="red")["blobs.colour"]
-    known = "only the keys max_total_bytes, store, part_bytes, checker_wait_s"
+    known = "only the keys max_total_bytes, store, origins, part_bytes, checker_wait_s"
     assert mistake == Mistake("blobs.colour", '"red"', known, None)
 
 

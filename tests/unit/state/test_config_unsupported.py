@@ -104,11 +104,11 @@ def test_finetuning_on_fixed_length_data_is_refused_with_the_line(location: Any)
 
 
 def test_finetuning_with_packing_is_supported() -> None:
-    packing = {"method": "encoder", "pool_size": 9, "oversized": "split", "task_encoder": "my.package:Outer.Encoder"}
+    packing = {"method": "encoder", "pool_size": 9, "oversized": "split", "task_encoder": "my.encoder"}
     for location in ({"Local": "data"}, {"Preprocessed": "data"}, {"WeightedHttp": "mix.json"}):
         state = state_file(model__LLM__data_type="Finetuning", model__LLM__data_location=location, packing=packing)
         ensure_supported(state, "state.toml")
-        assert state.packing.task_encoder == "my.package:Outer.Encoder"
+        assert state.packing.task_encoder == "my.encoder"
 
 
 HF = {Architecture.HF_LLAMA, Architecture.EPOCHAL_NGRAM}

@@ -26,7 +26,7 @@ def with_data(location: Any) -> JoinGuide:
 
 def test_every_architecture_names_the_trainer_that_computes_it() -> None:
     for architecture, entry in ARCHITECTURES.items():
-        custom = {"trainer": "lab:Trainer"} if architecture is Architecture.CUSTOM else None
+        custom = {"trainer": "lab"} if architecture is Architecture.CUSTOM else None
         spec = ModelSpec(architecture=architecture, custom=custom)
         assert trainer_named(spec) == (entry.trainer or trainer_of(spec)), architecture
 
@@ -37,8 +37,8 @@ def test_a_torch_model_needs_the_extra_of_its_trainer() -> None:
 
 
 def test_a_custom_model_names_its_package() -> None:
-    found = guide(model__LLM__architecture="Custom", model__LLM__custom={"trainer": "lab:Trainer"})
-    assert (found.trainer, found.packaged) == ("lab:Trainer", True)
+    found = guide(model__LLM__architecture="Custom", model__LLM__custom={"trainer": "lab"})
+    assert (found.trainer, found.packaged) == ("lab", True)
 
 
 def test_a_model_without_arithmetic_needs_no_library() -> None:

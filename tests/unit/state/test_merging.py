@@ -216,6 +216,25 @@ def plain_replica_of(theta: Float32Array) -> Replica:
     return Replica(4, {"w": theta}, {})
 
 
+# The same with the factors 1 and 3eaaaaab (a third): weights 3eaaaaab and 3e638e3a.
+GOLDEN_FACTOR = 1 / 3
+GOLDEN_FACTORED_THETA = "3f5e91ba ca9126f0 80489374 002dcd04 80000001 00000000"
+GOLDEN_FACTORED_MOMENTUM = "3e150c84 4ae66668 00733333 8011f49d 00000002 80000000"
+GOLDEN_FACTORED_DIGEST = "3ae1b991ba4e96c514264a6c75d89788e248b0e8bb3d506cafd5915f49f70f55"
+
+
+def test_merge_with_a_factor_has_golden_vectors() -> None:
+    replica = replica_of(floats_of(GOLDEN_THETA), floats_of(GOLDEN_MOMENTUM))
+    contributions = [
+        Contribution(1, {"w": floats_of(GOLDEN_FIRST)}),
+        Contribution(2, {"w": floats_of(GOLDEN_SECOND)}, rounded(GOLDEN_FACTOR)),
+    ]
+    after = merge(replica, contributions, DILOCO)
+    assert bits_of(after.parameters["w"]) == GOLDEN_FACTORED_THETA
+    assert bits_of(after.momentum["w"]) == GOLDEN_FACTORED_MOMENTUM
+    assert replica_digest(after) == GOLDEN_FACTORED_DIGEST
+
+
 def test_merge_without_momentum_has_golden_vectors() -> None:
     contributions = [Contribution(1, {"w": floats_of(GOLDEN_FIRST)}), Contribution(2, {"w": floats_of(GOLDEN_SECOND)})]
     after = merge(plain_replica_of(floats_of(GOLDEN_THETA)), contributions, OuterStep(0.7, 0.0))
@@ -259,6 +278,8 @@ def test_merge_of_what_no_outcome_contains_is_our_own_bug() -> None:
     for wrong in (
         [],
         [Contribution(0, {"w": good})],
+        [Contribution(1, {"w": good}, 0.0)],
+        [Contribution(1, {"w": good}, 1.5)],
         [Contribution(1, {"x": good})],
         [Contribution(1, {"w": np.zeros(3, np.float32)})],
         [Contribution(1, {"w": np.zeros(2)})],  # type: ignore[dict-item]

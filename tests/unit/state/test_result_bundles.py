@@ -12,7 +12,8 @@ from state.wire import ClientId, Sha256, canonical_json, sha256_hex
 
 def page_of(*results: bytes) -> ResultsPage:
     listed = tuple(
-        CommittedResult(ClientId(f"{number:032x}"), sha256_hex(data), len(data)) for number, data in enumerate(results)
+        CommittedResult(ClientId(f"{number:032x}"), sha256_hex(data), len(data), 1.0)
+        for number, data in enumerate(results)
     )
     return ResultsPage(3, 0, len(results), complete=False, results=listed)
 

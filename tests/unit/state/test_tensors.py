@@ -10,10 +10,10 @@ import pytest
 
 from state.errors import InternalError
 from state.layout_difference import MAX_NAME_SHOWN, layout_difference
+from state.limits import MAX_TENSOR_HEADER_BYTES as MAX_HEADER
 from state.tensors import (
     CHECK_CHUNK_ELEMENTS,
     MAX_DIMENSIONS,
-    MAX_HEADER_BYTES,
     PIECE_BYTES,
     Float32Array,
     InvalidTensorFile,
@@ -83,7 +83,13 @@ def test_file_shorter_than_its_length_field_is_refused(length: int, rule: str) -
 
 @pytest.mark.parametrize(
     ("header_bytes", "rule"),
-    [(MAX_HEADER_BYTES, "size"), (MAX_HEADER_BYTES + 8, "header"), (9, "header"), (7, "header"), (16, "size")],
+    [
+        (MAX_HEADER, "size"),
+        (MAX_HEADER + 8, "header"),
+        (9, "header"),
+        (7, "header"),
+        (16, "size"),
+    ],
 )
 def test_header_is_a_multiple_of_eight_bytes_up_to_the_bound(header_bytes: int, rule: str) -> None:
     assert rule_of(struct.pack("<Q", header_bytes) + b"        ") == rule

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runtime.permissions import Permissions
 from runtime.worker_thread import InlineWorker
 from state.config.model import Architecture, ModelSpec
 from state.config.state_file import StateFile
@@ -15,7 +16,7 @@ from tests.support.states import state_file
 from trainers.architectures import open_model
 from trainers.genesis import make_first_model, model_layout
 from trainers.protocol import Trainer
-from trainers.registry import check_trainer_name, open_trainer
+from trainers.registry import TrainerOptions, check_trainer_name, open_trainer
 
 SPEC = ModelSpec(architecture=Architecture.CUSTOM, custom=CUSTOM)
 
@@ -25,7 +26,8 @@ def custom_state(trainer: str = "lab") -> StateFile:
 
 
 def opened(name: str, state: StateFile) -> Trainer:
-    return open_trainer(name, state, state.model.LLM.spec, InlineWorker())
+    options = TrainerOptions(permissions=Permissions.of_volunteer(packages=["Lab_Trainer"]))
+    return open_trainer(name, state, state.model.LLM.spec, InlineWorker(), options)
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_null_trainer_goes_with_a_custom_model() -> None:
 @pytest.mark.usefixtures("lab")
 def test_class_may_stand_in_another_class() -> None:
     name = "lab_trainer:Nested.Trainer"
-    assert opened(name, custom_state(name)).name == name
+    assert opened(name, state_file()).name == name
 
 
 @pytest.mark.usefixtures("lab")
@@ -113,7 +115,9 @@ def test_two_packages_with_trainers_of_one_name_are_both_named(tmp_path: Path, m
     for package in ("lab", "rival"):
         (tmp_path / package).mkdir()
         install(tmp_path / package, monkeypatch, LAB_TRAINER, package)
-    with pytest.raises(InvalidInput, match=r"several packages register a trainer 'lab': .*rival-trainer 1\.0"):
+    with pytest.raises(
+        InvalidInput, match=r"several packages register 'lab' in epochal.trainers: .*rival-trainer 1\.0"
+    ):
         check_trainer_name("lab")
     check_trainer_name("rival_trainer:LabTrainer")
 

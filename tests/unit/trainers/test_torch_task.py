@@ -1,7 +1,9 @@
 """The base class of trainers of one's own in torch: it does everything but the model, its batches and its loss."""
 
+import importlib
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from state.config.model import Architecture, ModelSpec
 from state.errors import InvalidInput, TrainerFailed
 from state.tensors import Tensors
 from tests.support.heavy import need_module
+from tests.support.installed_trainers import register
 from tests.support.local_training import SEED, bytes_of, plan_of, rounds
 from tests.support.states import state_file
 from trainers.architectures import open_model
@@ -26,12 +29,17 @@ SAMPLES = 24
 
 
 @pytest.fixture(autouse=True)
-def torch() -> None:
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
+    module = importlib.import_module("tests.support.torch_tasks")
+    names = [name for name, found in vars(module).items() if isinstance(found, type)]
+    places = {name: f"tests.support.torch_tasks:{name}" for name in names}
+    register(tmp_path / "site", "tasks", "epochal.trainers", **places)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
 
 
 def table(kind: str, **options: Any) -> dict[str, Any]:
-    return {"trainer": f"tests.support.torch_tasks:{kind}", "width": 5} | options
+    return {"trainer": kind, "width": 5} | options
 
 
 def model_of(kind: str, **options: Any) -> Model:

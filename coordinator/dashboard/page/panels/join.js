@@ -139,7 +139,7 @@ export default class JoinPanel {
       ["Data", dataWords(guide.data)],
       ...roomWords(guide),
     ];
-    if (guide.task_encoder !== null) needs.push(["Package", `It must be able to import ${visible(guide.task_encoder)}, which packs the samples.`]);
+    if (guide.task_encoder !== null) needs.push(["Package", `The one that has the task encoder ${visible(guide.task_encoder)}, which packs the samples; --allow-package names it.`]);
     fill(this.needs, needs.flatMap(([word, text]) => [h("dt", {}, word), h("dd", {}, text)]));
     fill(this.notes, this.#warnings(guide).map((text) => h("p", { class: "warning" }, text)));
     this.#showCommands();

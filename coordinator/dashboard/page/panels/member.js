@@ -151,7 +151,10 @@ function factsOf(row, { last_miss: lastMiss, quarantined }) {
     ["Transferred", `${bytes(row.uploaded_bytes)} sent, ${bytes(row.downloaded_bytes)} received, as it says`],
   ];
   if (!row.left) {
-    facts.splice(3, 0, ["Share", `${digits(row.share, 3)} of the ${whole(row.claim)} that it claims; rounds are divided in proportion to all shares`]);
+    facts.splice(3, 0, ["Share", `${digits(row.share, 3)} of the ${whole(row.claim)} that it claims; it carries ${percent(row.part)} of this round`]);
+    if (row.factor !== null) {
+      facts.splice(4, 0, ["Counted", `Its last result for ${percent(row.factor)} of its weight: it was longer than usual, or more of the merge than one member may be`]);
+    }
   }
   if (row.missed || lastMiss) {
     facts.push(["Missed rounds", `${whole(row.missed)} not made up for${lastMiss ? `; the last one: ${visible(lastMiss)}` : ""}`]);

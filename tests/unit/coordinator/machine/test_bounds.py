@@ -67,7 +67,7 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
     reports: {"BITS_PER_HEX_DIGIT": 4},
     round_conduct: {"MAX_DEPARTED": 4096},
     run: {"KEEP_CHECKPOINTS": 2, "LOSS_HISTORY_LENGTH": 512, "LINEAGE_CHARACTERS": 32},
-    stimuli: {"RULES_VERSION": 6},
+    stimuli: {"RULES_VERSION": 7},
     transitions: {"DRAIN_ROUNDS": 3, "FAIR_WARMUP_PART": 0.5},
 }
 

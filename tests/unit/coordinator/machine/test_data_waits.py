@@ -44,7 +44,7 @@ def play_round(driver: Driver, metrics: ResultMetrics) -> None:
     for client_id in driver.workers():
         result = digest_of(f"{client_id} {current.step}")
         driver.send(ResultCommitted(client_id, ResultCommitment(current.step, 0, result, 10, metrics)))
-        driver.send(ResultVerified(client_id, current.step, 0, result, driver.replica_digest()))
+        driver.send(ResultVerified(client_id, current.step, 0, result, driver.replica_digest(), 1.0))
     driver.attest(*current.plan.witnesses)
 
 

@@ -1,6 +1,10 @@
-"""Which data a run trains on: votes until the first applied round, the operator's pin, and who is ready."""
+"""Which data a run trains on: turns until the first applied round, the operator's pin, and who is ready."""
+
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from coordinator.machine import stimuli
 from coordinator.machine.datasets import MAX_DESCRIBED_DATASETS, datasets_of, decided_by, disagreement
@@ -39,12 +43,12 @@ def test_first_client_with_other_data_does_not_decide_for_two_others() -> None:
     assert "2 members have other data" in waits.message
 
 
-def test_run_whose_members_have_different_data_does_not_start() -> None:
+def test_members_with_different_data_wait_for_a_majority_in_warmup() -> None:
     driver = in_warmup(1, 2)
     driver.ready(client(1), data_fingerprint="wrong")
     driver.ready(client(2), data_fingerprint="right")
-    driver.pass_time(30)
-    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
+    driver.pass_time(29)
+    assert driver.in_phase(RunState.WARMUP)
     for number, other in ((1, "right"), (2, "wrong")):
         waits = disagreement(driver.run, client(number))
         assert waits is not None
@@ -85,6 +89,102 @@ def test_votes_count_again_after_a_round_that_applied_nothing() -> None:
     driver.pass_time(10)
     assert driver.run.data_fingerprint == "right"
     assert {entry.client_id for entry in driver.round.roster.clients} == {client(3), client(4), client(5)}
+
+
+HONEST = (1, 2)
+
+
+class Strangers:
+    """Keys that cost nothing: they join, report made-up data before every turn, and never deliver."""
+
+    def __init__(self, driver: Driver, made_up: Sequence[str]) -> None:
+        self.driver, self.left = driver, list(enumerate(made_up, 3))
+        self.known: dict[int, str] = {}
+
+    def come(self, count: int) -> None:
+        for number, fingerprint in self.left[:count]:
+            self.driver.join(number)
+            self.known[number] = fingerprint
+        del self.left[:count]
+
+    def report(self, *numbers: int) -> None:
+        for number in numbers or self.known:
+            self.driver.ready(client(number), data_fingerprint=self.known[number])
+
+
+def play(driver: Driver, strangers: Strangers, arrivals: int) -> float:
+    """Let the honest alone deliver until a round is applied; return the seconds that it took."""
+    began_s = driver.now_s
+    while not driver.run.batches_applied:
+        if driver.in_phase(RunState.WARMUP):
+            strangers.come(arrivals)
+            strangers.report()
+            driver.ready(*(client(number) for number in HONEST), data_fingerprint="right")
+        if driver.in_phase(RunState.ROUND_TRAIN):
+            driver.deliver(*(who for who in driver.workers() if who in {client(number) for number in HONEST}))
+        if driver.in_phase(RunState.ROUND_TRAIN) or driver.in_phase(RunState.ROUND_WITNESS):
+            driver.attest(*(who for who in driver.round.plan.witnesses if who in {client(1), client(2)}))
+        if not driver.run.batches_applied:
+            assert driver.now_s - began_s < 10_000, "the honest never have their turn"
+            driver.pass_time(1)
+    return driver.now_s - began_s
+
+
+TURN_S = 30 + 60 + 10 + 5
+"""Bound of a turn: Warmup, RoundTrain, RoundWitness of `state_file()`, and the seconds between them."""
+
+
+@given(
+    made_up=st.lists(st.sampled_from("abcdefghijklmnopqrst"), max_size=20),
+    before=st.integers(0, 8),
+    arrivals=st.integers(0, 5),
+    min_clients=st.integers(1, 2),
+)
+@example(made_up=["a"] * 2, before=2, arrivals=0, min_clients=2)
+@example(made_up=["a"] * 5, before=5, arrivals=0, min_clients=2)
+@settings(max_examples=40, deadline=None)
+def test_honest_members_have_their_turn_whoever_else_comes(
+    made_up: list[str], before: int, arrivals: int, min_clients: int
+) -> None:
+    driver = Driver(state_file(config__init_min_clients=2, config__min_clients=min_clients))
+    strangers = Strangers(driver, made_up)
+    strangers.come(before)
+    driver.join(*HONEST)
+    driver.pass_time(2)
+    earlier = len(set(made_up[: before + arrivals]))
+    took_s = play(driver, strangers, arrivals)
+    assert driver.run.data_fingerprint == "right"
+    assert took_s <= (2 + earlier) * TURN_S, "the majority's turn, those of data reported earlier, and their own"
+
+
+def test_late_strangers_never_change_the_data_of_a_run_that_delivered() -> None:
+    driver = in_round(1, 2, config__total_steps=50)
+    driver.play_round()
+    strangers = range(3, 30)
+    driver.join(*strangers)
+    for number in strangers:
+        with refused("fingerprint-differs"):
+            driver.ready(client(number), data_fingerprint="made up")
+    before = driver.run.step
+    driver.play_round()
+    assert (driver.run.data_fingerprint, driver.run.step) == ("data", before + 1)
+    assert ready_clients(driver) == {client(1), client(2)}
+
+
+def test_turn_ends_with_a_void_round_whoever_delivered() -> None:
+    driver = in_warmup(1, 2, 3, 4, config__init_min_clients=4, config__min_clients=2)
+    for number, data in enumerate(("right", "right", "other", "other"), 1):
+        driver.ready(client(number), data_fingerprint=data)
+    driver.pass_time(30)
+    driver.pass_time(1)
+    for number, data in enumerate(("right", "right", "other", "other"), 1):
+        driver.ready(client(number), data_fingerprint=data)
+    driver.pass_time(20)
+    driver.deliver(client(1))
+    driver.pass_time(60)
+    driver.pass_time(10)
+    assert (driver.run.attempt, driver.run.batches_applied) == (1, 0)
+    assert driver.run.data_fingerprint == "other"
 
 
 def test_data_of_an_applied_round_stay_when_everyone_leaves() -> None:
@@ -134,7 +234,7 @@ def test_pin_that_is_taken_back_leaves_the_data_to_the_members() -> None:
     pin(driver, None)
     assert driver.run.data_fingerprint == OTHER
     assert ready_clients(driver) == {client(1)}
-    assert decided_by(driver.run) == "majority"
+    assert decided_by(driver.run) == "turn of its members"
 
 
 def test_command_does_not_contradict_the_state_file() -> None:

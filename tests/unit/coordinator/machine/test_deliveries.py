@@ -36,30 +36,32 @@ def test_delivery_is_commitment_and_verification_in_one() -> None:
         separately = driver.run
         for stimulus in (
             stimuli.ResultCommitted(client(number), bound),
-            stimuli.ResultVerified(client(number), bound.step, bound.attempt, bound.result_sha256, digest),
+            stimuli.ResultVerified(client(number), bound.step, bound.attempt, bound.result_sha256, digest, 1.0),
         ):
             separately, _ = handle(separately, Stamped(stimulus, driver.now_s, Seed(digest_of("seed"))))
-        driver.send(stimuli.ResultDelivered(client(number), bound, digest))
+        driver.send(stimuli.ResultDelivered(client(number), bound, digest, 1.0))
         assert driver.run == separately
 
 
 def test_delivery_again_changes_nothing_and_another_is_refused() -> None:
     driver = training()
     bound = commitment(driver, client(1))
-    delivered = stimuli.ResultDelivered(client(1), bound, driver.replica_digest())
+    delivered = stimuli.ResultDelivered(client(1), bound, driver.replica_digest(), 1.0)
     driver.send(delivered)
     before = driver.run
     driver.send(delivered)
     assert driver.run is before
     with refused("already-committed"):
-        driver.send(stimuli.ResultDelivered(client(1), commitment(driver, client(1), "other"), driver.replica_digest()))
+        driver.send(
+            stimuli.ResultDelivered(client(1), commitment(driver, client(1), "other"), driver.replica_digest(), 1.0)
+        )
 
 
 def test_delivery_completes_an_earlier_commitment() -> None:
     driver = training()
     bound = commitment(driver, client(1))
     driver.send(stimuli.ResultCommitted(client(1), bound))
-    driver.send(stimuli.ResultDelivered(client(1), bound, driver.replica_digest()))
+    driver.send(stimuli.ResultDelivered(client(1), bound, driver.replica_digest(), 1.0))
     assert set(driver.round.verified) == {client(1)}
 
 

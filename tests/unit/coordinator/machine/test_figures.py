@@ -54,7 +54,7 @@ def commit(driver: Driver, client_id: ClientId, metrics: ResultMetrics = METRICS
 
 def verify(driver: Driver, client_id: ClientId, report: ResultCommitment) -> None:
     digest = driver.replica_digest()
-    driver.send(stimuli.ResultVerified(client_id, report.step, report.attempt, report.result_sha256, digest))
+    driver.send(stimuli.ResultVerified(client_id, report.step, report.attempt, report.result_sha256, digest, 1.0))
 
 
 def by_client(detail: RoundDetail) -> dict[ClientId, ClientFigures]:
@@ -71,7 +71,7 @@ def test_times_of_a_round_are_told_by_what_arrived() -> None:
     driver.now_s += 1
     digest = driver.replica_digest()
     direct = replace(report, result_sha256=digest_of("direct"))
-    driver.send(stimuli.ResultDelivered(second, direct, digest))
+    driver.send(stimuli.ResultDelivered(second, direct, digest, 1.0))
     driver.now_s += 0.5
     driver.attest(*driver.round.plan.witnesses)
     (detail,) = history_of(driver).details

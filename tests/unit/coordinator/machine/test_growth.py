@@ -73,7 +73,7 @@ class Large:
         return ResultCommitment(self.run.round.step, 0, sha256_hex(client_id.encode()), 100, METRICS)
 
     def delivery(self, client_id: ClientId) -> stimuli.ResultDelivered:
-        return stimuli.ResultDelivered(client_id, self._report(client_id), MODEL)
+        return stimuli.ResultDelivered(client_id, self._report(client_id), MODEL, 1.0)
 
     def commitment(self, client_id: ClientId) -> stimuli.ResultCommitted:
         return stimuli.ResultCommitted(client_id, self._report(client_id))
@@ -191,7 +191,7 @@ STIMULI: dict[str, tuple[Callable[[int], Large], Callable[[Large], stimuli.Stimu
     "readiness in a round": (training, lambda large: became_ready(large.clients[0])),
     "a delivery": (training, lambda large: large.delivery(large.clients[-1])),
     "a commitment": (training, lambda large: large.commitment(large.clients[-1])),
-    "a result": (committed, _verdict(stimuli.ResultVerified, MODEL)),
+    "a result": (committed, _verdict(stimuli.ResultVerified, MODEL, 1.0)),
     "a rejected result": (committed, _verdict(stimuli.ResultRejected, "finite")),
     "a result without room": (committed, _verdict(stimuli.ResultFoundNoRoom)),
     "a failure": (training, _failure),

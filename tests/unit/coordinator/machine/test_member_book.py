@@ -58,7 +58,7 @@ def test_applied_and_lost_results_of_a_member_are_counted() -> None:
     driver = in_round(1, 2)
     current, first = driver.round, commit(driver, 1)
     digest = driver.replica_digest()
-    driver.send(stimuli.ResultVerified(client(1), first.step, first.attempt, first.result_sha256, digest))
+    driver.send(stimuli.ResultVerified(client(1), first.step, first.attempt, first.result_sha256, digest, 1.0))
     second = commit(driver, 2)
     named = (client(2), second.step, second.attempt, second.result_sha256)
     driver.send(stimuli.ResultRejected(*named, "finite"))

@@ -8,6 +8,8 @@ from coordinator.machine import stimuli
 from coordinator.machine.instructions import OutcomeDecided
 from coordinator.machine.run import LOSS_HISTORY_LENGTH
 from state.messages import ResultCommitment, ResultMetrics
+from state.weights import number_of
+from state.wire import ClientId
 from tests.support.machine_driver import Driver, client, digest_of, in_round
 
 
@@ -18,7 +20,7 @@ def deliver(driver: Driver, number: int, loss: float | None, tokens: int, replic
     commitment = ResultCommitment(current.step, current.attempt, result, 10, metrics)
     driver.send(stimuli.ResultCommitted(client(number), commitment))
     held = digest_of(replica) if replica else driver.replica_digest()
-    driver.send(stimuli.ResultVerified(client(number), current.step, current.attempt, result, held))
+    driver.send(stimuli.ResultVerified(client(number), current.step, current.attempt, result, held, 1.0))
 
 
 def reasons(driver: Driver) -> list[str]:
@@ -107,3 +109,72 @@ def test_results_that_nobody_attested_rebuild_nothing_where_all_agree() -> None:
     driver.pass_time(10)
     assert reasons(driver) == ["no result was attested by a quorum"]
     assert not driver.run.rebuild
+
+
+def deliver_of_length(driver: Driver, **norms: float) -> None:
+    """Deliver results of these lengths, by `client_NUMBER`, and attest them."""
+    current = driver.round
+    for name, norm in norms.items():
+        client_id = client(int(name.removeprefix("client_")))
+        result = digest_of(f"{client_id} {current.step} {current.attempt}")
+        metrics = ResultMetrics(loss=None, tokens=0, train_s=0.1)
+        driver.send(
+            stimuli.ResultDelivered(
+                client_id,
+                ResultCommitment(current.step, current.attempt, result, 10, metrics),
+                driver.replica_digest(),
+                norm,
+            )
+        )
+    driver.attest(*current.plan.witnesses)
+
+
+def factors_in(driver: Driver, step: int) -> dict[ClientId, float]:
+    return {ClientId(entry.client_id): round(number_of(entry.factor), 6) for entry in driver.run.outcomes[step].entries}
+
+
+def test_result_that_is_too_long_is_measured_by_the_round_before() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=9)
+    deliver_of_length(driver, client_1=1.0, client_2=1.0, client_3=1.0)
+    assert driver.round.usual is not None
+    assert driver.round.usual.norm == 1.0
+    deliver_of_length(driver, client_1=2.0, client_2=2.0, client_3=1.5)
+    assert factors_in(driver, 2) == {client(1): 0.75, client(2): 0.75, client(3): 1.0}
+    assert driver.round.usual is not None
+    assert driver.round.usual.norm == 1.5
+
+
+def test_result_that_is_many_times_too_long_counts_as_a_missed_round() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=9)
+    deliver_of_length(driver, client_1=1.0, client_2=1.0, client_3=1.0)
+    deliver_of_length(driver, client_1=1.0, client_2=1.0, client_3=1.0)
+    earned = driver.conduct(3).earned
+    deliver_of_length(driver, client_1=3.0, client_2=1.0, client_3=3.1)
+    assert driver.conduct(1).missed == 0
+    assert (driver.conduct(3).missed, driver.conduct(3).earned) == (1, earned // 2)
+    assert driver.conduct(3).last_miss == "its result was 3.1 times as long as is usual"
+    assert driver.run.step == 4, "its work is applied all the same"
+
+
+def test_round_of_which_half_is_too_long_blames_nobody() -> None:
+    driver = in_round(1, 2, 3, 4, config__total_steps=9)
+    for _ in range(2):
+        deliver_of_length(driver, client_1=1.0, client_2=1.0, client_3=1.0, client_4=1.0)
+    deliver_of_length(driver, client_1=1.0, client_2=1.0, client_3=9.0, client_4=9.0)
+    assert [driver.conduct(number).missed for number in (1, 2, 3, 4)] == [0, 0, 0, 0]
+
+
+def test_first_result_of_a_member_is_judged_like_others() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=9)
+    deliver_of_length(driver, client_1=1.0, client_2=1.0, client_3=30.0)
+    assert driver.conduct(3).missed == 1
+    assert factors_in(driver, 1)[client(3)] == 0.05
+
+
+def test_part_of_an_outcome_counts_for_no_more_than_the_ceiling() -> None:
+    driver = in_round(1, 2, 3, 4, config__total_steps=9, config__max_share=0.3)
+    deliver_of_length(driver, client_1=1.0, client_2=1.0, client_3=1.0, client_4=1.0)
+    assert set(factors_in(driver, 1).values()) == {1.0}
+    driver.send(stimuli.ClientsFellSilent((client(3), client(4))))
+    deliver_of_length(driver, client_1=1.0, client_2=1.0)
+    assert set(factors_in(driver, 2).values()) == {1.0}, "equal parts of two are the least"

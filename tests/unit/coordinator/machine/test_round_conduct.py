@@ -73,7 +73,7 @@ def join_claiming(driver: Driver, number: int, claim: int) -> None:
 
 
 def test_members_start_equal_and_reach_their_claims() -> None:
-    driver = in_round(1, 2, config__total_steps=50)
+    driver = in_round(1, 2, config__total_steps=50, config__max_share=1.0)
     join_claiming(driver, 2, 3)
     counts = []
     for _ in range(5):
@@ -220,7 +220,7 @@ def test_result_of_another_replica_is_a_miss() -> None:
     driver.play_round()
     commitment = ResultCommitment(2, 0, digest_of("odd"), 10, METRICS)
     driver.send(stimuli.ResultCommitted(client(3), commitment))
-    driver.send(stimuli.ResultVerified(client(3), 2, 0, digest_of("odd"), digest_of("another replica")))
+    driver.send(stimuli.ResultVerified(client(3), 2, 0, digest_of("odd"), digest_of("another replica"), 1.0))
     driver.deliver(client(1), client(2))
     driver.attest(*driver.round.plan.witnesses)
     assert misses(driver, 1, 2, 3) == [0, 0, 1]

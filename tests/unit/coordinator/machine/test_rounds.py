@@ -49,7 +49,7 @@ def test_result_after_the_training_time_is_refused_as_late() -> None:
     driver.pass_time(61)
     assert driver.in_phase(RunState.ROUND_WITNESS)
     with refused("late-result"):
-        driver.send(stimuli.ResultVerified(client(1), 1, 0, digest_of("mine"), driver.replica_digest()))
+        driver.send(stimuli.ResultVerified(client(1), 1, 0, digest_of("mine"), driver.replica_digest(), 1.0))
 
 
 @pytest.mark.parametrize(("step", "attempt"), [(1, 1), (2, 0)])
@@ -91,13 +91,13 @@ def test_result_is_judged_once() -> None:
     driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "max_abs"))
     assert driver.run is before
     commit(driver, client(2), "good")
-    driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("good"), driver.replica_digest()))
+    driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("good"), driver.replica_digest(), 1.0))
     before = driver.run
-    driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("good"), driver.replica_digest()))
+    driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("good"), driver.replica_digest(), 1.0))
     driver.send(stimuli.ResultRejected(client(2), 1, 0, digest_of("good"), "finite"))
     assert driver.run is before
     with refused("not-committed"):
-        driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("nan"), driver.replica_digest()))
+        driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("nan"), driver.replica_digest(), 1.0))
     with refused("not-committed"):
         driver.send(stimuli.ResultRejected(client(3), 1, 0, digest_of("good"), "finite"))
 
@@ -152,7 +152,7 @@ def test_result_trained_from_another_replica_is_not_applied() -> None:
     driver = in_round(1, 2, 3)
     driver.deliver(client(1), client(2))
     commit(driver, client(3), "odd")
-    driver.send(stimuli.ResultVerified(client(3), 1, 0, digest_of("odd"), digest_of("another replica")))
+    driver.send(stimuli.ResultVerified(client(3), 1, 0, digest_of("odd"), digest_of("another replica"), 1.0))
     driver.attest(client(1), client(2), client(3))
     assert included(driver) == {client(1), client(2)}
 

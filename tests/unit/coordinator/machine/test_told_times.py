@@ -40,7 +40,7 @@ def history_of(driver: Driver) -> History:
 def deliver(driver: Driver, number: int, metrics: ResultMetrics = METRICS, check_ms: int | None = 100) -> None:
     current = driver.round
     bound = ResultCommitment(current.step, current.attempt, digest_of(f"{number} {current.step}"), 1000, metrics)
-    driver.send(stimuli.ResultDelivered(client(number), bound, driver.replica_digest(), check_ms))
+    driver.send(stimuli.ResultDelivered(client(number), bound, driver.replica_digest(), 1.0, check_ms))
 
 
 def end_round(driver: Driver) -> None:

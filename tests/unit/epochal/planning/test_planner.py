@@ -217,7 +217,7 @@ def test_results_that_come_from_far_away_wait_for_round_trips() -> None:
 
 def test_uneven_clients_are_told_to_claim_by_speed() -> None:
     groups = [parse_clients(f"3 x {LIKE}"), parse_clients("3 x 100mbit/20mbit 40ms 40k tokens/s")]
-    state, options = run_of(6, 8), PlanOptions(parameter_count=1000)
+    state, options = run_of(6, 8, config__max_share=1.0), PlanOptions(parameter_count=1000)
     found = advised(state, groups, options, plan_run(state, groups, options))
     assert any("--share 1 for" in told.change for told in found.suggestions)
 

@@ -69,8 +69,9 @@ def test_suffixes_say_what_a_file_holds(name: str, kind: FileKind | None) -> Non
 @pytest.mark.parametrize("samples", [1, 1000, 10**9])
 def test_the_files_of_a_run_are_valid_and_fit(vocabulary: int, size: int, samples: int) -> None:
     tokenizer = TokenizerIdentity("some", "0" * 64, vocabulary, "<|end|>", 7, size)
-    state = parse_state(state_toml(RunShape("run", tokenizer, 512, samples)), "state.toml")
+    state = parse_state(state_toml(RunShape("run", tokenizer, 512, samples, "ab" * 32)), "state.toml")
     data = parse_data_config(data_toml("train", tokenizer, 512, bytes(32)), "data.toml")
     check_together(state, "state.toml", data, "data.toml")
     assert (state.model.LLM.spec.hf or {"vocab_size": 256})["vocab_size"] == vocabulary
     assert data.token_size.size_bytes == size
+    assert state.config.data_fingerprint == "ab" * 32

@@ -37,6 +37,7 @@ def test_rows_are_kept_as_they_are_and_others_read_them(tmp_path: Path) -> None:
     assert (found[0]["loss"], float(found[1]["loss"])) == ("", 2.0)
 
 
+@pytest.mark.nightly
 def test_follower_killed_at_any_line_leaves_each_row_once(tmp_path: Path) -> None:
     for path in kill_at_every_line("epochal.sinks.csv_file", "CsvSink", tmp_path, stride=2):
         assert read(path) == rows(0, LAST), path

@@ -33,6 +33,7 @@ def read(path: Path) -> list[RoundFigures]:
     return [RoundFigures(*row) for row in zip(*(table[name].to_pylist() for name in FIGURES), strict=True)]
 
 
+@pytest.mark.nightly
 def test_follower_killed_at_any_line_leaves_each_row_once(tmp_path: Path) -> None:
     shared = ["pyarrow", "pyarrow.parquet"]
     for path in kill_at_every_line("epochal.sinks.parquet_file", "ParquetSink", tmp_path, 25, shared):

@@ -53,6 +53,7 @@ def test_tensorboard_shows_each_round_at_its_number_and_time(tmp_path: Path) -> 
     assert points(tmp_path, LOSS)[1][2] == as_single
 
 
+@pytest.mark.nightly
 def test_follower_killed_at_any_line_leaves_each_point_once(tmp_path: Path) -> None:
     shared = ["tensorboard.compat.proto.event_pb2", "tensorboard.compat.tensorflow_stub.pywrap_tensorflow"]
     for place in kill_at_every_line("epochal.sinks.tensorboard_files", "TensorBoardSink", tmp_path, 11, shared):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.bounds import BOUND_S
 from tests.support.figure_rows import LINEAGE, OTHER_LINEAGE
 from tests.support.heavy import need_module
@@ -46,6 +48,7 @@ def run(module: str, maker: str, what: str, environment: dict[str, str]) -> int:
     return ran.returncode
 
 
+@pytest.mark.nightly
 def test_wandb_has_each_round_once_after_kills(tmp_path: Path) -> None:
     need_module("wandb")
     from epochal.sinks.wandb_run import steps_in
@@ -65,6 +68,7 @@ def test_wandb_has_each_round_once_after_kills(tmp_path: Path) -> None:
     assert (steps(NAME), steps(OTHER_NAME)) == (list(range(6)), [0, 1])
 
 
+@pytest.mark.nightly
 def test_trackio_has_each_round_once_after_kills(tmp_path: Path) -> None:
     need_module("trackio")
     environment = {"TRACKIO_DIR": str(tmp_path)}

@@ -117,7 +117,8 @@ def test_every_part_of_a_clients_round_has_its_letter() -> None:
 def member(number: int, **known: Any) -> MemberFigures:
     figures: dict[str, Any] = {
         "client_id": ClientId(f"{number:032x}"), "name": f"lab {number}", "software": "0.1", "trainer": "numpy",
-        "ready": True, "in_roster": True, "share": 1.0, "claim": 1, "missed": 0, "rest_s": None, "silent_s": 0.5,
+        "ready": True, "in_roster": True, "share": 1.0, "part": 0.5, "factor": None, "claim": 1, "missed": 0,
+        "rest_s": None, "silent_s": 0.5,
         "joined_s": 1.0, "left": "", "applied": number, "lost": 0, "tokens": 1, "tokens_per_s": float(-number),
         "last_loss": None, "data_wait": None, "data_wait_s": 0.0, "train_s": None, "result_bytes": 0,
         "uploaded_bytes": None, "downloaded_bytes": None,

@@ -1,0 +1,290 @@
+"""Files that are small and claim to be huge: each is refused before memory is taken for it, measured in a process."""
+
+import base64
+import io
+import json
+import struct
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state import limits
+from tests.support.bounds import BOUND_S
+
+PAGE = Path(__file__).parents[2] / "docs" / "volunteer-safety.md"
+MAX_GROWTH_MB = 50
+MAX_BOMB_BYTES = 20 * 1024**2
+READER = """
+import asyncio, sys
+import pyarrow.compute, pyarrow.ipc, pyarrow.parquet, zstandard
+from data_providers.opening import OpenOptions, open_location
+from data_providers.locations import parse_location
+from data_providers.protocol import DatasetSpec
+from batching.packing.samples import raw_samples
+from runtime.permissions import OWNERS
+from state.config.data_location import Local, Preprocessed
+from state.errors import EpochalError
+from state.intervals import DataIds
+from state.tensors import parse_tensor_file
+
+def peak_mb():
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) // 1024
+
+async def read(kind, path, packs):
+    location = Preprocessed(path) if kind == "Preprocessed" else parse_location(path)
+    provider = await open_location(location, DatasetSpec(2, 8), OpenOptions("run", None, OWNERS, packs=packs))
+    batch = await provider.get_samples(DataIds(0, 0))
+    if packs:
+        next(raw_samples(batch, iter([0]))).record()
+
+kind, path, packs = sys.argv[1], sys.argv[2], sys.argv[3] == "packs"
+with open("/proc/self/clear_refs", "w") as peak:
+    peak.write("5")
+before = peak_mb()
+try:
+    if kind == "tensors":
+        with open(path, "rb") as file:
+            parse_tensor_file(file.read())
+    else:
+        asyncio.run(read(kind, path, packs))
+    answer = "taken"
+except EpochalError as error:
+    answer = error.message
+print(peak_mb() - before, answer)
+"""
+
+ROW_OF_250_MILLION = base64.b64decode(
+    """
+    UEFSMRUEFQgVGkwVAhUAEgAAKLUv/SAEIQAAAAAAABUAFToVTCwVgMq17gEVEBUGFQYcGAQAAAAAGAQAAAAAFgAoBAAAAAAYBAAAAAAREQAAAC
+    i1L/0gHekAAAgAAAAD/vDJte4BAQYAAACAyrXuAQMBgMq17gEAFQQZTDUAGAZzY2hlbWEVAgA1AhgGaW5wdXRzFQIVBkw8AAAANQQYBGxpc3QV
+    AgAVAiUCGAdlbGVtZW50ABYCGRwZHCYAHBUCGTUABhAZOAZpbnB1dHMEbGlzdAdlbGVtZW50FQwWgMq17gEWxAEW6AEmPiYIHBgEAAAAABgEAA
+    AAABYAKAQAAAAAGAQAAAAAEREAGSwVBBUAFQIAFQAVEBUCADwpJgL+ybXuARlGAAAAgMq17gEAAAAWxAEWAiYIFugBABkcGAxBUlJPVzpzY2hl
+    bWEY+AEvLy8vLzdBQUFBQVFBQUFBQUFBS0FBd0FCZ0FGQUFnQUNnQUFBQUFCQkFBTUFBQUFDQUFJQUFBQUJBQUlBQUFBQkFBQUFBRUFBQUFFQU
+    FBQTBQLy8vd0FBQVF3VUFBQUFJQUFBQUFRQUFBQUJBQUFBS0FBQUFBWUFBQUJwYm5CMWRITUFBQVFBQkFBRUFBQUFFQUFVQUFnQUJnQUhBQXdB
+    QUFBUUFCQUFBQUFBQUFFQ0VBQUFBQ0FBQUFBRUFBQUFBQUFBQUFRQUFBQnBkR1Z0QUFBQUFBZ0FEQUFJQUFjQUNBQUFBQUFBQUFFZ0FBQUFBQU
+    FBQUE9PQAYIHBhcnF1ZXQtY3BwLWFycm93IHZlcnNpb24gMjYuMC4xGRwcAAAA+AEAAFBBUjE=
+    """
+)
+"""A parquet file with one row of 250,000,000 zeros: by run lengths and a dictionary 632 bytes."""
+BIG_TEXT = "x" * 1_000_000
+
+
+def arrow() -> Any:
+    pytest.importorskip("pyarrow.ipc")
+    pytest.importorskip("pyarrow.parquet")
+    return pytest.importorskip("pyarrow")
+
+
+def parquet_row(path: Path) -> None:
+    path.write_bytes(ROW_OF_250_MILLION)
+
+
+def parquet_that_lies(path: Path) -> None:
+    """Write the row with a footer that claims eight values; the head of the page has all of them."""
+    many, few = bytes.fromhex("80cab5ee01"), bytes.fromhex("9080808000")
+    at = ROW_OF_250_MILLION.index(b"schema") - 10
+    path.write_bytes(ROW_OF_250_MILLION[:at] + ROW_OF_250_MILLION[at:].replace(many, few))
+
+
+def parquet_texts(path: Path) -> None:
+    """Write one row with a list of 200,000 texts, each the only one in the dictionary."""
+    pa, count = arrow(), 200_000
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [BIG_TEXT])
+    rows = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), texts)
+    pa.parquet.write_table(pa.table({"text": rows}), path, compression="zstd", store_schema=False)
+
+
+def parquet_prefixes(path: Path) -> None:
+    pa = arrow()
+    delta = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}, "data_page_size": 2**30}
+    pa.parquet.write_table(pa.table({"text": [BIG_TEXT] * 500}), path, compression="zstd", **delta)
+
+
+def parquet_nulls(path: Path) -> None:
+    pa = arrow()
+    pa.parquet.write_table(pa.table({"text": list_of_nulls(pa)}), path, compression="zstd")
+
+
+def list_of_nulls(pa: Any) -> Any:
+    return pa.ListArray.from_arrays(pa.array([0, 2**28], pa.int32()), pa.nulls(2**28))
+
+
+def arrow_file(path: Path, column: Any) -> None:
+    pa = arrow()
+    table = pa.table({"text": column})
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+        file.write_table(table)
+
+
+def arrow_nulls(path: Path) -> None:
+    arrow_file(path, list_of_nulls(arrow()))
+
+
+def arrow_runs(path: Path) -> None:
+    pa = arrow()
+    arrow_file(path, pa.RunEndEncodedArray.from_arrays(pa.array([2**20], pa.int32()), pa.array([BIG_TEXT])))
+
+
+def arrow_views(path: Path) -> None:
+    pa = arrow()
+    begins, sizes = (pa.array([number] * 1024, pa.int32()) for number in (0, 10**6))
+    arrow_file(path, pa.ListViewArray.from_arrays(begins, sizes, pa.array([1] * 10**6, pa.int8())))
+
+
+def empty_objects(before: str, after: str) -> bytes:
+    return (before + "{}," * 2**21 + "{}" + after).encode()
+
+
+def mds_index(path: Path) -> None:
+    path.mkdir()
+    (path / "index.json").write_bytes(empty_objects('{"version":2,"shards":[', "]}"))
+
+
+def mds_samples(path: Path) -> None:
+    """Write a small shard of which the index says that it has very many samples."""
+    path.mkdir()
+    columns = {"column_names": ["tokens"], "column_encodings": ["ndarray:uint16:8"], "column_sizes": [16]}
+    shard = {"format": "mds", "raw_data": {"basename": "a.mds", "bytes": 64}, "samples": 2**24, **columns}
+    (path / "a.mds").write_bytes(struct.pack("<16I", 2**24, *range(15)))
+    (path / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+
+
+def manifest(path: Path) -> None:
+    path.mkdir()
+    (path / "a.bin").write_bytes(bytes(64))
+    head = '{"format": "epochal/manifest/v1", "block_bytes": 4096, "files": ['
+    (path / "epochal-manifest.json").write_bytes(empty_objects(head, "]}"))
+
+
+def npy_shape(path: Path) -> None:
+    head = b"{'descr': '<u2', 'fortran_order': False, 'shape': (1099511627776,), }"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head)
+
+
+def npy_header(path: Path) -> None:
+    head = b"[" * 2**24
+    path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", len(head)) + head)
+
+
+def megatron_index(path: Path) -> None:
+    path.mkdir()
+    (path / "a.bin").write_bytes(bytes(64))
+    (path / "a.idx").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 2**40, 2**40))
+
+
+def tar_member(path: Path) -> None:
+    member = tarfile.TarInfo("a.txt")
+    member.size = 2**40
+    path.write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+
+
+def tar_name(path: Path) -> None:
+    """Write a member whose extended header is said to have 10 GB."""
+    member = tarfile.TarInfo("././@PaxHeader")
+    member.type, member.size = tarfile.XHDTYPE, 10**10
+    path.write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+
+
+def gzip_lines(path: Path) -> None:
+    """Write one line of 512 MB."""
+    packer, zeros = zlib.compressobj(9, wbits=31), b"x" * 2**20
+    with path.open("wb") as file:
+        for _ in range(512):
+            file.write(packer.compress(zeros))
+        file.write(packer.flush())
+
+
+def zstd_lines(path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    source = io.BytesIO(b"\n" * 2**28)
+    with path.open("wb") as file:
+        zstandard.ZstdCompressor(level=19).copy_stream(source, file)
+
+
+def zstd_window(path: Path) -> None:
+    """Write a frame that asks for a window of 2 TB."""
+    path.write_bytes(bytes.fromhex("28b52ffd00f8") + bytes(64))
+
+
+def json_record(path: Path) -> None:
+    path.write_bytes(empty_objects('{"text":[', "]}\n"))
+
+
+def deep_record(path: Path) -> None:
+    path.write_bytes(b"[" * 2**22 + b"\n")
+
+
+def tensor_header(path: Path) -> None:
+    text = empty_objects('{"a":[', "]}")
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def mix(path: Path) -> None:
+    path.write_bytes(empty_objects("[", "]")[: 2**21])
+
+
+ROWS = "Preprocessed"
+BOMBS = [
+    (parquet_row, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_row, "a.parquet", ROWS, "packs", "write smaller ones"),
+    (parquet_that_lies, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_texts, "a.parquet", ROWS, "packs", "holds a row of 200"),
+    (parquet_prefixes, "a.parquet", ROWS, "packs", "DELTA_BYTE_ARRAY"),
+    (parquet_nulls, "a.parquet", ROWS, "packs", "write smaller ones"),
+    (arrow_nulls, "a.arrow", ROWS, "packs", "holds a row of 2147483656 bytes"),
+    (arrow_runs, "a.arrow", ROWS, "packs", "run_end_encoded"),
+    (arrow_views, "a.arrow", ROWS, "packs", "list_view"),
+    (mds_index, "data", "Local", "tokens", "it may hold"),
+    (mds_samples, "data", "Local", "tokens", "a.mds"),
+    (manifest, "data", "Local", "tokens", "it may hold"),
+    (npy_shape, "a.npy", "Local", "tokens", "its header says"),
+    (npy_header, "a.npy", "Local", "tokens", "at most 4096"),
+    (megatron_index, "data", "Local", "tokens", "its header says"),
+    (tar_member, "a.tar", "Local", "packs", "1099511627776 bytes"),
+    (tar_name, "a.tar", "Local", "packs", "extended header of 10000000000 bytes"),
+    (gzip_lines, "a.jsonl.gz", "Local", "packs", "200 times its"),
+    (zstd_lines, "a.jsonl.zst", "Local", "packs", "200 times its"),
+    (zstd_window, "a.jsonl.zst", "Local", "packs", "cannot be unpacked as zstd"),
+    (json_record, "a.jsonl", "Local", "packs", "it may hold"),
+    (deep_record, "a.jsonl", "Local", "packs", "is not JSON"),
+    (tensor_header, "a.safetensors", "tensors", "", "it may hold"),
+    (mix, "mix.json", "Local", "tokens", "more than 1048576 bytes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "kind", "mode", "expected"), BOMBS, ids=lambda part: getattr(part, "__name__", "")
+)
+def test_bomb_is_refused_before_it_takes_memory(
+    tmp_path: Path, write: Callable[[Path], None], name: str, kind: str, mode: str, expected: str
+) -> None:
+    path = tmp_path / name
+    write(path)
+    if path.is_file():
+        assert path.stat().st_size < MAX_BOMB_BYTES
+    ran = subprocess.run(
+        [sys.executable, "-c", READER, kind, str(path), mode],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=True,
+    )
+    growth, _, answer = ran.stdout.partition(" ")
+    assert expected in answer
+    assert int(growth) < MAX_GROWTH_MB
+
+
+@pytest.mark.parametrize("name", [name for name in vars(limits) if name.isupper()])
+def test_limit_is_in_the_table_of_the_page(name: str) -> None:
+    value = getattr(limits, name)
+    line = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |"))
+    shown = {f"{value:,}", f"{value // 1024:,} KiB", f"{value // 1024**2:,} MiB"}
+    assert line.split(" | ")[1] in shown

@@ -1,0 +1,58 @@
+"""Strangers that look at a run without end take neither the places nor the time of members and of the operator."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator import strangers_time, viewers
+from coordinator.long_polls import Pool, ReaderKind
+from tests.support.bounds import BOUND_S
+from tests.support.event_stream import viewing
+from tests.support.played_rounds import play_round
+from tests.support.served import GENESIS, problem, served_over_sockets, training
+
+STREAMS = 3
+SMALL = {
+    kind: Pool(total=STREAMS, each=STREAMS) for kind in (ReaderKind.STRANGER, ReaderKind.MEMBER, ReaderKind.OPERATOR)
+}
+
+
+async def test_viewers_at_one_address_leave_places_to_member_and_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewers, "POOLS", SMALL)
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS) as run:
+        (member, _) = await training(run)
+        await run.service.history.is_read.wait()
+        async with viewing(run) as one, viewing(run) as two, viewing(run) as three:
+            for viewer in (one, two, three):
+                await viewer.next()
+            for token in (None, "made up"):
+                headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+                refused = await run.http.get(f"{run.run_url}/events", headers=headers)
+                assert problem(refused) == "overloaded"
+            for token in (member.token, run.admin_token):
+                async with viewing(run, token=token) as viewer:
+                    assert await viewer.next() is not None
+
+
+@pytest.mark.parametrize("place", ["", "/members", "/trust", "/explanation"])
+async def test_strangers_that_look_back_without_end_are_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(strangers_time, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(strangers_time, "AT_ONCE_S", strangers_time.LEAST_S)
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as run:
+        members = await training(run)
+        await play_round(run, members)
+        await run.service.history.is_read.wait()
+        last = run.service.published.version
+        looks = [f"/history/versions/{version}{place}" for version in range(last)]
+        made, refused = await run.http.get(run.run_url + looks[0]), await run.http.get(run.run_url + looks[1])
+        assert (made.status_code, problem(refused)) == (200, "rate-limited")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await run.http.get(run.run_url + looks[0])).content == made.content, "it is made once"
+        for token in (members[0].token, run.admin_token):
+            answers = [await members[0].send("GET", look, token=token) for look in looks]
+            assert {answer.status_code for answer in answers} == {200}

@@ -1,0 +1,68 @@
+"""The audit computes the lengths of results, and what follows from them, again."""
+
+from dataclasses import replace
+
+from coordinator.audit import audit
+from coordinator.machine.records import RecordBody
+from coordinator.machine.stimuli import STIMULI, ResultDelivered, ResultVerified, Stamped
+from coordinator.recompute import recompute
+from coordinator.store.journal import JournalRecord
+from state.documents import Outcome
+from state.weights import norm_hex, number_of
+from state.wire import canonical_json, parse_document
+from tests.support.simulated_client import ClientSpec
+from tests.support.simulated_run import simulated_run
+from tests.support.states import state_file
+from tests.support.virtual_time import in_virtual_time
+
+NUMPY = ClientSpec(trainer="numpy")
+STATE = state_file(
+    config__init_min_clients=3,
+    config__checkpoint_every=2,
+    model__LLM__ngram={"context": 2, "embedding": 2, "hidden": 2},
+)
+
+
+def longer(outcome: Outcome) -> Outcome:
+    """The outcome with a first result that is longer by a millionth, and the same factor."""
+    first, *rest = outcome.entries
+    return replace(outcome, entries=(replace(first, norm=norm_hex(number_of(first.norm) * (1 + 1e-6))), *rest))
+
+
+def with_longer_results(record: JournalRecord) -> JournalRecord:
+    """The record with results that are ten times as long."""
+
+    def changed(one: Stamped) -> Stamped:
+        stimulus = one.stimulus
+        if isinstance(stimulus, ResultVerified | ResultDelivered):
+            return replace(one, stimulus=replace(stimulus, norm=10 * stimulus.norm))
+        return one
+
+    body = parse_document(RecordBody, record.body)
+    stimuli = tuple(changed(one) for one in STIMULI.validate_json(body.stimuli))
+    return replace(record, body=canonical_json(replace(body, stimuli=STIMULI.dump_json(stimuli).decode())))
+
+
+@in_virtual_time
+async def test_audit_finds_a_result_of_another_length_than_was_kept() -> None:
+    async with simulated_run(STATE, seed=1) as run:
+        await run.play(NUMPY, NUMPY, NUMPY)
+        kept, blobs = run.coordinator.run, run.coordinator.store.blobs
+        assert (await recompute(kept, blobs, {}, 4)).problem is None
+        wrong = replace(kept, outcomes={**kept.outcomes, 4: longer(kept.outcomes[4])})
+        problem = (await recompute(wrong, blobs, {}, 4)).problem
+        assert problem is not None
+        assert problem.startswith(f"the result of {kept.outcomes[4].entries[0].client_id} in step 4 has length ")
+
+
+@in_virtual_time
+async def test_audit_finds_factors_that_do_not_follow_from_the_lengths() -> None:
+    async with simulated_run(STATE, seed=1) as run:
+        await run.play(NUMPY, NUMPY, NUMPY)
+        store = run.coordinator.store
+        assert (await audit(store, with_parameters=False)).problems == ()
+        segments = run.coordinator.journal.segments
+        segments[1] = replace(segments[1], records=tuple(map(with_longer_results, segments[1].records)))
+        report = await audit(store, with_parameters=False)
+        assert not report.replay_identical
+        assert "replays to another document than was published" in report.problems[0]

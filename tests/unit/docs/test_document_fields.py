@@ -1,0 +1,31 @@
+"""Every field of every document that a client obeys has a rule."""
+
+import pytest
+
+from docs.document_fields import FOR_OPERATORS, RULES, DocumentField, Rule, document_fields, document_kinds
+
+FIELDS = document_fields()
+
+
+def test_every_field_has_a_rule() -> None:
+    without = [f"{field.name} {dict(field.schemas[0])}" for field in FIELDS if not field.rules]
+    assert without == [], "name their rules in docs/document_fields.py, and what holds them"
+
+
+@pytest.mark.parametrize(("rule", "pattern"), [(rule, pattern) for rule, found in RULES.items() for pattern in found])
+def test_every_rule_has_a_field(rule: Rule, pattern: str) -> None:
+    assert any(field.matches(pattern) for field in FIELDS), f"{rule.name}: no field is {pattern}"
+
+
+def test_field_that_is_a_rule_by_its_schema_needs_no_other() -> None:
+    doubled = [field.name for field in FIELDS if field.named_rules and field.own_rule in (Rule.DIGEST, Rule.CHOICE)]
+    assert [name for name in doubled if not name.startswith("StateFile.")] == []
+
+
+def test_new_free_text_without_a_rule_is_found() -> None:
+    assert DocumentField("RunDocument", "motd", ({"type": "string"},)).rules == ()
+
+
+def test_documents_of_operators_are_not_those_of_clients() -> None:
+    assert not FOR_OPERATORS & document_kinds().keys()
+    assert {"RunDocument", "StateFile", "UploadGrant", "Welcome", "Mix"} <= document_kinds().keys()
