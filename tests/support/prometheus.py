@@ -33,6 +33,10 @@ class Prometheus:
             while not await is_so():  # noqa: ASYNC110  # it tells nobody of its own accord
                 await asyncio.sleep(SCRAPE_S)
 
+    async def is_ready(self) -> bool:
+        """Return whether it answers queries, which it refuses while it reads its folder."""
+        return (await self.http.get("/-/ready")).is_success
+
     async def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the series that an expression gives now."""
         answer = await self.http.get("/api/v1/query", params={"query": expression})
@@ -73,7 +77,9 @@ async def prometheus(folder: Path, jobs: Mapping[str, Sequence[str]]) -> AsyncIt
                     base_url=f"http://{address}", transport=transport, timeout=BOUND_S
                 ) as first:
                     await first.get("/-/ready")
-                yield Prometheus(http)
+                read = Prometheus(http)
+                await read.until(read.is_ready)
+                yield read
         finally:
             process.terminate()
             async with asyncio.timeout(BOUND_S):
