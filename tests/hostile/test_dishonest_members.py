@@ -58,6 +58,7 @@ def test_dishonest_members_cost_the_model_little(attack: Attack) -> None:
     assert found.audit.problems == ()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("attack", [LONG_AND_FLIPPED, GREEDY], ids=lambda attack: attack.name)
 def test_dishonest_members_take_a_run_that_bounds_nobody(attack: Attack) -> None:
     found = run_virtually(play(attack, small_state(**WITHOUT_BOUNDS), small_text()))

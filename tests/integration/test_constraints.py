@@ -87,6 +87,7 @@ def test_ci_installs_the_torch_that_the_project_allows() -> None:
     assert not re.search(r"install .*['\"]?[a-z_-]+(\[\w+\])?>=", script), "everything else is pinned"
 
 
+@pytest.mark.nightly
 def test_bill_of_materials_names_every_direct_dependency(tmp_path: Path) -> None:
     need_module("cyclonedx_py")
     (options,) = re.findall(r"^SBOM := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)

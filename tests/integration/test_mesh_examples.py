@@ -31,17 +31,21 @@ def _texts(logs: Path) -> list[str]:
     return [log.read_text() for log in sorted(logs.glob("test_*_host*.log"))]
 
 
-@pytest.mark.parametrize("engine", ["jax", "torch"])
 @pytest.mark.parametrize(
-    ("script", "shards"),
-    [("launch_1x2_test.sh", [1, 0]), ("launch_2x1_test.sh", [1, 1]), ("launch_2x2_test.sh", [2, 0])],
+    ("engine", "script", "shards"),
+    [
+        ("jax", "launch_2x2_test.sh", [2, 0]),
+        ("torch", "launch_1x2_test.sh", [1, 0]),
+        pytest.param("jax", "launch_1x2_test.sh", [1, 0], marks=pytest.mark.nightly),
+        pytest.param("jax", "launch_2x1_test.sh", [1, 1], marks=pytest.mark.nightly),
+        pytest.param("torch", "launch_2x1_test.sh", [1, 1], marks=pytest.mark.nightly),
+        pytest.param("torch", "launch_2x2_test.sh", [1, 0, 1, 0], marks=pytest.mark.nightly),  # a process per device
+    ],
 )
 async def test_source_meshes_say_what_the_source_says(
     tmp_path: Path, engine: str, script: str, shards: list[int]
 ) -> None:
     need_module(engine)
-    if engine == "torch" and script == "launch_2x2_test.sh":
-        shards = [1, 0, 1, 0]  # a process per device
     logs = await launch(tmp_path, script, engine)
     assert len(logs) == len(shards)
     for host, (log, local_shards) in enumerate(zip(logs, shards, strict=True)):
@@ -56,6 +60,7 @@ async def test_source_meshes_say_what_the_source_says(
         assert f"Host {host}: all {ROWS} rows are the provider's" in log
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("order", "shards"), [("data", [1, 1]), ("diagonal", [1, 1])])
 async def test_other_orders_of_devices(tmp_path: Path, order: str, shards: list[int]) -> None:
     need_module("jax")

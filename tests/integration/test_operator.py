@@ -14,7 +14,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.by_hand import hold_in, joined_by_hand
 from tests.support.processes import PATIENT, RealRun, at_round, in_phase, in_training, prepared_run, real_run
 
-AUDITS = 60
+AUDITS = 15
 """Audits of a run of many short epochs, whose blobs are swept meanwhile."""
 
 

@@ -13,6 +13,7 @@ FAILING = "failing"
 VARIABLE = "FAILING_DEVICE"
 
 
+@pytest.mark.nightly
 async def test_run_goes_on_past_failed_devices_and_flushed_denormals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
+@pytest.mark.nightly
 async def test_run_of_the_packages_trainer_learns_the_digits(
     installed: str, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     (await run_command("up", "--run-dir", str(tmp_path / "run"))).expect(2, "is not empty")
 
 
+@pytest.mark.nightly
 async def test_up_with_torch_survives_chaos_and_exports_a_llama(tmp_path: Path) -> None:
     need_module("torch")
     need_module("transformers")

@@ -108,6 +108,8 @@ def test_run_with_a_third_of_one_kind_takes_at_most_twice_its_time(kind: str, se
     assert times_as_long(seed, FEW, [KINDS[kind]]) <= MOST_TIMES
 
 
-@pytest.mark.parametrize(("seed", "members"), [(1, FEW), (2, FEW), (3, MORE)])
+@pytest.mark.parametrize(
+    ("seed", "members"), [(1, FEW), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((2, FEW), (3, MORE)))]
+)
 def test_run_with_a_third_of_all_kinds_takes_at_most_twice_its_time(seed: int, members: tuple[int, int]) -> None:
     assert times_as_long(seed, members, tuple(KINDS.values())) <= MOST_TIMES

@@ -86,6 +86,7 @@ def torch_rows(rank: int, store: str) -> tuple[list[list[int]], int]:
     return rows.tolist(), int(total.item())
 
 
+@pytest.mark.nightly
 async def test_torch_rows_reach_an_uneven_mesh_and_pass_a_process_outside(tmp_path: Path) -> None:
     need_module("torch")
     with contextlib.ExitStack() as stack:

@@ -149,6 +149,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
             yield SharedMesh(trainer, state)
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(shared: SharedMesh) -> None:
     trainer, start = shared.trainer, start_of(shared.state)
@@ -167,6 +168,7 @@ async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(s
     assert pids_of(trainer) == pids, "the same processes"
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_sharded_mesh_out_of_memory_repeats_in_smaller_micro_batches(
     shared: SharedMesh, caplog: pytest.LogCaptureFixture
@@ -179,6 +181,7 @@ async def test_sharded_mesh_out_of_memory_repeats_in_smaller_micro_batches(
     await shared.assert_trained_as_alone()
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_sharded_mesh_that_lost_a_process_goes_on_with_the_kept_state(shared: SharedMesh) -> None:
     await shared.train(1)

@@ -39,6 +39,7 @@ def test_bytes_a_parameter_are_those_of_the_formats() -> None:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("setting", [PLAIN, replace(NESTEROV, codec="int4"), replace(SPARSE, mean="senders")])
 def test_small_run_of_a_codec_learns(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")

@@ -45,6 +45,7 @@ def test_a_load_of_too_few_or_many_members_is_refused(tmp_path: Path, count: int
         asyncio.run(measured(Case(count, 1), tmp_path))
 
 
+@pytest.mark.nightly
 def test_load_over_replicas_and_their_transactions_alone(tmp_path: Path, server: PostgresServer) -> None:
     async def rounds() -> tuple[Measured, str]:
         async with serving(load_state(COUNT, 2), tmp_path, server, 2) as served:
@@ -60,6 +61,7 @@ def test_load_over_replicas_and_their_transactions_alone(tmp_path: Path, server:
     assert server.execute(same, url) == [(count,)]
 
 
+@pytest.mark.nightly
 def test_failures_that_are_measured_are_survived(tmp_path: Path, server: PostgresServer) -> None:
     async def times() -> list[float]:
         async with failing_run(tmp_path, server, 2, is_working=True) as failing:

@@ -302,6 +302,7 @@ def test_proceed_is_called_before_each_micro_batch_and_may_raise(start: Tensors)
     assert len(calls) == 3
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # within torch.compile
 def test_compiled_model_has_the_same_loss_and_gradient(start: Tensors) -> None:
     need_module("torch")
