@@ -14,6 +14,8 @@ from runtime.reach import Reach
 from state.errors import NotAllowed
 
 CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 60.0
+"""Maximum time for the head of an answer; the library's own bound is shorter."""
 MAX_HEAD_BYTES = 64 * 1024
 COPIED_BYTES = 256 * 1024
 """Maximum number of bytes that are passed on at a time."""
@@ -59,6 +61,8 @@ class CheckedRelay:
             writer.write(_REFUSED)
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             writer.write(_REFUSED)  # or what is left of a connection that has ended
+        except asyncio.CancelledError:
+            return  # the loop ends; asyncio's own callback would log it as an error
         finally:
             self._lines.discard(writer)
             writer.close()
@@ -77,8 +81,11 @@ class CheckedRelay:
                 writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
             else:
                 path = target.partition(place.netloc)[2] or "/"
-                lines = [f"{method} {path} HTTP/1.1", *fields, "Connection: close", "", ""]
-                far[1].write("\r\n".join(lines).encode("latin-1"))
+                far[1].write(_closing([f"{method} {path} HTTP/1.1", *fields]))
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    answer = await far[0].readuntil(_END_OF_HEAD)
+                # Said also for a server that does not say it: the library must not send its next request here.
+                writer.write(_closing(_kept(answer.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n"))))
             async with asyncio.TaskGroup() as group:
                 ways = [group.create_task(_copy(far[0], writer))]
                 if is_tunnel:
@@ -98,8 +105,15 @@ class CheckedRelay:
         expected = f"Basic {b64encode(f'relay:{self._key}'.encode()).decode()}"
         if not secrets.compare_digest(named.get("proxy-authorization", "").encode(), expected.encode()):
             raise ValueError("without the key")
-        kept = [field for field in fields if field.partition(":")[0].lower() not in _OF_THE_RELAY]
-        return [method, target, *kept]
+        return [method, target, *_kept(fields)]
+
+
+def _kept(fields: list[str]) -> list[str]:
+    return [field for field in fields if field.partition(":")[0].lower() not in _OF_THE_RELAY]
+
+
+def _closing(lines: list[str]) -> bytes:
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1")
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
