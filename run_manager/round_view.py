@@ -35,6 +35,7 @@ class RoundView:
         roster: the round's clients.
         positions: the roster position of each client.
         witnesses: the elected witnesses.
+        isolated: the intervals that are tried alone.
     """
 
     head: RoundHead
@@ -42,6 +43,7 @@ class RoundView:
     assignments: DataAssignments
     positions: dict[ClientId, int]
     witnesses: frozenset[ClientId]
+    isolated: frozenset[BatchId]
 
     @classmethod
     def of(cls, head: RoundHead, roster: Roster, work: WorkList) -> "RoundView":
@@ -52,6 +54,7 @@ class RoundView:
             assign_data_for_state(roster, work, head.assignment_seed, head.seed),
             {entry.client_id: position for position, entry in enumerate(roster.clients)},
             frozenset(elect_witnesses(roster, head.seed, head.witness_count)),
+            work.isolated_batches(),
         )
 
     def outcome_with(
@@ -73,8 +76,14 @@ class RoundView:
         if not applied:
             return None
         weighed = [
-            Weighed(batches, steps_of(state, batches), result.norm, result.client_id in electorate)
-            for batches, result in ((total_batches(assignment), result) for assignment, result in applied)
+            Weighed(
+                (batches := total_batches(assignment)),
+                steps_of(state, batches),
+                result.norm,
+                result.client_id in electorate,
+                not self.isolated.isdisjoint(assignment),
+            )
+            for assignment, result in applied
         ]
         usual = usual_in(weighed, None if head.usual_norm is None else UsualNorm(head.usual_norm, head.usual_steps))
         factors = factors_of(weighed, self.roster.ceiling, state.merge.norm_limit, usual)

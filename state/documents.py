@@ -99,6 +99,10 @@ class WorkList(WireDocument):
         """Return every interval of the round, isolated ones first."""
         return tuple(item.batch_id for item in self.isolated) + self.shared
 
+    def isolated_batches(self) -> frozenset[BatchId]:
+        """Return the intervals that are tried alone."""
+        return frozenset(item.batch_id for item in self.isolated)
+
     def batch_count(self) -> int:
         """Return the number of batches in the round."""
         return total_batches(self.intervals())

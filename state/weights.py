@@ -36,12 +36,14 @@ class Weighed:
         steps: number of optimizer steps that its client took: `local_steps`, or one for each sample if they are fewer.
         norm: length of the result, √Σx².
         proven: whether a result of its client was applied before.
+        isolated: whether its batches were tried alone, because clients had failed on them.
     """
 
     batches: int
     steps: int
     norm: float
     proven: bool
+    isolated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ def factors_of(entries: Sequence[Weighed], ceiling: int | None, limit: float, us
         limit: `merge.norm_limit`; 0 for no limit.
         usual: the usual length in the round, as `usual_in` says; None for no limit.
     """
-    counts = [entry.batches for entry in entries if entry.proven] or [entry.batches for entry in entries]
+    sharing = [entry for entry in entries if not entry.isolated] or entries
+    counts = [entry.batches for entry in sharing if entry.proven] or [entry.batches for entry in sharing]
     most = largest_part(counts, sum(entry.batches for entry in entries), ceiling)
     factors = []
     for entry in entries:

@@ -210,9 +210,12 @@ class Round:
     def weighed(self, state: StateFile, clients: Iterable[ClientId]) -> list[Weighed]:
         """Return the verified results of these clients, as far as their factors depend on them."""
         norms, assignments, electorate = plain(self.norms), self.plan.assignments, self.plan.electorate
+        alone = self.work.isolated_batches()
         return [
-            Weighed(batches, steps_of(state, batches), norms[client_id], client_id in electorate)
-            for client_id, batches in ((one, total_batches(assignments[one])) for one in clients)
+            Weighed(batches, steps_of(state, batches), norms[one], one in electorate, not alone.isdisjoint(assignment))
+            for one, assignment, batches in (
+                (one, assignments[one], total_batches(assignments[one])) for one in clients
+            )
         ]
 
     def bits_of(self, clients: Iterable[ClientId]) -> int:

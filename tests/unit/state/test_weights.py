@@ -31,7 +31,9 @@ from state.wire import ClientId, Sha256, canonical_json, parse_document
 
 NORMS = st.floats(0, 1e38)
 ENTRIES = st.lists(
-    st.builds(Weighed, st.integers(1, 500), st.integers(1, 9), NORMS, st.booleans()), min_size=1, max_size=20
+    st.builds(Weighed, st.integers(1, 500), st.integers(1, 9), NORMS, st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=20,
 )
 FULL = "3f800000"
 
@@ -85,9 +87,23 @@ def test_result_of_more_steps_may_be_as_much_longer() -> None:
     assert number_of(factors_of([Weighed(4, 8, 24.0, True)], PARTS, 1.5, UsualNorm(2.0, 2))[0]) == 0.5
 
 
+def judging(entries: list[Weighed]) -> list[int]:
+    """The parts by which the ceiling is reckoned: shared ones of proven clients, else shared ones, else all."""
+    for chosen in ([e for e in entries if e.proven and not e.isolated], [e for e in entries if not e.isolated]):
+        if chosen:
+            return [entry.batches for entry in chosen]
+    return [e.batches for e in entries if e.proven] or [e.batches for e in entries]
+
+
+def test_batches_that_are_tried_alone_lower_no_others_factor() -> None:
+    shared = [Weighed(10, 8, 1.0, True), Weighed(10, 8, 1.0, True)]
+    alone = [Weighed(1, 8, 1.0, True, isolated=True)] * 3
+    assert factors([*shared, *alone], 1.0, ceiling=None) == [1.0] * 5
+
+
 @given(ENTRIES, st.one_of(st.none(), st.floats(1e-6, 1e6)), st.one_of(st.none(), st.integers(1, PARTS)))
 def test_factor_is_that_of_its_definition(entries: list[Weighed], norm: float | None, ceiling: int | None) -> None:
-    counts = [entry.batches for entry in entries if entry.proven] or [entry.batches for entry in entries]
+    counts = judging(entries)
     total = sum(entry.batches for entry in entries)
     most = largest_part(counts, total, ceiling)
     usual = None if norm is None else UsualNorm(norm, 4)
@@ -100,7 +116,7 @@ def test_factor_is_that_of_its_definition(entries: list[Weighed], norm: float | 
 
 @given(ENTRIES, st.one_of(st.none(), st.integers(1, PARTS)))
 def test_no_weight_is_above_the_ceiling(entries: list[Weighed], ceiling: int | None) -> None:
-    counts = [entry.batches for entry in entries if entry.proven] or [entry.batches for entry in entries]
+    counts = judging(entries)
     most = largest_part(counts, sum(entry.batches for entry in entries), ceiling)
     for entry, factor in zip(entries, factors_of(entries, ceiling, 1.5, None), strict=True):
         assert entry.batches * Fraction(number_of(factor)) <= most * (1 + Fraction(1, 2**23))
