@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from state.config.data_location import S3, AccountName, Azure, BucketName, ContainerName, Gcp, Region, Url
+from state.config.data_location import S3, AccountName, Azure, BucketName, ContainerName, Endpoint, Gcp, Region
 from state.config.schema import Section, TaggedEnum
 
 _REGIONAL = r"https://s3\.[a-z0-9-]+\.amazonaws\.com"
@@ -80,7 +80,7 @@ class S3Blobs(Section, variant="S3"):
     bucket_name: BucketName
     folder: Folder = ""
     region: Region | None = None
-    endpoint: Url | None = None
+    endpoint: Endpoint | None = None
 
     @property
     def origin(self) -> str:
@@ -118,7 +118,7 @@ class AzureBlobs(Section, variant="Azure"):
     account_name: AccountName
     container_name: ContainerName
     folder: Folder = ""
-    endpoint: Url | None = None
+    endpoint: Endpoint | None = None
 
     @property
     def origin(self) -> str:

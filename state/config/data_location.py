@@ -141,6 +141,14 @@ ContainerName = Annotated[
         description='the name of a container: letters, digits and "-"',
     ),
 ]
+Endpoint = Annotated[
+    str,
+    Field(
+        pattern=r"^https?://([0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[0-9A-Za-z._~/-]*)?$",
+        description="a URL that starts with http:// or https://, of a host, maybe a port, and maybe a path",
+    ),
+]
+"""Nothing in it reads differently to two libraries: one decides whether a host gets credentials, another connects."""
 SeedBytes = Annotated[
     tuple[Annotated[int, Field(ge=0, le=255)], ...],
     Field(
@@ -216,7 +224,7 @@ class S3(Section):
     bucket_name: BucketName
     filter_directory: str = ""
     region: Region | None = None
-    endpoint: Url | None = None
+    endpoint: Endpoint | None = None
 
 
 class Azure(Section):
@@ -229,7 +237,7 @@ class Azure(Section):
     account_name: AccountName
     container_name: ContainerName
     filter_directory: str = ""
-    endpoint: Url | None = None
+    endpoint: Endpoint | None = None
 
 
 HttpLocation = Annotated[SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, TaggedEnum()]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from state.config.data_location import BucketName, DataLocation, Region, Url
+from state.config.data_location import BucketName, DataLocation, Endpoint, Region
 from state.config.free_table import WrongEntry, check_free_table
 from state.config.schema import HexDigest, Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
@@ -152,7 +152,10 @@ class S3Checkpoint(Section, variant="S3"):
     bucket: BucketName
     prefix: OptionalText = None
     region: OptionalRegion = None
-    endpoint: Annotated[Url | None, Field(description="an http:// or https:// URL, or no such line")] = None
+    endpoint: Annotated[
+        Endpoint | None,
+        Field(description="an http:// or https:// URL of a host, maybe a port, and maybe a path, or no such line"),
+    ] = None
 
 
 Checkpoint = Annotated[

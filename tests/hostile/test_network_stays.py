@@ -21,8 +21,8 @@ from runtime.permissions import Permissions
 from runtime.reach import Reach
 from runtime.retry import RetryPolicy
 from state.blob_messages import UploadGrant
-from state.config.blob_place import ANY_REGION, is_of_origin
-from state.config.data_location import S3, Server, SingleUrl, WeightedHttp
+from state.config.blob_place import ANY_REGION, AzureBlobs, S3Blobs, is_of_origin
+from state.config.data_location import S3, Azure, Server, SingleUrl, WeightedHttp
 from state.config.model import S3Checkpoint
 from state.errors import DataError, EpochalError, InvalidDocument, NotAllowed, TrainerFailed
 from state.join_guide import JoinData, JoinGuide
@@ -182,11 +182,25 @@ def test_model_in_a_bucket_of_an_unnamed_server_is_not_fetched(host: str) -> Non
 
 @pytest.mark.parametrize(
     "values",
-    [{"region": "x@evil.example/"}, {"region": "eu.evil.example#"}, {"bucket_name": "evil.example/#"}],
+    [
+        *({"region": "x@evil.example/"}, {"region": "eu.evil.example#"}, {"bucket_name": "evil.example/#"}),
+        *({"endpoint": f"https://evil.example{end}store.example"} for end in ("\\@", "#@", "?@", ";@", "\\.", "%2e")),
+        {"endpoint": "https://evil\u3002example"},
+    ],
 )
 def test_values_that_would_change_a_stores_host_are_refused(values: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="should match"):
         S3(**{"bucket_name": "b", **values})
+
+
+@pytest.mark.parametrize("bucket", [Azure, S3Checkpoint, S3Blobs, AzureBlobs])
+def test_endpoint_that_libraries_read_in_two_ways_is_refused(bucket: type[Any]) -> None:
+    """To Python it is on store.example, and to obstore on evil.example, which would get the credentials."""
+    names = {"account_name": "a", "container_name": "c"} if bucket in (Azure, AzureBlobs) else {"bucket_name": "b"}
+    names = {"bucket": "b"} if bucket is S3Checkpoint else names
+    bucket(**names, endpoint="https://store.example:9000/path")
+    with pytest.raises(ValueError, match="should match"):
+        bucket(**names, endpoint="https://evil.example\\@store.example")
 
 
 async def test_what_the_owner_allows_is_connected() -> None:
