@@ -95,12 +95,19 @@ def usual_norm(entries: Sequence[Weighed], before: UsualNorm | None, limit: floa
 
 
 def usual_in(entries: Sequence[Weighed], usual: UsualNorm | None) -> UsualNorm | None:
-    """Return the usual length by which a round's results are judged: their own median if no round has shown one yet."""
+    """Return the usual length by which a round's results are judged: their own median if no round has shown one yet.
+
+    Proven clients are the judges. If they are too few, one of them may be all of them: then the median of all results
+    counts too, and the shorter of the two.
+    """
     if usual is not None:
         return usual
-    judges = [entry for entry in entries if entry.proven] or list(entries)
-    found = _median(judges, None, 0.0) if len(entries) >= ENOUGH else None
-    return found if found is not None and found.norm else None
+    if len(entries) < ENOUGH:
+        return None
+    proven = [entry for entry in entries if entry.proven]
+    judges = (proven,) if len(proven) >= ENOUGH else (proven, entries)
+    found = [_median(judging, None, 0.0) for judging in judges if judging]
+    return min((one for one in found if one.norm), key=lambda one: one.norm, default=None)
 
 
 def _median(entries: Sequence[Weighed], before: UsualNorm | None, limit: float) -> UsualNorm:

@@ -62,6 +62,24 @@ def test_first_round_is_judged_by_its_own_median_if_it_has_three_results() -> No
     assert factors(equal(1.0, 30.0), None) == [1.0, 1.0]
 
 
+def test_few_proven_clients_are_no_judges_of_their_own_results() -> None:
+    new = equal(*[1.0] * 9, proven=False)
+    assert factors([*equal(1e6), *new], None) == [float(np.float32(1.5e-6)), *[1.0] * 9]
+    assert factors([*equal(1e6, 1e6), *new], None)[:2] == [float(np.float32(1.5e-6))] * 2
+
+
+def test_newcomers_make_no_result_count_for_more_than_proven_clients_do() -> None:
+    new = equal(*[1e6] * 9, proven=False)
+    assert factors([*equal(1.0), *new], None) == [1.0, *[float(np.float32(1.5e-6))] * 9]
+    nothing = equal(*[0.0] * 9, proven=False)
+    assert factors([*equal(1.0), *nothing], None) == [1.0] * 10
+
+
+def test_three_proven_clients_alone_judge_a_round_of_which_nobody_knows_the_usual_length() -> None:
+    new = equal(*[1e-6] * 9, proven=False)
+    assert factors([*equal(1.0, 1.0, 1.0), *new], None) == [1.0] * 12
+
+
 def test_usual_length_is_that_of_proven_clients_alone() -> None:
     new = equal(9.0, 9.0, 9.0, 9.0, proven=False)
     assert usual_norm([*equal(1.0, 2.0, 3.0), *new], None, 1.5) == UsualNorm(2.0, 8)
