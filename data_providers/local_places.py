@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_providers.file_names import is_hidden
+from data_providers.formats.megatron import INDEX_SUFFIX
 from data_providers.protocol import Rejected, SourceUnavailable
+from data_providers.sources.manifest import MANIFEST_NAME
 from runtime.permissions import Permissions
 
 MAX_FILES_BELOW = 1_000_000
@@ -52,17 +54,17 @@ def allowed_path(path: Path, permissions: Permissions) -> Path:
     """Return a path that a document names, below the folders that the owner allowed. Blocks.
 
     Raises:
-        NotAllowed: it is elsewhere, or holds a file that is a link to elsewhere.
+        NotAllowed: it is elsewhere, or holds a file that is a link to elsewhere; or its index or manifest is one.
         Rejected, SourceUnavailable: its files cannot be listed.
     """
     if permissions.folders is None:
         return path
     found = permissions.checked_path(path)
     try:
-        if found.is_dir():
-            for _, file in files_below(found):
-                if file.is_symlink():
-                    permissions.checked_path(file)
+        beside = (found.with_suffix(INDEX_SUFFIX), found.with_name(MANIFEST_NAME))
+        for file in (file for _, file in files_below(found)) if found.is_dir() else beside:
+            if file.is_symlink():
+                permissions.checked_path(file)
     except OSError as error:
         raise cannot_open(found, error) from error
     return found

@@ -166,6 +166,17 @@ async def test_link_in_an_allowed_folder_does_not_lead_out_of_it(tmp_path: Path,
             await open_in(folder, place)
 
 
+@pytest.mark.parametrize("name", ["a.idx", "epochal-manifest.json"])
+async def test_link_beside_an_allowed_file_does_not_lead_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_bytes(bytes(64))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(bytes(4 * SEQ_LEN))
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(NotAllowed, match="the run names"):
+        await open_in(folder, folder / "a.bin")
+
+
 async def test_link_of_the_owners_own_data_leads_where_it_likes(tmp_path: Path) -> None:
     elsewhere, folder = write_tokens(tmp_path / "elsewhere"), tmp_path / "data"
     folder.mkdir()
