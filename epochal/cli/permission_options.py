@@ -12,6 +12,7 @@ from data_providers.sources.http.source import HttpOptions, without_secrets
 from epochal.cli.logs import LogFormat
 from epochal.cli.run import say
 from runtime.permissions import Permissions
+from state.config.data_location import WeightedHttp
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +72,13 @@ def permissions_in_words(permissions: Permissions, data: str | None) -> Sequence
         return (("everything", "you said that the run is your own"),)
     networks = () if permissions.reach is None else tuple(map(str, permissions.reach.networks))
     headers = tuple(f"{host} (EPOCHAL_HTTP_HEADERS)" for host in HttpOptions.from_environment().headers)
-    lends = permissions if data is None else permissions_of_owner(parse_location(data), permissions)
+    location = None if data is None else parse_location(data)
+    lends = permissions if location is None else permissions_of_owner(location, permissions)
     lent = (permissions if lends.credential_hosts is None else lends).credential_hosts or ()
-    hosts = _listed((*sorted(lent), *headers))
+    is_own_mix = isinstance(location, WeightedHttp) and lends.credential_hosts is None
+    hosts = _listed(
+        (*sorted(lent), *headers, *(("the buckets and the Hub that your mix names",) if is_own_mix else ()))
+    )
     return (
         ("data", "from where the run says" if data is None else f"from {_shown(data)}, which you named"),
         ("addresses", " and ".join(("public ones, and of the coordinator's own kind", *networks))),

@@ -47,15 +47,17 @@ def doctor(
     TLS, clock, upload and download speed, and what its run needs. For each it says what to do.
     """
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
+    findings: list[Finding] = []
+    if url is not None:
+        allowed = "\n".join(f"{name}: {text}" for name, text in permissions_in_words(permissions, None))
+        findings.append(Finding("Run may use", "ok", allowed))
     machine = look_at_machine(checked_spool_folder(spool))
-    findings = list(machine.findings)
+    findings += machine.findings
 
     async def look() -> None:
         assert url is not None
         asked = Asked(url.rstrip("/"), trusted(tls_ca), given_token(admin_token), permissions.reach)
         findings.extend(await look_at_way(asked, machine))
-        allowed = "\n".join(f"{name}: {text}" for name, text in permissions_in_words(permissions, None))
-        findings.append(Finding("Run may use", "ok", allowed))
 
     if url is not None:
         run_to_end(look())

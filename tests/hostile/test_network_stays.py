@@ -1,5 +1,6 @@
 """The documents of a coordinator at a public address lead to no service of the volunteer's machine or network."""
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from data_providers.locations import AnyLocation
 from data_providers.opening import OpenOptions, open_location
 from data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from data_providers.sources.http.target import Proxies
+from epochal.cli.permission_options import permissions_in_words
 from epochal.doctor.way import Asked, look_at_way
 from run_manager.steps.reported import reported_failure
 from runtime.permissions import Permissions
@@ -410,6 +412,19 @@ async def test_doctor_does_not_reach_for_data_behind_the_machine() -> None:
         assert (found["Run's data"].verdict, found["Run's data"].kind) == ("problem", "not-allowed")
         assert "--allow-network" in found["Run's data"].advice
         assert spy.connections == 0
+
+
+def test_own_mix_is_said_to_lend_credentials_to_what_it_names(tmp_path: Path) -> None:
+    words = dict(permissions_in_words(Permissions.of_volunteer(), str(tmp_path / "mix.json")))
+    assert words["credentials"] == "sent to the buckets and the Hub that your mix names"
+    assert dict(permissions_in_words(Permissions.of_volunteer(), str(tmp_path)))["credentials"] == "sent to nobody"
+
+
+async def test_doctor_says_first_what_the_run_may_use() -> None:
+    ran = await run_command("doctor", f"http://127.0.0.1:{free_port()}", "--credentials-for", "store.example", "--json")
+    first = json.loads(ran.out)[0]
+    assert first["name"] == "Run may use"
+    assert "credentials: sent to store.example" in first["found"]
 
 
 async def test_client_says_first_what_the_run_may_use() -> None:
