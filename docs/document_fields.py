@@ -20,12 +20,18 @@ from data_providers.mix_file import MixEntry, ScheduledMix
 Schema: TypeAlias = Mapping[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
-READERS = (
-    "coordinator_client/http.py",
-    "coordinator_client/stored_blobs.py",
-    "data_providers/tcp/client_connection.py",
+ROOMS = ("coordinator_client", "data_providers", "run_manager")
+"""Packages whose modules parse what a client of a run is sent."""
+OTHER_READERS = frozenset(
+    {
+        "coordinator_client/known_coordinators.py",  # a file of the client's own
+        "coordinator_client/operator_client.py",  # for the run's operator
+        "coordinator_client/round_feed.py",  # only shown, as what the next one reads
+        "coordinator_client/viewing.py",
+        "data_providers/tcp/server.py",  # what a data server is sent
+    }
 )
-"""Modules that parse what a client of a run is sent."""
+"""Modules there that parse something else."""
 PARSERS = frozenset({"parse_document", "parse_immutable"})
 OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry}
 """Documents that have a parser of their own."""
@@ -122,6 +128,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "Standing.result_rejected",
         "Standing.last_miss",
         "Goodbye.reason",
+        "DataFailure.reason",
         "Mix.sources[].name",
     ),
     Rule.OPERATOR: (
@@ -227,14 +234,20 @@ def _own_rule(schema: Schema) -> Rule | None:
     return Rule.CHOICE if low is not None and high is not None and high <= SMALL_NUMBER else None
 
 
+def readers() -> list[str]:
+    """Return the modules that parse what a client of a run is sent."""
+    found = (path.relative_to(ROOT).as_posix() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return sorted(place for place in found if place not in OTHER_READERS)
+
+
 def document_kinds() -> dict[str, Any]:
     """Return the classes of the documents that a client obeys, by name."""
     found = dict(OTHERS)
-    for place in READERS:
-        module = importlib.import_module(place.removesuffix(".py").replace("/", "."))
+    for place in readers():
         for call in ast.walk(ast.parse((ROOT / place).read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in PARSERS:
                 kind = call.args[0]
+                module = importlib.import_module(place.removesuffix(".py").replace("/", "."))
                 if isinstance(kind, ast.Name) and isinstance(vars(module).get(kind.id), type):
                     found[kind.id] = vars(module)[kind.id]
     return {name: found[name] for name in sorted(found.keys() - FOR_OPERATORS)}

@@ -242,16 +242,33 @@ def _hostile_values(canaries: Canaries) -> st.SearchStrategy[Any]:
     )
 
 
-SWEPT = [field for field in document_fields() if field.document not in ("Mix", "MixEntry", "Welcome", "Goodbye")]
+OF_OTHERS = ("Mix", "MixEntry", "Welcome", "Goodbye", "DataFailure")
+SWEPT = [field for field in document_fields() if field.document not in OF_OTHERS]
 """The fields of the documents that come from a coordinator itself."""
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=SLOW)
 @given(data=st.data(), field=st.sampled_from(SWEPT))
 def test_any_value_in_any_field_does_no_harm(
     data: st.DataObject, field: DocumentField, canaries: Canaries, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    value = data.draw(_hostile_values(canaries))
+    _check_does_no_harm(data.draw(_hostile_values(canaries)), field, canaries, tmp_path_factory)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("field", SWEPT, ids=lambda field: field.name)
+@settings(max_examples=2, suppress_health_check=SLOW)
+@given(data=st.data())
+def test_hostile_value_in_each_field_does_no_harm(
+    data: st.DataObject, field: DocumentField, canaries: Canaries, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _check_does_no_harm(data.draw(_hostile_values(canaries)), field, canaries, tmp_path_factory)
+
+
+def _check_does_no_harm(
+    value: Any, field: DocumentField, canaries: Canaries, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("swept")
     steps = tuple(step for part in field.path.split(".") for step in part.replace("[]", ".[]").split(".") if step)
     watched, _, ended = asyncio.run(_watch(Lie(field.document, steps, value), folder))

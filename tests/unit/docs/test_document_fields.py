@@ -2,7 +2,17 @@
 
 import pytest
 
-from docs.document_fields import FOR_OPERATORS, RULES, DocumentField, Rule, document_fields, document_kinds
+from docs.document_fields import (
+    FOR_OPERATORS,
+    OTHER_READERS,
+    ROOT,
+    RULES,
+    DocumentField,
+    Rule,
+    document_fields,
+    document_kinds,
+    readers,
+)
 
 FIELDS = document_fields()
 
@@ -28,4 +38,9 @@ def test_new_free_text_without_a_rule_is_found() -> None:
 
 def test_documents_of_operators_are_not_those_of_clients() -> None:
     assert not FOR_OPERATORS & document_kinds().keys()
-    assert {"RunDocument", "StateFile", "UploadGrant", "Welcome", "Mix"} <= document_kinds().keys()
+    assert {"RunDocument", "StateFile", "UploadGrant", "Welcome", "DataFailure", "Mix"} <= document_kinds().keys()
+
+
+def test_readers_that_are_left_out_exist() -> None:
+    assert all((ROOT / place).is_file() for place in OTHER_READERS)
+    assert not OTHER_READERS.intersection(readers())
