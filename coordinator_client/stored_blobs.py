@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -145,14 +146,19 @@ class StoredBlobs:
         return parse_document(UploadGrant, answer.content)
 
     async def _check(self, url: str) -> None:
-        """Raise `InvalidDocument` unless a URL is of the run's object store."""
+        """Raise `InvalidDocument` unless a URL is of the run's object store, and says nobody's name and password."""
+        try:
+            found = origin_of(url)
+            has_user = "@" in urlsplit(url).netloc
+        except ValueError as error:
+            raise InvalidDocument(f"the coordinator leads to a URL that is none: {error}") from error
+        if has_user:  # they would be sent as a header
+            raise InvalidDocument(f"the coordinator leads to {found} with a name and a password")
         if not is_of_origin(url, self._origins):
             self._origins = (self._own, *await self._find_origins())  # they may have changed
         if not is_of_origin(url, self._origins):
             known = f"which is at {' or '.join(self._origins[1:])}" if self._origins[1:] else "of which it names none"
-            raise InvalidDocument(
-                f"the coordinator leads to {origin_of(url)} instead of the run's object store, {known}"
-            )
+            raise InvalidDocument(f"the coordinator leads to {found} instead of the run's object store, {known}")
 
     async def _put(self, grant: UploadGrant, body: PiecewiseBody) -> None:
         assert grant.url is not None
@@ -167,7 +173,10 @@ class StoredBlobs:
 
         headers = {**grant.headers, "Content-Length": str(body.size_bytes)}
         timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        request = self._http.build_request("PUT", grant.url, content=pieces(), headers=headers, timeout=timeout)
+        try:
+            request = self._http.build_request("PUT", grant.url, content=pieces(), headers=headers, timeout=timeout)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise InvalidDocument(f"the coordinator asks for an upload that cannot be sent: {error}") from error
         try:
             async with streamed(self._http, request) as answer:
                 if not answer.is_success:
@@ -195,7 +204,10 @@ class StoredBlobs:
         self.is_used = True
         timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-        request = self._http.build_request("GET", url, headers=headers, timeout=timeout)
+        try:
+            request = self._http.build_request("GET", url, headers=headers, timeout=timeout)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise InvalidDocument(f"the coordinator leads to a URL that is none: {error}") from error
         try:
             async with streamed(self._http, request) as answer:
                 if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -273,6 +273,24 @@ async def test_grant_with_a_header_of_the_coordinators_choice_is_not_followed() 
         assert spy.connections == 0
 
 
+@pytest.mark.parametrize(
+    ("place", "headers", "said"),
+    [
+        ("http://someone:secret@127.0.0.1:{}/x", {}, "with a name and a password"),
+        ("http://127.0.0.1:{}99999/x", {}, "a URL that is none"),
+        ("http://[127.0.0.1:{}/x", {}, "a URL that is none"),
+        ("http://127.0.0.1:{}/\x07", {}, "cannot be sent"),
+        ("http://127.0.0.1:{}/x", {"Content-Type": "\u00e9"}, "cannot be sent"),
+    ],
+)
+async def test_grant_that_is_no_plain_request_is_not_followed(place: str, headers: dict[str, str], said: str) -> None:
+    async with spying() as spy:
+        grant = UploadGrant(False, place.format(spy.port), headers)
+        with pytest.raises(InvalidDocument, match=said):
+            await _Stored(grant, f"http://127.0.0.1:{spy.port}", reach_of(met_public("127.0.0.1"))).put()
+        assert spy.connections == 0
+
+
 @pytest.mark.parametrize("url", ["https://s3.eu-1.amazonaws.com.evil.example/x", "https://s3.a.b.amazonaws.com/x"])
 def test_any_region_is_amazons_alone(url: str) -> None:
     assert is_of_origin("https://s3.eu-1.amazonaws.com/bucket/key", (ANY_REGION,))
