@@ -38,7 +38,7 @@ from data_providers.formats.columns import (
     pyarrow,
     too_large,
 )
-from data_providers.formats.parquet_pages import CheckedColumns, StoredColumn, chunks_of
+from data_providers.formats.parquet_pages import CheckedColumns, StoredColumn, chunks_of, tail_of
 from data_providers.identity import contents_of
 from data_providers.local_places import cannot_open
 from data_providers.local_source import LocalSource, LocalSourceFile
@@ -58,6 +58,7 @@ from data_providers.splits import DEFAULT_SPLIT, names_of_split
 from data_providers.waits import decoding
 from state.errors import InternalError
 from state.intervals import DataIds
+from state.wire import sha256_hex
 
 __all__ = ["EXTRA", "PreprocessedDataProvider"]
 
@@ -88,6 +89,7 @@ class RowFile(DataFile):
         schema: of an Arrow file, for its batches.
         batches: of an Arrow file; None for parquet.
         chunks: of a parquet file, the columns of each row group.
+        tail_sha256: of a parquet file, of the end that was read first.
     """
 
     source: SourceFile
@@ -96,6 +98,7 @@ class RowFile(DataFile):
     schema: Any = None
     batches: tuple[ArrowBatch, ...] | None = None
     chunks: tuple[list[StoredColumn], ...] = ()
+    tail_sha256: str = ""
 
 
 class PreprocessedDataProvider:
@@ -306,8 +309,10 @@ def _parquet_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile
     arrow = pyarrow()
     place = file.place
     try:
-        chunks = chunks_of(opening(file), place)
-        with arrow.parquet.ParquetFile(opening(file)) as opened:
+        readable = opening(file)
+        tail = tail_of(readable, place)
+        chunks = chunks_of(tail, readable.size(), place)
+        with arrow.parquet.ParquetFile(CheckedColumns(readable, tail, (), (), 0, (place, 0))) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
             counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except (arrow.ArrowException, ValueError, OSError) as error:
@@ -319,7 +324,9 @@ def _parquet_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile
         _check_row_group(metadata.row_group(group), group, place)
     starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
     kept = tuple([chunk for chunk in group if chunk.path[0] in columns] for group in chunks)
-    return RowFile(file.name, file.size_bytes, int(starts[-1]), file, columns, starts, chunks=kept)
+    return RowFile(
+        file.name, file.size_bytes, int(starts[-1]), file, columns, starts, chunks=kept, tail_sha256=sha256_hex(tail)
+    )
 
 
 def _check_row_group(group: Any, number: int, place: str) -> None:
@@ -341,13 +348,16 @@ def _decode(file: RowFile, group: int, opening: _Opening, max_tokens: int | None
         opened = opening(file.source)
         if file.batches is not None:
             with _buffered(opened) as readable:
-                batch = read_batch(readable, file.batches[group], file.schema, place).select(list(file.columns))
+                batch = read_batch(readable, file.batches[group], file.schema, group, place).select(list(file.columns))
                 rows = range(0, max(batch.num_rows, 1), row_columns.DECODED_ROWS)
                 parts = (batch.slice(row, row_columns.DECODED_ROWS) for row in rows)
                 return decoded(parts, file.columns, count, group, place)
         wanted = list(file.columns)
         max_values = max(count * (max_tokens or MAX_SEQUENCE_BYTES // _ROWS.token_size_bytes), _FEW_VALUES)
-        checked = CheckedColumns(opened, file.chunks[group], wanted, max_values, (place, group))
+        tail = tail_of(opened, place)
+        if sha256_hex(tail) != file.tail_sha256:
+            raise CorruptData(f"{place} changed: it had another footer", path=place)
+        checked = CheckedColumns(opened, tail, file.chunks[group], wanted, max_values, (place, group))
         with arrow.parquet.ParquetFile(checked, pre_buffer=False, read_dictionary=checked.with_dictionary) as parquet:
             parts = parquet.iter_batches(row_columns.DECODED_ROWS, row_groups=[group], columns=wanted)
             return decoded(parts, file.columns, count, group, place)

@@ -151,15 +151,23 @@ def _rows(batch: _Flat | None, file: BinaryIO, body_at: int, body_bytes: int, nu
     return rows
 
 
-def read_batch(file: Any, batch: ArrowBatch, schema: Any, place: str) -> Any:
-    """Return a record batch, checked; `CorruptData` if it has another number of rows.
+def read_batch(file: Any, batch: ArrowBatch, schema: Any, number: int, place: str) -> Any:
+    """Return a record batch, checked as if it were read for the first time: a server may have answered with another.
 
     Raises:
+        CorruptData: it has another number of rows, or takes too much memory.
         ArrowException, ValueError, OSError: what pyarrow raises, for `as_ours`.
     """
     arrow = pyarrow()
     file.seek(batch.offset)
-    found = arrow.ipc.read_record_batch(arrow.ipc.read_message(file), schema)
+    message = arrow.ipc.read_message(file)
+    head, body = message.metadata.to_pybytes(), message.body or b""
+    try:
+        with arrow.BufferReader(body) as held:
+            _rows(_Flat(head, struct.unpack_from("<I", head)[0]).table(2), held, 0, len(body), number, place)
+    except struct.error as error:
+        raise ValueError(f"record batch {number}: {error}") from error
+    found = arrow.ipc.read_record_batch(message, schema)
     found.validate(full=True)  # pyarrow trusts the offsets otherwise
     if found.num_rows != batch.rows:
         raise CorruptData(f"{place} changed: a record batch had {batch.rows} rows", path=place)

@@ -35,7 +35,7 @@ def npy_file(file: SourceFile, head: bytes, spec: DatasetSpec) -> TokenFile:
     if (
         not isinstance(shape, tuple)
         or not 1 <= len(shape) <= 2
-        or not all(type(extent) is int and extent >= 0 for extent in shape)
+        or not all(type(extent) is int and 0 <= extent < 2**63 for extent in shape)
         or (by_columns and len(shape) == 2)
     ):
         order = " by columns" if by_columns else ""
@@ -58,6 +58,7 @@ def _header(name: str, head: bytes) -> tuple[dict[str, Any], int]:
         raise CorruptData(f"{name} has a .npy header of {begin} bytes; at most {HEAD_BYTES} in the file", name=name)
     try:
         header = ast.literal_eval(head[text_begin:begin].decode("utf-8"))
+        repr(header)  # raises for numbers that are too long to be shown
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise CorruptData(f"{name} has an unreadable .npy header: {error}", name=name) from error
     if not isinstance(header, dict):

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -14,8 +15,14 @@ from typing import Any
 
 import pytest
 
+from data_providers.opening import OpenOptions, open_location
+from data_providers.protocol import CorruptData, DatasetSpec
+from runtime.permissions import OWNERS
 from state import limits
+from state.config.data_location import Preprocessed
+from state.intervals import DataIds
 from tests.support.bounds import BOUND_S
+from tests.support.data_http import FileServer, http_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "volunteer-safety.md"
 MAX_GROWTH_MB = 50
@@ -91,6 +98,56 @@ def parquet_that_lies(path: Path) -> None:
     many, few = bytes.fromhex("80cab5ee01"), bytes.fromhex("9080808000")
     at = ROW_OF_250_MILLION.index(b"schema") - 10
     path.write_bytes(ROW_OF_250_MILLION[:at] + ROW_OF_250_MILLION[at:].replace(many, few))
+
+
+_DICTIONARY, _PAGE, _FOOTER = (ROW_OF_250_MILLION[start:stop] for start, stop in ((4, 31), (31, 120), (120, -8)))
+_MANY = bytes.fromhex("80cab5ee01")
+_EIGHT = b"\x10"
+
+
+def parquet_of(path: Path, pages: bytes, footer: bytes = _FOOTER, values: bytes = _EIGHT) -> None:
+    """Write the row's pages with a footer that claims so many values (8 in Thrift's way)."""
+    size = bytes([len(pages) << 1 & 0x7F | 0x80, len(pages) >> 6])
+    head = b"\x16" + values + b"\x16" + size + b"\x16" + size + b"\x26\x3e"
+    at = footer.index(b"\x16" + _MANY)
+    footer = footer[:at] + head + footer[footer.index(b"\x26\x3e", at) + 2 :]
+    path.write_bytes(b"PAR1" + pages + footer + struct.pack("<I", len(footer)) + b"PAR1")
+
+
+def parquet_page_of_another_kind(path: Path) -> None:
+    """Write, before the page, one of an index that claims to hold the values: pyarrow passes over it."""
+    parquet_of(path, _DICTIONARY + bytes.fromhex("1502150015002c15101510150615060000") + _PAGE)
+
+
+def parquet_field_twice(path: Path) -> None:
+    """Write the number of values again as one of another kind: pyarrow passes over that."""
+    parquet_of(path, _DICTIONARY + _PAGE.replace(_MANY, _MANY + b"\x06\x02" + _EIGHT))
+
+
+def parquet_field_far_up(path: Path) -> None:
+    """Write the number of values as field 65537, which pyarrow takes for the first."""
+    parquet_of(path, _DICTIONARY + _PAGE.replace(_MANY, _EIGHT + b"\x05\x82\x80\x08" + _MANY))
+
+
+def parquet_page_behind_the_end(path: Path) -> None:
+    """Write the page after the column: pyarrow reads 100 bytes more of files that an early library wrote."""
+    early = b"parquet-mr version 1.2.0 (build)"
+    footer = _FOOTER.replace(b"parquet-cpp-arrow version 26.0.1", early)
+    parquet_of(path, _DICTIONARY + _PAGE, footer)
+    path.write_bytes(path.read_bytes().replace(b"\x16\xe8\x01\x26", b"\x16\xb6\x00\x26"))  # of 116 bytes, 27
+
+
+def parquet_column_of_another_name(path: Path) -> None:
+    """Write another name in the column's facts than in the schema, by which pyarrow finds it."""
+    parquet_of(path, _DICTIONARY + _PAGE, _FOOTER.replace(b"\x38\x06inputs", b"\x38\x06inputz"), _MANY)
+
+
+def parquet_texts_said_to_be_numbers(path: Path) -> None:
+    """Write texts by their prefixes, in a column whose facts say that it holds numbers; its schema says the truth."""
+    parquet_prefixes(path)
+    data = path.read_bytes()
+    facts = data.rindex(b"\x15\x0c\x19")  # kind 6, and the list of encodings
+    path.write_bytes(data[:facts] + b"\x15\x02" + data[facts + 2 :])
 
 
 def parquet_texts(path: Path) -> None:
@@ -173,6 +230,11 @@ def npy_header(path: Path) -> None:
     path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", len(head)) + head)
 
 
+def npy_long_number(path: Path) -> None:
+    head = b"{'descr': '<u2', 'fortran_order': False, 'shape': (0x" + b"f" * 3800 + b",), }"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head)
+
+
 def megatron_index(path: Path) -> None:
     path.mkdir()
     (path / "a.bin").write_bytes(bytes(64))
@@ -236,6 +298,12 @@ BOMBS = [
     (parquet_row, "a.parquet", ROWS, "tokens", "write smaller ones"),
     (parquet_row, "a.parquet", ROWS, "packs", "write smaller ones"),
     (parquet_that_lies, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_page_of_another_kind, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_field_twice, "a.parquet", ROWS, "tokens", "the field 1 twice"),
+    (parquet_field_far_up, "a.parquet", ROWS, "tokens", "more than 16 bits"),
+    (parquet_page_behind_the_end, "a.parquet", ROWS, "tokens", "the footer says 8"),
+    (parquet_column_of_another_name, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_texts_said_to_be_numbers, "a.parquet", ROWS, "packs", "DELTA_BYTE_ARRAY"),
     (parquet_texts, "a.parquet", ROWS, "packs", "holds a row of 200"),
     (parquet_prefixes, "a.parquet", ROWS, "packs", "DELTA_BYTE_ARRAY"),
     (parquet_nulls, "a.parquet", ROWS, "packs", "write smaller ones"),
@@ -246,6 +314,7 @@ BOMBS = [
     (mds_samples, "data", "Local", "tokens", "a.mds"),
     (manifest, "data", "Local", "tokens", "it may hold"),
     (npy_shape, "a.npy", "Local", "tokens", "its header says"),
+    (npy_long_number, "a.npy", "Local", "tokens", "unreadable .npy header"),
     (npy_header, "a.npy", "Local", "tokens", "at most 4096"),
     (megatron_index, "data", "Local", "tokens", "its header says"),
     (tar_member, "a.tar", "Local", "packs", "1099511627776 bytes"),
@@ -288,3 +357,46 @@ def test_limit_is_in_the_table_of_the_page(name: str) -> None:
     line = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |"))
     shown = {f"{value:,}", f"{value // 1024:,} KiB", f"{value // 1024**2:,} MiB"}
     assert line.split(" | ")[1] in shown
+
+
+def table(pa: Any, name: str) -> Any:
+    return pa.table({"text": ["a"], name: ["b"]})
+
+
+def two_parquets(folder: Path) -> tuple[bytes, bytes]:
+    """Return two files of one size with different footers."""
+    pa = arrow()
+    for name in ("first", "other"):
+        pa.parquet.write_table(table(pa, name), folder / name)
+    return (folder / "first").read_bytes(), (folder / "other").read_bytes()
+
+
+def two_arrows(folder: Path) -> tuple[bytes, bytes]:
+    """Return a file, and the same one in which a compressed part says that it has a terabyte."""
+    arrow_file(folder / "first", arrow().array([["a" * 1000] * 100]))
+    data = (folder / "first").read_bytes()
+    size = struct.pack("<q", 100_000)
+    assert data.count(size) == 1
+    return data, data.replace(size, struct.pack("<q", 2**40))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "said"),
+    [(two_parquets, "a.parquet", "it had another footer"), (two_arrows, "a.arrow", "write smaller ones")],
+)
+async def test_file_that_changes_into_another_is_checked_again(
+    tmp_path: Path, make: Callable[[Path], tuple[bytes, bytes]], name: str, said: str
+) -> None:
+    first, other = make(tmp_path)
+    assert len(first) == len(other)
+    served = tmp_path / name
+    served.write_bytes(first)
+    async with http_server(FileServer(tmp_path)) as url:
+        options = OpenOptions("run", None, OWNERS, packs=True)
+        provider = await open_location(Preprocessed(f"{url}/{name}"), DatasetSpec(2, 8), options)
+        written = served.stat().st_mtime_ns
+        served.write_bytes(other)
+        os.utime(served, ns=(written, written))  # the server's ETag stays
+        with pytest.raises(CorruptData, match=said):
+            await provider.get_samples(DataIds(0, 0))
+        await provider.aclose()
