@@ -127,8 +127,8 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "RunDocument.data_fingerprint",
         "Standing.result_rejected",
         "Standing.last_miss",
-        "Goodbye.reason",
         "DataFailure.reason",
+        "Goodbye.reason",
         "Mix.sources[].name",
     ),
     Rule.OPERATOR: (
@@ -213,12 +213,24 @@ class DocumentField:
 
     @property
     def named_rules(self) -> tuple[Rule, ...]:
-        """The rules that `RULES` names for the field."""
-        return tuple(rule for rule, patterns in RULES.items() if any(map(self.matches, patterns)))
+        """The rules that `RULES` names for the field; a rule of numbers is none of a field that may be any text."""
+        found = tuple(rule for rule, patterns in RULES.items() if any(map(self.matches, patterns)))
+        return tuple(rule for rule in found if rule not in _OF_NUMBERS or not any(map(_is_free_text, self.schemas)))
 
     def matches(self, pattern: str) -> bool:
         """Whether a pattern of `RULES` means this field."""
         return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), self.name) is not None
+
+
+_OF_NUMBERS = frozenset({Rule.COMPARED, Rule.TIMER, Rule.SIZE, Rule.COMPUTED})
+
+
+def _is_free_text(schema: Schema) -> bool:
+    if schema.get("type") == "object":
+        within = schema.get("additionalProperties")
+        return not isinstance(within, dict) or _is_free_text(within)
+    is_bound = any(name in schema for name in ("pattern", "enum", "const"))
+    return schema.get("type") not in ("number", "integer", "boolean") and not is_bound
 
 
 _HEX = re.compile(r"\^\[0-9a-f\]\{\d+\}\$")

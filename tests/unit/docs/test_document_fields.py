@@ -1,5 +1,6 @@
 """Every field of every document that a client obeys has a rule."""
 
+
 import pytest
 
 from docs.document_fields import (
@@ -34,6 +35,14 @@ def test_field_that_is_a_rule_by_its_schema_needs_no_other() -> None:
 
 def test_new_free_text_without_a_rule_is_found() -> None:
     assert DocumentField("RunDocument", "motd", ({"type": "string"},)).rules == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["RunDocument.next_step_url", "StateFile.config.start_time_program", "Welcome.sequence_path"]
+)
+def test_new_free_text_that_is_called_like_a_number_is_found(name: str) -> None:
+    document, _, path = name.partition(".")
+    assert DocumentField(document, path, ({"type": "string"},)).rules == ()
 
 
 def test_documents_of_operators_are_not_those_of_clients() -> None:
