@@ -1,6 +1,5 @@
 """Every field of every document that a client obeys has a rule."""
 
-
 import pytest
 
 from docs.document_fields import (
