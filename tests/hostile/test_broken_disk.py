@@ -53,9 +53,12 @@ async def test_broken_store_is_told_to_readers_and_ends_the_process(tmp_path: Pa
 
 
 async def test_stop_after_the_store_broke_is_still_a_failure(tmp_path: Path) -> None:
-    async with real_run(tmp_path, config__init_min_clients=1) as run:
-        break_store(run)
-        async with joined_by_hand(run, 1):
-            await run.until_logged(run.coordinator, "store_failed")
+    async with real_run(tmp_path, config__init_min_clients=1, **PATIENT) as run, joined_by_hand(run, 1) as hand:
+        await hand.watch.until(in_phase(RunState.WARMUP))
+        break_store(run)  # not before the join: the start writes the state file too, after it listens
+        with contextlib.suppress(Refused):  # the present phase may not have been written yet
+            await hand.api.withdraw()
+        await run.until_logged(run.coordinator, "store_failed", while_answering=False)
+        with contextlib.suppress(ProcessLookupError):  # a busy machine: it has ended by itself, with the same code
             run.coordinator.process.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(run.coordinator.process.wait(), BOUND_S) == EXIT_STORE_LOST
+        assert await asyncio.wait_for(run.coordinator.process.wait(), BOUND_S) == EXIT_STORE_LOST
