@@ -18,8 +18,9 @@ from tests.support.ports import free_port
 from tests.support.served import GENESIS, Served, WireClient, training
 from tests.support.states import state_file
 
-PATIENT = {"config__total_steps": 1000, "config__client_timeout_s": BOUND_S}
-"""State file of a run that does not end, and in which silence drops nobody: only a test makes its members speak."""
+PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 500, "config__client_timeout_s": BOUND_S}
+"""State file of a run that does not end, in which silence drops nobody and a round waits: only a test makes its members
+speak."""
 
 
 class RestartedRun:
