@@ -20,6 +20,7 @@ from coordinator.machine.run import Run
 from coordinator.machine.situation import situation_of
 from coordinator.publication import Published
 from coordinator.strangers_time import StrangersTime
+from coordinator.thinning import USUAL_POINTS, Thinning
 from runtime.worker_thread import Worker
 from state.errors import Refused
 from state.history import HistoryPage, Moment, RoundColumns, RoundDetail, RoundFigures, slowest_first, thinned
@@ -30,6 +31,8 @@ from state.wire import canonical_json, sha256_hex
 DEFAULT_POINTS = 1024
 MAX_POINTS = 4096
 """Maximum number of rows in a page."""
+FREE_ROWS = 1024
+"""Number of rows of which a page takes so little time, some milliseconds, that a stranger's is not counted."""
 MAX_ENCODED_PAGES = 32
 """Maximum number of pages that are kept as they were encoded."""
 MAX_ENCODED_PAGE_BYTES = 16 * 1024 * 1024
@@ -91,6 +94,7 @@ class HistoryViews:
         """Number of pages that were encoded."""
         self._turn = asyncio.Lock()
         self._strangers = StrangersTime()
+        self._thinning = Thinning()
         self._last_present: dict[int | None, _Present] = {}
         """The present as it was sent last, by the number of clients that were asked for."""
 
@@ -141,15 +145,19 @@ class HistoryViews:
             rounds=RoundColumns.of(rows),
         )
 
-    async def page(self, first: int, last: int | None, points: int) -> EncodedPage:
+    async def page(self, viewer: Reader, first: int, last: int | None, points: int) -> EncodedPage:
         """Return the rows of some rounds, merged into at most `points`.
 
+        A part of a long history costs as much as a look back. The whole, as every page begins with it, does not.
+
         Args:
+            viewer: who looks.
             first, last: numbers of the first and the last round; None for the last of all.
             points: maximum number of rows.
 
         Raises:
-            Refused: `invalid-parameter`; `overloaded` while the history is read, or if too many ask; `store-failed`.
+            Refused: `invalid-parameter`; `overloaded` while the history is read, or if too many ask; `store-failed`;
+                `rate-limited` as `encoded_past`.
         """
         if not 1 <= points <= MAX_POINTS:
             raise Refused(Refusal.INVALID_PARAMETER, f"points={points}; allowed: 1 to {MAX_POINTS}")
@@ -160,16 +168,18 @@ class HistoryViews:
         empty = self.page_of([])
         name = f"{empty.lineage}-{empty.next}-{empty.first_version}-{first}-{until}-{points}"
 
-        async def encode() -> bytes:
-            rows = history.between(first, until)
+        rows, is_whole = history.between(first, until), first == 0 and last is None
 
+        async def encode() -> bytes:
             def work() -> bytes:
-                few = RoundColumns.of(thinned(rows, points))
+                few = RoundColumns.of((self._thinning.thinned if is_whole else thinned)(rows, points))
                 return canonical_json({**_fields_of(empty), "rounds": few})
 
             return await self._worker.run(work)
 
-        return await self.encoded(name, encode)
+        if len(rows) <= FREE_ROWS or (is_whole and points in USUAL_POINTS):
+            return await self.encoded(name, encode)
+        return await self.encoded_past(viewer, name, encode)
 
     async def round(self, number: int, slowest: int | None = None) -> EncodedPage:
         """Return a round with its clients.

@@ -202,7 +202,7 @@ def _history_operations() -> Operations:
     points = {**WHOLE, "minimum": 1, "maximum": MAX_POINTS, "description": "Most rows; more are merged."}
     return {
         ("GET", f"{RUN}/history"): Operation(
-            refusals,
+            (*refusals, Refusal.RATE_LIMITED),
             _VIEWERS,
             (
                 Parameter("from", {**WHOLE, "description": "Number of the first round."}, default=0),

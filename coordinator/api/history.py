@@ -38,10 +38,9 @@ def history_routes(views: HistoryViews) -> APIRouter:
         f"{RUN}/history", summary="The figures of rounds that have ended", responses=openapi_answer(HistoryPage)
     )
     async def history(run_id: str, request: Request) -> Response:
-        check(run_id, request)
-        query = Query(request.scope["query_string"])
-        last = None if query.text("to") is None else query.whole("to", 0)
-        return sent_page(await views.page(query.whole("from", 0), last, query.whole("points", DEFAULT_POINTS)), request)
+        viewer, query = viewer_of(views, run_id, request.scope), Query(request.scope["query_string"])
+        first, last = query.whole("from", 0), None if query.text("to") is None else query.whole("to", 0)
+        return sent_page(await views.page(viewer, first, last, query.whole("points", DEFAULT_POINTS)), request)
 
     @router.get(
         f"{RUN}/history/rounds/{{number}}",

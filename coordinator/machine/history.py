@@ -8,6 +8,7 @@ all along, or somebody reads it from the journal, with a proof in the place of i
 import base64
 import binascii
 import zlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -186,7 +187,8 @@ class History:
 
     def between(self, first: int, last: int) -> list[RoundFigures]:
         """Return the rows that stand for any of the rounds from `first` to `last`, both included."""
-        return [row for row in self.rows if row.next_number > first and row.number <= last]
+        begin = bisect_right(self.rows, first, key=lambda row: row.next_number)
+        return self.rows[begin : max(begin, bisect_right(self.rows, last, key=lambda row: row.number))]
 
     def detail(self, number: int) -> RoundDetail | None:
         """Return a round with its clients, or None if they are not held."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import strangers_time, viewers
+from coordinator import history_views, strangers_time, viewers
 from coordinator.long_polls import Pool, ReaderKind
 from tests.support.bounds import BOUND_S
 from tests.support.event_stream import viewing
@@ -55,4 +55,25 @@ async def test_strangers_that_look_back_without_end_are_refused_alone(
         assert (await run.http.get(run.run_url + looks[0])).content == made.content, "it is made once"
         for token in (members[0].token, run.admin_token):
             answers = [await members[0].send("GET", look, token=token) for look in looks]
+            assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_strangers_that_merge_long_histories_without_end_are_refused_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_views, "FREE_ROWS", 1)
+    monkeypatch.setattr(strangers_time, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(strangers_time, "AT_ONCE_S", strangers_time.LEAST_S)
+    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as run:
+        members = await training(run)
+        for _ in range(4):
+            await play_round(run, members)
+        await run.service.history.is_read.wait()
+        parts = [f"{run.run_url}/history?from={first}&points=2" for first in range(3)]
+        made, refused = await run.http.get(parts[0]), await run.http.get(parts[1])
+        assert (made.status_code, problem(refused)) == (200, "rate-limited")
+        for free in ("", "?points=512", "?from=3", "?from=3&to=3&points=7"):
+            assert (await run.http.get(f"{run.run_url}/history{free}")).status_code == 200
+        for token in (members[0].token, run.admin_token):
+            answers = [await members[0].send("GET", part.removeprefix(run.run_url), token=token) for part in parts]
             assert {answer.status_code for answer in answers} == {200}
