@@ -48,11 +48,12 @@ class AcceptRates:
         self._addresses = TokenBuckets[str](ADDRESS_AT_ONCE, 1 / ADDRESS_PER_S)
         self._known: OrderedDict[str, float] = OrderedDict()
         """Until when each address is known."""
-        self._is_lagging = False
+        self.is_lagging = False
+        """Whether the event loop did late what was due."""
 
     def note_lag(self, late_s: float) -> None:
         """Take in how late the event loop did what was due."""
-        self._is_lagging = late_s > LAG_S
+        self.is_lagging = late_s > LAG_S
 
     def take(self, address: str, now_s: float) -> Price | None:
         """Return what a new connection has taken; None if it is to be refused.
@@ -64,7 +65,7 @@ class AcceptRates:
         if now_s < self._known.get(address, 0.0):
             price = self._of_known
         else:
-            price = self._of_stranger_lagging if self._is_lagging else self._of_stranger
+            price = self._of_stranger_lagging if self.is_lagging else self._of_stranger
         # The address comes last: addresses of a flood that is refused leave nothing.
         for buckets, key in ((price.pool, _ALL), (self._addresses, address)):
             if buckets.wait_s(key, now_s, count=price.tokens):
