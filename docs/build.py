@@ -5,6 +5,7 @@
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 from docs import alerts_table, document_fields, errors_page, grafana_dashboard, metrics_tables, page_blocks, said_kinds
@@ -17,6 +18,7 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
 _FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 
+@cache
 def generated_blocks() -> dict[str, str]:
     """Return every generated block by the name in its comment."""
     tables = {"phases": phase_conditions(), "steps": STEPS.grid(News), "reference": reference()}

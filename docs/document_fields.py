@@ -310,9 +310,10 @@ def _joined(first: str, rest: str) -> str:
 def body() -> str:
     """Return the table of all fields, by document."""
     lines: list[str] = []
+    fields = document_fields()
     for name in document_kinds():
         lines += [f"### {name}", "", "| field | rule |", "|---|---|"]
-        of_document = [field for field in document_fields() if field.document == name]
+        of_document = [field for field in fields if field.document == name]
         lines += [f"| `{field.path}` | {'; '.join(field.rules)} |" for field in of_document]
         lines.append("")
     return "\n".join(lines).rstrip()
