@@ -11,21 +11,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from batching.packing.packed_batches import Packing
-from data_providers.encoding import TokenEncoding, encoding_problems, mixed_tokenizers
-from data_providers.fetcher import check_vocabulary
-from data_providers.following import order_of
-from data_providers.local import LocalDataProvider
-from data_providers.mixture import PERIOD
-from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import CorruptData, DataProvider, OutOfRange, Rejected, SourceUnavailable, TokenBatch
-from data_providers.ranged import RangedDataProvider
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
-from data_providers.tcp.client import TcpDataProvider
-from data_providers.weighted import WeightedDataProvider
-from state.config.state_file import StateFile
-from state.errors import DataError, EpochalError, TrainerFailed
-from state.intervals import DataIds
+from epochal.batching.packing.packed_batches import Packing
+from epochal.data_providers.encoding import TokenEncoding, encoding_problems, mixed_tokenizers
+from epochal.data_providers.fetcher import check_vocabulary
+from epochal.data_providers.mixes.mixture import PERIOD
+from epochal.data_providers.mixes.weighted import WeightedDataProvider
+from epochal.data_providers.protocol import (
+    CorruptData,
+    DataProvider,
+    OutOfRange,
+    Rejected,
+    SourceUnavailable,
+    TokenBatch,
+)
+from epochal.data_providers.providers.following import order_of
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
+from epochal.data_providers.tcp.client import TcpDataProvider
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import DataError, EpochalError, TrainerFailed
+from epochal.state.intervals import DataIds
 
 LOOK_BYTES = 4 * 1024**2
 """Approximate number of bytes of tokens that are read, of all sources of a mix together."""

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batching.round_plan import RoundPlan
-from data_providers.protocol import IGNORED_LABEL, TokenBatch
-from state.errors import TrainerFailed
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
+from epochal.state.errors import TrainerFailed
 
 Sequence = npt.NDArray[np.unsignedinteger[Any]]
 """Tokens, one-dimensional; a view of their batch."""

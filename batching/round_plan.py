@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from state.errors import InternalError
-from state.generations import Generations
-from state.intervals import BatchId
-from state.schedule import InnerSchedule
+from epochal.state.errors import InternalError
+from epochal.state.generations import Generations
+from epochal.state.intervals import BatchId
+from epochal.state.schedule import InnerSchedule
 
 
 @dataclass(frozen=True, slots=True)

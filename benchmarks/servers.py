@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epochal.cli.run import LISTENING
-from epochal.testnet.child_processes import STOP_TIMEOUT_S, Child, Children
-from state.errors import EpochalError
-from tests.support.states import state_text
+from epochal.cli.output.lines import LISTENING
+from epochal.state.errors import EpochalError
+from epochal.tools.testnet.child_processes import STOP_TIMEOUT_S, Child, Children
+from tests.support.data.states import state_text
 
 RUN_ID = "benchmark"
 ADMIN_LINE = "admin token (shown this once): "

@@ -8,35 +8,35 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.arrivals import Arrivals
-from coordinator.auth.admin import OPERATOR, AdminToken
-from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
-from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens, session_number
-from coordinator.deliveries import Deliveries
-from coordinator.downloads import Downloads
-from coordinator.liveness import KEY_FREE_AFTER_S
-from coordinator.long_polls import Reader, ReaderKind, stranger_at
-from coordinator.machine import stimuli
-from coordinator.machine.datasets import disagreement
-from coordinator.machine.membership import check_join
-from coordinator.machine.run import Member
-from coordinator.machine.views import expected_blob, is_revealed
-from coordinator.publication import Published, failed_data_of, standing_of
-from coordinator.rates import MessageRates
-from coordinator.resumable_uploads import BlobBody
-from coordinator.service import CoordinatorService
-from coordinator.uploads import Uploads
-from state import messages
-from state.blob_messages import CheckerToken
-from state.deliveries import Delivery
-from state.documents import CheckpointRef, KeptCheckpoints, Outcome
-from state.errors import Refused
-from state.evaluations import EvaluationHistory, EvaluationReport
-from state.generations import DataAppend
-from state.intervals import coalesce, subtract
-from state.names import shown_client
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256, client_id_of, sha256_hex
+from epochal.coordinator.auth.admin import OPERATOR, AdminToken
+from epochal.coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
+from epochal.coordinator.auth.request_rates import MessageRates
+from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens, session_number
+from epochal.coordinator.blobs.downloads import Downloads
+from epochal.coordinator.blobs.from_object_store import Arrivals
+from epochal.coordinator.blobs.inline_results import Deliveries
+from epochal.coordinator.blobs.resumable_uploads import BlobBody
+from epochal.coordinator.blobs.uploads import Uploads
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.datasets import disagreement
+from epochal.coordinator.machine.membership import check_join
+from epochal.coordinator.machine.run import Member
+from epochal.coordinator.machine.views import expected_blob, is_revealed
+from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
+from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
+from epochal.coordinator.run.publication import Published, failed_data_of, standing_of
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome
+from epochal.state.errors import Refused
+from epochal.state.generations import DataAppend
+from epochal.state.intervals import coalesce, subtract
+from epochal.state.messages import requests as messages
+from epochal.state.messages.blobs import CheckerToken
+from epochal.state.messages.deliveries import Delivery
+from epochal.state.messages.evaluations import EvaluationHistory, EvaluationReport
+from epochal.state.names import shown_client
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
 LONG_POLLS_PER_TIMEOUT = 3
 """`wait_s` is at most `client_timeout_s` divided by this, so that a waiting client sends requests often enough."""
@@ -176,7 +176,7 @@ class Handlers:
 
         Raises:
             Refused: `nonce-*`, `unauthorized`, `rate-limited`, `key-in-use`, and the reasons of
-                `coordinator.machine.membership.join`.
+                `epochal.coordinator.machine.membership.join`.
         """
         expires_s = self.nonces.check_join(request, self.service.now_s())
         client_id = client_id_of(bytes.fromhex(request.public_key))
@@ -374,7 +374,8 @@ class Handlers:
         return EvaluationHistory(self.service.run.evaluations)
 
     async def record_evaluation(self, report: EvaluationReport) -> None:
-        """Take an evaluation into the run's history. Raise `Refused` as `coordinator.machine.evaluations.record`."""
+        """Take an evaluation into the run's history. Raise `Refused` as
+        `epochal.coordinator.machine.evaluations.record`."""
         await self._submit(stimuli.EvaluationReported(report))
 
     def failed_data(self) -> messages.FailedData:

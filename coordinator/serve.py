@@ -11,36 +11,36 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from coordinator.api.app import create_app
-from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.arrivals import Arrivals
-from coordinator.auth.admin import AdminToken
-from coordinator.auth.join_hosts import JoinHosts
-from coordinator.auth.nonces import JoinNonces
-from coordinator.auth.signing_key import SigningKey
-from coordinator.auth.tokens import SessionTokens
-from coordinator.blob_room import BlobRoom
-from coordinator.downloads import Downloads
-from coordinator.genesis import NO_GENESIS, Genesis
-from coordinator.handlers import Handlers
-from coordinator.machine.stimuli import RULES_VERSION
-from coordinator.notify.notifier import Notifier, open_webhook_client
-from coordinator.notify.webhooks import Address
-from coordinator.opening import ServiceOptions, signing_key_of
-from coordinator.service import CoordinatorService
-from coordinator.store.open import Store, open_store
-from coordinator.store.replication import Program
-from coordinator.uploads import Uploads
-from coordinator.waiting import open_in_turn, open_when_kept
-from runtime.clock import SystemClock
-from runtime.connections import ConnectionLimits, ServerConnections
-from runtime.descriptors import allow_connections, connection_limit
-from runtime.http_hosts import allowed_hosts
-from runtime.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
-from runtime.metrics import new_registry
-from runtime.worker_thread import SharedThreads
-from state.config.state_file import StateFile
-from state.errors import StoreFailed, StoreLost
+from epochal.coordinator.api.app import create_app
+from epochal.coordinator.api.metrics import CoordinatorMetrics
+from epochal.coordinator.auth.admin import AdminToken
+from epochal.coordinator.auth.join_hosts import JoinHosts
+from epochal.coordinator.auth.nonces import JoinNonces
+from epochal.coordinator.auth.signing_key import SigningKey
+from epochal.coordinator.auth.tokens import SessionTokens
+from epochal.coordinator.blobs.downloads import Downloads
+from epochal.coordinator.blobs.from_object_store import Arrivals
+from epochal.coordinator.blobs.room import BlobRoom
+from epochal.coordinator.blobs.uploads import Uploads
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.machine.stimuli import RULES_VERSION
+from epochal.coordinator.notify.notifier import Notifier, open_webhook_client
+from epochal.coordinator.notify.webhooks import Address
+from epochal.coordinator.run.genesis import NO_GENESIS, Genesis
+from epochal.coordinator.run.opening import ServiceOptions, signing_key_of
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.coordinator.run.waiting_to_start import open_in_turn, open_when_kept
+from epochal.coordinator.store.open import Store, open_store
+from epochal.coordinator.store.replication import Program
+from epochal.runtime.clock import SystemClock
+from epochal.runtime.connections.descriptors import allow_connections, connection_limit
+from epochal.runtime.connections.shedding import ConnectionLimits, ServerConnections
+from epochal.runtime.http.hosts import allowed_hosts
+from epochal.runtime.http.server import SHUTDOWN_TIMEOUT_S, Endpoint
+from epochal.runtime.metrics.registry import new_registry
+from epochal.runtime.worker_thread import SharedThreads
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import StoreFailed, StoreLost
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class ServeOptions:
         store: URL of the run's store.
         source: name of the state file in messages.
         is_restored: whether the store was restored from a backup.
-        allowed_hosts: names under which the coordinator answers; see `runtime.http_hosts.allowed_hosts`.
+        allowed_hosts: names under which the coordinator answers; see `epochal.runtime.http.hosts.allowed_hosts`.
         new_admin_token: whether to replace the admin token.
         other_connections: maximum number of connections of other servers in the process.
         new_coordinator_key: whether to replace the key that signs tokens and tickets.

@@ -11,17 +11,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from state.checkpoint_parts import CheckpointManifest
-from state.config.model import ModelSpec
-from state.config.state_file import StateFile
-from state.deliveries import Delivery
-from state.documents import Outcome, Roster, RunDocument, WorkList
-from state.messages import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
-from state.result_bundles import ResultsBundle
-from state.wire import Sha256
+from epochal.state.checkpoint_parts import CheckpointManifest
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import Outcome, Roster, RunDocument, WorkList
+from epochal.state.messages.deliveries import Delivery
+from epochal.state.messages.requests import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
+from epochal.state.messages.result_bundles import ResultsBundle
+from epochal.state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool_part import ReceivedBytes, SentBytes
+    from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
 
 P = ParamSpec("P")
 T = TypeVar("T")

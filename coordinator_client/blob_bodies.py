@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_BLOB_ANSWERS, error_of
-from coordinator_client.stored_blobs import (
+from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_BLOB_ANSWERS, error_of
+from epochal.coordinator_client.stored_blobs import (
     FIRST_DELAY_S,
     MAX_STORE_REFUSALS,
     StoredBlobs,
@@ -17,16 +17,16 @@ from coordinator_client.stored_blobs import (
     StoreRefusal,
     body_from,
 )
-from runtime.http_client import read_whole, reason_of, streamed
-from runtime.shown_urls import without_password
-from runtime.worker_thread import finished
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
-from state.refusals import Refusal
-from state.wire import Sha256
+from epochal.runtime.http.client import read_whole, reason_of, streamed
+from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.worker_thread import finished
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool_part import ReceivedBytes, SentBytes
-    from state.tensors import TensorStream
+    from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
+    from epochal.state.model.tensors import TensorStream
 
 log = logging.getLogger(__name__)
 

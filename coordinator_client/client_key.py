@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from runtime.key_file import create_private_key, load_or_create_private_key, load_private_key
-from state.errors import InvalidInput
-from state.wire import ClientId, client_id_of
+from epochal.runtime.files.key_file import create_private_key, load_or_create_private_key, load_private_key
+from epochal.state.errors import InvalidInput
+from epochal.state.wire import ClientId, client_id_of
 
 
 class WrongKeyFile(InvalidInput):

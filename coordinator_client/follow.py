@@ -10,10 +10,10 @@ import logging
 from collections import deque
 from typing import TypeVar
 
-from coordinator_client.api import DocumentMark, DocumentRequests
-from state.documents import RunDocument
-from state.errors import InvalidDocument
-from state.wire import Sha256, canonical_json, parse_document, sha256_hex
+from epochal.coordinator_client.api import DocumentMark, DocumentRequests
+from epochal.state.documents import RunDocument
+from epochal.state.errors import InvalidDocument
+from epochal.state.wire import Sha256, canonical_json, parse_document, sha256_hex
 
 log = logging.getLogger(__name__)
 

@@ -7,21 +7,30 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from coordinator_client.api import DocumentMark, ResultsQuery
-from coordinator_client.blob_bodies import Pieces, append_held_blob, blob_pieces
-from coordinator_client.follow import parse_immutable
-from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
-from coordinator_client.resumed_uploads import NO_SUCH_ROUTE, ResumedUploads
-from coordinator_client.stored_blobs import StoredBlobs, StoredDownload
-from coordinator_client.wrong_address import WrongAddress, mistake_in
-from runtime.http_client import LeftRequests, Trust, check_url, open_lean_client, reason_of
-from runtime.http_hosts import address_in
-from runtime.lean_transport import SHORT
-from runtime.reach import Reach
-from runtime.retry import RetryPolicy
-from runtime.shown_urls import without_password
-from state import result_bundles
-from state.blob_messages import (
+from epochal.coordinator_client.api import DocumentMark, ResultsQuery
+from epochal.coordinator_client.blob_bodies import Pieces, append_held_blob, blob_pieces
+from epochal.coordinator_client.follow import parse_immutable
+from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
+from epochal.coordinator_client.resumed_uploads import NO_SUCH_ROUTE, ResumedUploads
+from epochal.coordinator_client.stored_blobs import StoredBlobs, StoredDownload
+from epochal.coordinator_client.wrong_address import WrongAddress, mistake_in
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.http.client import LeftRequests, Trust, check_url, open_lean_client, reason_of
+from epochal.runtime.http.hosts import address_in
+from epochal.runtime.http.lean_transport import SHORT
+from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.checkpoint_parts import CheckpointManifest
+from epochal.state.config.blob_place import origin_of
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.config.support import is_served_id
+from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
+from epochal.state.generations import DataAppend, DataAppendSetting, DataHistory
+from epochal.state.intervals import BatchId
+from epochal.state.messages import result_bundles
+from epochal.state.messages.blobs import (
     CheckerToken,
     CheckVerdict,
     LeasedCheck,
@@ -29,18 +38,9 @@ from state.blob_messages import (
     RenewedLease,
     UploadProgress,
 )
-from state.checkpoint_parts import CheckpointManifest
-from state.config.blob_place import origin_of
-from state.config.model import ModelSpec
-from state.config.state_file import StateFile
-from state.config.support import is_served_id
-from state.deliveries import MEDIA_TYPE, Delivery
-from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
-from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
-from state.evaluations import Evaluation, EvaluationHistory, EvaluationReport
-from state.generations import DataAppend, DataAppendSetting, DataHistory
-from state.intervals import BatchId
-from state.messages import (
+from epochal.state.messages.deliveries import MEDIA_TYPE, Delivery
+from epochal.state.messages.evaluations import Evaluation, EvaluationHistory, EvaluationReport
+from epochal.state.messages.requests import (
     REPORT_PATHS,
     Challenge,
     ChallengeRequest,
@@ -55,12 +55,12 @@ from state.messages import (
     Session,
     Standing,
 )
-from state.result_bundles import ResultsBundle
-from state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
+from epochal.state.messages.result_bundles import ResultsBundle
+from epochal.state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool_part import ReceivedBytes, SentBytes
-    from state.tensors import FileBody
+    from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
+    from epochal.state.model.tensors import FileBody
 
 log = logging.getLogger(__name__)
 

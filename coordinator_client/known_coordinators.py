@@ -17,13 +17,13 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import Field
 
-from coordinator_client.api import DocumentMark
-from runtime.durable_files import PRIVATE_MODE, replace_file
-from state.documents import Count, RunDocument
-from state.errors import InvalidDocument, InvalidInput
-from state.messages import SESSION_AUDIENCE, HexKey, Session
-from state.wire import ClientId, canonical_json, parse_document
-from state.wire_document import WireDocument
+from epochal.coordinator_client.api import DocumentMark
+from epochal.runtime.files.durable_files import PRIVATE_MODE, replace_file
+from epochal.state.documents import Count, RunDocument
+from epochal.state.errors import InvalidDocument, InvalidInput
+from epochal.state.messages.requests import SESSION_AUDIENCE, HexKey, Session
+from epochal.state.wire import ClientId, canonical_json, parse_document
+from epochal.state.wire_document import WireDocument
 
 log = logging.getLogger(__name__)
 

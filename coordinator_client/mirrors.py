@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from coordinator_client.blob_bodies import append_blob
-from coordinator_client.plain_blobs import PlainBlobs
-from runtime.http_client import Trust, open_client
-from runtime.reach import Reach
-from state.wire import Sha256
+from epochal.coordinator_client.blob_bodies import append_blob
+from epochal.coordinator_client.plain_blobs import PlainBlobs
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.http.client import Trust, open_client
+from epochal.state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool_part import ReceivedBytes
+    from epochal.runtime.files.spool_part import ReceivedBytes
 
 MAX_CONNECTIONS = 8
 

@@ -3,18 +3,18 @@
 import re
 from collections.abc import Sequence
 
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.operator_client import OperatorClient
-from coordinator_client.shown_tokens import check_admin_token
-from runtime.http_client import Trust
-from runtime.retry import RetryPolicy
-from state.access_messages import InvitationView
-from state.config.state_file import StateFile
-from state.documents import RunDocument
-from state.errors import InvalidInput
-from state.intervals import BatchId
-from state.messages import RunStatus
-from state.wire import ClientId
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.operator_client import OperatorClient
+from epochal.coordinator_client.shown_tokens import check_admin_token
+from epochal.runtime.http.client import Trust
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import RunDocument
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import BatchId
+from epochal.state.messages.access import InvitationView
+from epochal.state.messages.requests import RunStatus
+from epochal.state.wire import ClientId
 
 _CLIENT_ID_DIGITS = 32
 ALL_BATCHES = "all"

@@ -1,9 +1,9 @@
 """`OperatorClient`: a coordinator as its operator asks it about access, the end of the run, audits and actions."""
 
-from coordinator_client.viewing import ViewerClient
-from state.access_messages import AccessList, FinishSetting, InvitationList, InvitationRequest, MadeInvitation
-from state.audits import AuditHistory, AuditRecord
-from state.wire import Sha256, canonical_json, parse_document
+from epochal.coordinator_client.viewing import ViewerClient
+from epochal.state.messages.access import AccessList, FinishSetting, InvitationList, InvitationRequest, MadeInvitation
+from epochal.state.messages.audits import AuditHistory, AuditRecord
+from epochal.state.wire import Sha256, canonical_json, parse_document
 
 
 class OperatorClient(ViewerClient):

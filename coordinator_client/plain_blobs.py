@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from runtime.http_client import is_temporary, reason_of, refusal_in
-from runtime.plain_http import NotPlain, OpenFile, PlainAnswer, PlainHttp, PlainTimeouts, plain_place
-from runtime.reach import Reach
-from runtime.shown_urls import without_password
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.http.blocking_bodies import NotPlain, OpenFile, PlainAnswer, PlainHttp, PlainTimeouts, plain_place
+from epochal.runtime.http.client import is_temporary, reason_of, refusal_in
+from epochal.runtime.http.shown_urls import without_password
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool_part import ReceivedBytes, SentBytes
+    from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
 
 CONNECT_TIMEOUT_S = 5.0
 BLOB_TIMEOUT_S = 60.0

@@ -7,13 +7,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from state.blob_messages import UploadProgress
-from state.errors import CoordinatorUnreachable, Refused
-from state.refusals import Refusal
-from state.wire import Sha256
+from epochal.state.errors import CoordinatorUnreachable, Refused
+from epochal.state.messages.blobs import UploadProgress
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool_part import SentBytes
+    from epochal.runtime.files.spool_part import SentBytes
 
 ASKED_FROM_BYTES = 4 * 1024 * 1024
 """From this size on, an upload begins with the question how much has arrived: an earlier process may have sent some."""
@@ -75,7 +75,7 @@ class ResumedUploads:
             raise
 
     async def _put_from(self, start: int, sha256: Sha256, file: "SentBytes") -> None:
-        from runtime.spool_part import rest_of
+        from epochal.runtime.files.spool_part import rest_of
 
         path, whole = f"/v1/blobs/{sha256}", file.size_bytes
         for _ in range(MAX_OFFSETS):

@@ -12,14 +12,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coordinator_client.viewing import MAX_PAGE_ROUNDS, ViewerClient
-from runtime.retry import RetryPolicy
-from state.documents import RunDocument
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
-from state.history import HistoryPage
-from state.phases import RunState
-from state.refusals import Retry
-from state.wire import parse_document
+from epochal.coordinator_client.viewing import MAX_PAGE_ROUNDS, ViewerClient
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.documents import RunDocument
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from epochal.state.messages.history import HistoryPage
+from epochal.state.phases import RunState
+from epochal.state.refusals import Retry
+from epochal.state.wire import parse_document
 
 RECONNECT_S = 2.0
 """Minimum time between the beginnings of two streams, if the coordinator or a proxy ends them."""

@@ -16,22 +16,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
-from coordinator_client.api import THROUGH_STORE, CoordinatorApi, ForwardedRequests
-from coordinator_client.client_key import ClientKey
-from coordinator_client.known_coordinators import KnownRun, check_session, known_beside
-from runtime.broadcast import Broadcast
-from runtime.http_hosts import host_in
-from runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
-from state.codecs.named import SPOKEN
-from state.deliveries import Delivery
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
-from state.messages import Capabilities, ChallengeRequest, JoinRequest, Report, Session, Standing, join_message
-from state.refusals import Refusal, Retry
-from state.round_times import TimesReport
-from state.wire import ClientId, Sha256
+from epochal.coordinator_client.api import THROUGH_STORE, CoordinatorApi, ForwardedRequests
+from epochal.coordinator_client.client_key import ClientKey
+from epochal.coordinator_client.known_coordinators import KnownRun, check_session, known_beside
+from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.http.hosts import host_in
+from epochal.runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
+from epochal.state.codecs.named import SPOKEN
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from epochal.state.messages.deliveries import Delivery
+from epochal.state.messages.requests import (
+    Capabilities,
+    ChallengeRequest,
+    JoinRequest,
+    Report,
+    Session,
+    Standing,
+    join_message,
+)
+from epochal.state.messages.round_times import TimesReport
+from epochal.state.refusals import Refusal, Retry
+from epochal.state.wire import ClientId, Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
-    from runtime.spool_part import SentBytes
+    from epochal.runtime.files.spool_part import SentBytes
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +48,7 @@ JOINS_WINDOW_S = 60.0
 """A client that joins `MAX_JOINS_IN_WINDOW` times in this time shares its key with another process, and must stop."""
 KEY_IN_USE_BOUND_S = 30.0
 """Time to wait for another process with the same key to end: longer than a coordinator needs to notice that one is gone
-whose machine lost its network (`MAX_WAIT_S`, and `coordinator.liveness.KEY_FREE_AFTER_S`)."""
+whose machine lost its network (`MAX_WAIT_S`, and `epochal.coordinator.run.liveness.KEY_FREE_AFTER_S`)."""
 INSTANCE_BYTES = 16
 MIN_RENEWAL_S = 1.0
 REST_TOLERANCE_S = 1.0
@@ -104,7 +112,7 @@ class ClientProfile:
 
     Attributes:
         instance: names this process, so that a second one with the same key can be told apart.
-        name: for people, as `state.names` allows it.
+        name: for people, as `epochal.state.names` allows it.
         software: the version of its program.
     """
 

@@ -1,6 +1,6 @@
 """The check of a token before a request shows it."""
 
-from state.errors import InvalidInput
+from epochal.state.errors import InvalidInput
 
 
 def check_admin_token(token: str) -> None:

@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from coordinator_client.api import THROUGH_STORE
-from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S
-from runtime.http_client import is_temporary, raw_body, reaching_client, reason_of, streamed
-from runtime.reach import Reach
-from state.blob_messages import UploadGrant
-from state.config.blob_place import is_of_origin, origin_of
-from state.errors import InvalidDocument, Refused
-from state.refusals import Refusal
-from state.wire import Sha256, parse_document
+from epochal.coordinator_client.api import THROUGH_STORE
+from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.http.client import is_temporary, raw_body, reaching_client, reason_of, streamed
+from epochal.state.config.blob_place import is_of_origin, origin_of
+from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.messages.blobs import UploadGrant
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256, parse_document
 
 MAX_STORE_REFUSALS = 3
 """Number of answers by which a store may refuse one blob, before the transfer is given up."""
@@ -32,7 +32,8 @@ MAX_CONNECTIONS = 32
 FIRST_DELAY_S = 0.25
 """Time before a blob that a store refused is asked for again; twice as long each time."""
 MAX_ARRIVAL_ANSWERS = 360
-"""Maximum number of requests about one arrival; each is answered within seconds (`coordinator/arrivals.py`)."""
+"""Maximum number of requests about one arrival; each is answered within seconds
+(`coordinator/blobs/from_object_store.py`)."""
 GRANTED_HEADERS = ("content-type", "content-md5", "x-amz-checksum-sha256", "x-ms-blob-type")
 """Headers that a coordinator may ask for in an upload."""
 _GRANTED = ", ".join(GRANTED_HEADERS)

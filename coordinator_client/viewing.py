@@ -12,20 +12,20 @@ from urllib.parse import quote
 
 import httpx
 
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
-from coordinator_client.shown_tokens import check_admin_token
-from runtime.http_client import read_whole, streamed
-from state.actions import ActionsPage
-from state.errors import InvalidDocument
-from state.explanation import SpeedExplanation
-from state.history import HistoryPage, Moment, RoundDetail
-from state.members import MemberDetail, MembersPage
-from state.trust import TrustView
-from state.wire import ClientId, parse_document
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
+from epochal.coordinator_client.shown_tokens import check_admin_token
+from epochal.runtime.http.client import read_whole, streamed
+from epochal.state.errors import InvalidDocument
+from epochal.state.messages.history import HistoryPage, Moment, RoundDetail
+from epochal.state.messages.member_rows import MemberDetail, MembersPage
+from epochal.state.shown.actions import ActionsPage
+from epochal.state.shown.explanation import SpeedExplanation
+from epochal.state.shown.trust import TrustView
+from epochal.state.wire import ClientId, parse_document
 
 if TYPE_CHECKING:  # with numpy, which other requests do not need
-    from state.join_guide import JoinGuide
+    from epochal.state.shown.join_guide import JoinGuide
 
 MAX_PAGE_ROUNDS = 4096
 """Number of rounds in a page for which no rows are merged: the maximum number of rows that a coordinator sends."""
@@ -85,7 +85,7 @@ class ViewerClient(CoordinatorClient):
 
     async def join_guide(self) -> "JoinGuide":
         """Return how a machine joins the run. Raise as `history`."""
-        from state.join_guide import JoinGuide
+        from epochal.state.shown.join_guide import JoinGuide
 
         return parse_document(JoinGuide, await self._viewed("/join"))
 

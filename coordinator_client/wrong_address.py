@@ -11,8 +11,8 @@ import ssl
 
 import httpx
 
-from runtime.http_client import causes_of, proxy_of, user_mistake
-from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
+from epochal.runtime.http.client import causes_of, proxy_of, user_mistake
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 
 PROBE_TIMEOUT_S = 5.0
 """Maximum time of a connection that tells which protocol a server speaks."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_providers.protocol import DataProvider, TokenBatch, expecting
-from data_providers.weighted import interleaved
-from state.config.state_file import StateFile
-from state.intervals import DataIds, coalesce, subtract, total_count
+from epochal.data_providers.mixes.weighted import interleaved
+from epochal.data_providers.protocol import DataProvider, TokenBatch, expecting
+from epochal.state.config.state_file import StateFile
+from epochal.state.intervals import DataIds, coalesce, subtract, total_count
 
 LARGEST_TOKEN_BYTES = 4
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from data_providers.order import DataFile, DataOrder
-from data_providers.protocol import DataProvider, DatasetSpec
-from runtime.visible_text import visible
-from state.datasets import (
+from epochal.data_providers.order import DataFile, DataOrder
+from epochal.data_providers.protocol import DataProvider, DatasetSpec
+from epochal.runtime.visible_text import visible
+from epochal.state.datasets import (
     MAX_CONTENT_NAME_CHARS,
     MAX_DESCRIBED_FILES,
     MAX_DESCRIBED_NAME_CHARS,

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.ahead import LARGEST_TOKEN_BYTES, AheadSamples, joined
-from data_providers.protocol import (
+from epochal.data_providers.ahead import LARGEST_TOKEN_BYTES, AheadSamples, joined
+from epochal.data_providers.protocol import (
     IGNORED_LABEL,
     CorruptData,
     DataProvider,
@@ -28,12 +28,12 @@ from data_providers.protocol import (
     TokenBatch,
     expecting,
 )
-from data_providers.waits import WaitTimes, timed_request
-from runtime.retry import Jitter, RetryPolicy
-from state.config.state_file import StateFile
-from state.errors import DataError
-from state.intervals import BatchId, DataIds, subtract, whole_batches
-from state.messages import FailureKind
+from epochal.data_providers.waits import WaitTimes, timed_request
+from epochal.runtime.retry import Jitter, RetryPolicy
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import DataError
+from epochal.state.intervals import BatchId, DataIds, subtract, whole_batches
+from epochal.state.messages.requests import FailureKind
 
 log = logging.getLogger(__name__)
 

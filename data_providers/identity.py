@@ -8,8 +8,8 @@ and in a bucket, as long as they have the same names below the dataset's folder 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from data_providers.protocol import dataset_fingerprint
-from data_providers.sources.protocol import SourceFile
+from epochal.data_providers.protocol import dataset_fingerprint
+from epochal.data_providers.sources.protocol import SourceFile
 
 BY_NAME = "names and sizes"
 BY_CONTENT = "contents"

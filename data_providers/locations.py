@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from data_providers.protocol import DatasetSpec
-from data_providers.sources.hub_dataset import HUB_SCHEME, HubDataset, parse_hub_dataset
-from runtime.buckets import host_of
-from runtime.hub import HUB_HOST
-from runtime.permissions import OWNERS, Permissions
-from state.config.data_location import (
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.sources.hub_dataset import HUB_SCHEME, HubDataset, parse_hub_dataset
+from epochal.runtime.buckets import host_of
+from epochal.runtime.hub import HUB_HOST
+from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.state.config.data_location import (
     MIX_PIN,
     S3,
     SERVER_SCHEMES,
@@ -37,7 +37,7 @@ from state.config.data_location import (
     Urls,
     WeightedHttp,
 )
-from state.errors import InvalidInput
+from epochal.state.errors import InvalidInput
 
 MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2

@@ -12,12 +12,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeAlias
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
-from data_providers.local import LocalDataProvider
-from data_providers.local_places import allowed_path, cannot_open
-from data_providers.local_source import LocalSource
-from data_providers.locations import (
+from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from epochal.data_providers.locations import (
     BUILT_IN_SCHEMES,
     AnyLocation,
     Registered,
@@ -25,29 +21,33 @@ from data_providers.locations import (
     permissions_of_owner,
     spec_for,
 )
-from data_providers.mix_file import parse_mix
-from data_providers.open_files import open_local_tokens, open_rows, open_samples, open_tokens
-from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
-from data_providers.ranged import RangedDataProvider
-from data_providers.sources.cache import BlockCache
-from data_providers.sources.cached_source import CachedSource
-from data_providers.sources.http.manifests import open_checked
-from data_providers.sources.http.source import HttpOptions, HttpSource, without_secrets
-from data_providers.sources.hub_dataset import HubDataset, downloaded
-from data_providers.sources.manifest import VerifiedSource
-from data_providers.sources.object_store import ObjectStoreSource
-from data_providers.sources.protocol import ByteSource, read
-from data_providers.sources.spool import DataSpool
-from data_providers.splits import DEFAULT_SPLIT
-from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress, TicketOrAccess
-from data_providers.weighted import Weighted, WeightedDataProvider, of_source
-from runtime.hub import HUB_HOST
-from runtime.permissions import Permissions
-from runtime.reach import Reach
-from state.config.data_file import DataConfig, parse_data_config
-from state.config.data_location import (
+from epochal.data_providers.mixes.mix_file import parse_mix
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider, of_source
+from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.local_places import allowed_path, cannot_open
+from epochal.data_providers.providers.local_source import LocalSource
+from epochal.data_providers.providers.open_files import open_local_tokens, open_rows, open_samples, open_tokens
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources.cache import BlockCache
+from epochal.data_providers.sources.cached_source import CachedSource
+from epochal.data_providers.sources.http.manifests import open_checked
+from epochal.data_providers.sources.http.source import HttpOptions, HttpSource, without_secrets
+from epochal.data_providers.sources.hub_dataset import HubDataset, downloaded
+from epochal.data_providers.sources.manifest import VerifiedSource
+from epochal.data_providers.sources.object_store import ObjectStoreSource
+from epochal.data_providers.sources.protocol import ByteSource, read
+from epochal.data_providers.sources.spool import DataSpool
+from epochal.data_providers.splits import DEFAULT_SPLIT
+from epochal.data_providers.tcp.client import TcpDataProvider
+from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress, TicketOrAccess
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.hub import HUB_HOST
+from epochal.runtime.permissions import Permissions
+from epochal.state.config.data_file import DataConfig, parse_data_config
+from epochal.state.config.data_location import (
     MAX_FILES,
     PINNED_LINE,
     S3,
@@ -63,11 +63,11 @@ from state.config.data_location import (
     Urls,
     WeightedHttp,
 )
-from state.config.model import DataType
-from state.config.state_file import StateFile
-from state.errors import DataError, EpochalError, InvalidInput, NotAllowed
-from state.limits import MAX_MIX_BYTES
-from state.wire import sha256_hex
+from epochal.state.config.model import DataType
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import DataError, EpochalError, InvalidInput, NotAllowed
+from epochal.state.limits import MAX_MIX_BYTES
+from epochal.state.wire import sha256_hex
 
 ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"

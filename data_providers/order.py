@@ -6,7 +6,7 @@ positions are sample numbers. With one, each pass permutes *blocks* of neighbour
 the order within a block, so that a request reads few contiguous places:
 
 - a block has `block_sequences(N)` samples. The last block may be shorter; its place in the order is keyed too;
-- the other blocks are in the order of `state.permutation.permute`.
+- the other blocks are in the order of `epochal.state.permutation.permute`.
 
 Files may be appended while a run goes on (`state/generations.py`): then each data index is of one generation, whose
 files are the first ones, and whose passes are counted from its beginning, by numbers that go on.
@@ -24,11 +24,11 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.identity import Contents, content_fingerprint, identified_by
-from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, SourceUnavailable, dataset_fingerprint
-from state.generations import DataGeneration, passes_before
-from state.intervals import MAX_INDEX, DataIds
-from state.permutation import permutation_key, permute
+from epochal.data_providers.identity import Contents, content_fingerprint, identified_by
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, SourceUnavailable, dataset_fingerprint
+from epochal.state.generations import DataGeneration, passes_before
+from epochal.state.intervals import MAX_INDEX, DataIds
+from epochal.state.permutation import permutation_key, permute
 
 MAX_BLOCK_SEQUENCES = 16
 """Samples of one block in a large dataset: 64 KiB for samples of 2,048 two-byte tokens."""

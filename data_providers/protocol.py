@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from state.errors import DataError, InvalidInput
-from state.intervals import DataIds
-from state.wire import document_digest
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.intervals import DataIds
+from epochal.state.wire import document_digest
 
 TOKEN_SIZES_BYTES = (2, 4)
 MAX_SEQUENCE_BYTES = 16 * 1024**2
@@ -223,9 +223,9 @@ class DataProvider(Protocol):
     def fingerprint(self) -> str:
         """64 hex characters, equal for two providers exactly if they deliver the same samples in the same order.
 
-        A provider may also have a `description` (`state.datasets.DatasetDescription`), by which messages say how two
-        datasets differ. It may have `is_at_hand`, True if its samples are there as soon as they are asked for: then
-        none are fetched ahead.
+        A provider may also have a `description` (`epochal.state.datasets.DatasetDescription`), by which messages say
+        how two datasets differ. It may have `is_at_hand`, True if its samples are there as soon as they are asked
+        for: then none are fetched ahead.
         """
         ...
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from data_providers.file_names import is_hidden
-from data_providers.protocol import CorruptData
-from state.errors import InvalidInput
+from epochal.data_providers.file_names import is_hidden
+from epochal.data_providers.protocol import CorruptData
+from epochal.state.errors import InvalidInput
 
 DEFAULT_SPLIT = "train"
 DATA_FOLDER = "data"

@@ -11,7 +11,7 @@ from pathlib import Path
 from docs import alerts_table, document_fields, errors_page, grafana_dashboard, metrics_tables, page_blocks, said_kinds
 from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
-from run_manager.step_table import STEPS, News
+from epochal.run_manager.step_table import STEPS, News
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
-from data_providers.mix_file import MixEntry, ScheduledMix
+from epochal.data_providers.mixes.mix_file import MixEntry, ScheduledMix
 
 Schema: TypeAlias = Mapping[str, Any]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from runtime.explanations import GROUPS, explanations
+from epochal.runtime.explanations import GROUPS, explanations
 
 
 def body() -> str:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 
-from coordinator.api.metrics import CoordinatorMetrics
-from data_providers.tcp.metrics import DataServerMetrics
-from run_manager.metrics import ClientMetrics
-from training_service.metrics import TrainingMetrics
+from epochal.coordinator.api.metrics import CoordinatorMetrics
+from epochal.data_providers.tcp.metrics import DataServerMetrics
+from epochal.run_manager.metrics import ClientMetrics
+from epochal.training_service.metrics import TrainingMetrics
 
 SUFFIXES = {"counter": "_total", "info": "_info"}
 PROGRAMS: dict[str, Callable[[CollectorRegistry], object]] = {

@@ -1,8 +1,8 @@
 """The blocks of code of the site's pages, each with what surrounds it: read, and taken apart.
 
-A block is executed (`tests/support/tutorial.py`), or checked by the parser of its language, or a comment before it says
-why it can be neither: `<!-- not run: REASON -->`. Python is also executed by itself, unless a comment says why not:
-`<!-- checked only: REASON -->`.
+A block is executed (`tests/support/drive/tutorial.py`), or checked by the parser of its language, or a comment before
+it says why it can be neither: `<!-- not run: REASON -->`. Python is also executed by itself, unless a comment says
+why not: `<!-- checked only: REASON -->`.
 """
 
 import re

@@ -15,19 +15,19 @@ import epochal
 ROOT = Path(__file__).resolve().parent.parent
 SUBJECTS = {
     "epochal.remote": "Runs",
-    "data_providers": "Data providers",
-    "epochal.planning": "Planning a run",
-    "epochal.preparation": "Preparing text",
-    "batching.packing": "Packing",
-    "batching.mesh": "Meshes",
-    "batching.chunking": "Chunks",
-    "batching": "Trainers",
-    "trainers": "Trainers",
-    "coordinator_client": "Coordinator",
-    "runtime": "Coordinator",
-    "state": "State file and batches",
-    "state.errors": "Errors",
-    "state.refusals": "Errors",
+    "epochal.data_providers": "Data providers",
+    "epochal.tools.plan": "Planning a run",
+    "epochal.tools.prepare": "Preparing text",
+    "epochal.batching.packing": "Packing",
+    "epochal.batching.mesh": "Meshes",
+    "epochal.batching.chunking": "Chunks",
+    "epochal.batching": "Trainers",
+    "epochal.trainers": "Trainers",
+    "epochal.coordinator_client": "Coordinator",
+    "epochal.runtime": "Coordinator",
+    "epochal.state": "State file and batches",
+    "epochal.state.errors": "Errors",
+    "epochal.state.refusals": "Errors",
 }
 """The heading for each package's names; the longest prefix of a module's name decides."""
 

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from coordinator.api.app import create_app
-from coordinator.api.description import describe
-from coordinator.handlers import Handlers
-from runtime.api_page import schema_text
+from epochal.coordinator.api.app import create_app
+from epochal.coordinator.api.description import describe
+from epochal.coordinator.handlers import Handlers
+from epochal.runtime.http.api_page import schema_text
 
 
 def body() -> str:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from run_manager.agent import EndReason
-from runtime.explanations import explanations, kind_name
-from state.refusals import Refusal
+from epochal.run_manager.agent import EndReason
+from epochal.runtime.explanations import explanations, kind_name
+from epochal.state.refusals import Refusal
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (

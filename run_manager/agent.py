@@ -9,18 +9,18 @@ import logging
 from dataclasses import dataclass
 from enum import StrEnum
 
-from coordinator_client.api import CoordinatorApi
-from coordinator_client.follow import DocumentFeed
-from coordinator_client.session import ClientProfile, CoordinatorSession
-from run_manager.context import ClientDependencies
-from run_manager.events import DocumentArrived
-from run_manager.run_manager import RunManager, read_run
-from run_manager.waiting import WaitingNotice
-from runtime.task_errors import first_error
-from state.documents import RunDocument
-from state.phases import RunState
-from state.round_times import LaterTimes, TimesReport
-from state.wire import Sha256
+from epochal.coordinator_client.api import CoordinatorApi
+from epochal.coordinator_client.follow import DocumentFeed
+from epochal.coordinator_client.session import ClientProfile, CoordinatorSession
+from epochal.run_manager.context import ClientDependencies
+from epochal.run_manager.events import DocumentArrived
+from epochal.run_manager.run_manager import RunManager, read_run
+from epochal.run_manager.waiting import WaitingNotice
+from epochal.runtime.task_errors import first_error
+from epochal.state.documents import RunDocument
+from epochal.state.messages.round_times import LaterTimes, TimesReport
+from epochal.state.phases import RunState
+from epochal.state.wire import Sha256
 
 log = logging.getLogger(__name__)
 

@@ -5,32 +5,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from coordinator_client.session import CoordinatorSession
-from data_providers.ahead import AheadSamples
-from data_providers.fetcher import DataFetcher, FetchSettings
-from data_providers.following import FollowingDataProvider
-from data_providers.protocol import DataProvider
-from run_manager.events import Observer, ResultSettled, ignore
-from run_manager.exchange.protocol import Exchange
-from run_manager.feedback.error_feedback import ErrorFeedback
-from run_manager.readiness import Readiness
-from run_manager.replica.checkpoint_download import CheckpointSource
-from run_manager.replica.keeper import ReplicaKeeper
-from run_manager.replica.saving import SaveReplica
-from run_manager.round_times import RoundTimes
-from run_manager.round_view import RoundViews
-from run_manager.trainer_opening import TrainerOpening
-from runtime.permissions import Permissions
-from runtime.retry import RetryPolicy
-from runtime.spool import Spool
-from runtime.worker_thread import Worker
-from state.config.model import ModelSpec
-from state.config.state_file import StateFile
-from state.documents import Outcome
-from state.results import ResultHeader, result_of
-from state.tensors import Tensors, TensorStream
-from state.wire import Sha256
-from trainers.protocol import Trainer
+from epochal.coordinator_client.session import CoordinatorSession
+from epochal.data_providers.ahead import AheadSamples
+from epochal.data_providers.fetcher import DataFetcher, FetchSettings
+from epochal.data_providers.protocol import DataProvider
+from epochal.data_providers.providers.following import FollowingDataProvider
+from epochal.run_manager.events import Observer, ResultSettled, ignore
+from epochal.run_manager.exchange.protocol import Exchange
+from epochal.run_manager.feedback.error_feedback import ErrorFeedback
+from epochal.run_manager.readiness import Readiness
+from epochal.run_manager.replica.checkpoint_download import CheckpointSource
+from epochal.run_manager.replica.keeper import ReplicaKeeper
+from epochal.run_manager.replica.saving import SaveReplica
+from epochal.run_manager.round_times import RoundTimes
+from epochal.run_manager.round_view import RoundViews
+from epochal.run_manager.trainer_opening import TrainerOpening
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.permissions import Permissions
+from epochal.runtime.retry import RetryPolicy
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import Outcome
+from epochal.state.model.tensors import Tensors, TensorStream
+from epochal.state.results import ResultHeader, result_of
+from epochal.state.wire import Sha256
+from epochal.trainers.protocol import Trainer
 
 
 class Step(Protocol):
@@ -107,7 +107,7 @@ class ClientDependencies:
 
 
 class _KeepsInnerState(Protocol):
-    """A trainer's inner state, as `trainers.protocol.Trainer` has it."""
+    """A trainer's inner state, as `epochal.trainers.protocol.Trainer` has it."""
 
     def commit_inner_state(self) -> None: ...
 

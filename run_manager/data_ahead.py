@@ -8,13 +8,13 @@ training step takes what its real assignment has.
 import asyncio
 import logging
 
-from data_providers.ahead import AheadLimits
-from data_providers.fetcher import FetchSettings, plan_requests
-from run_manager.context import StepContext
-from runtime.background_task import BackgroundTask
-from state.documents import RoundAhead, RunDocument
-from state.errors import EpochalError
-from state.wire import Seed
+from epochal.data_providers.ahead import AheadLimits
+from epochal.data_providers.fetcher import FetchSettings, plan_requests
+from epochal.run_manager.context import StepContext
+from epochal.runtime.background_task import BackgroundTask
+from epochal.state.documents import RoundAhead, RunDocument
+from epochal.state.errors import EpochalError
+from epochal.state.wire import Seed
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coordinator_client.session import SessionEvent
-from state.documents import RunDocument
-from state.intervals import BatchId
-from state.wire import Sha256
+from epochal.coordinator_client.session import SessionEvent
+from epochal.state.documents import RunDocument
+from epochal.state.intervals import BatchId
+from epochal.state.wire import Sha256
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from coordinator_client.session import CoordinatorFound, CoordinatorLost, Joined, RequestRepeated, RestBegan
-from run_manager.events import (
+from epochal.coordinator_client.session import CoordinatorFound, CoordinatorLost, Joined, RequestRepeated, RestBegan
+from epochal.run_manager.events import (
     BlobFetched,
     BlobSent,
     DocumentArrived,
@@ -17,8 +17,8 @@ from run_manager.events import (
     StepEntered,
     StepRefused,
 )
-from run_manager.step_table import StepName
-from runtime.metrics import DURATION_BUCKETS_S
+from epochal.run_manager.step_table import StepName
+from epochal.runtime.metrics.registry import DURATION_BUCKETS_S
 
 
 class ClientMetrics:

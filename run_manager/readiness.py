@@ -7,17 +7,17 @@ will be able to in time for the round that begins next (`run_manager/trainer_ope
 
 import asyncio
 
-from coordinator_client.session import CoordinatorSession
-from data_providers.following import FollowingDataProvider
-from run_manager.events import BecameReady, DataDiffers, Observer
-from run_manager.replica.keeper import ReplicaKeeper
-from run_manager.trainer_opening import TrainerOpening
-from state.config.state_file import StateFile
-from state.documents import RunDocument
-from state.errors import Refused
-from state.messages import ReadyReport
-from state.phases import ROUND_PHASES, RunState
-from state.refusals import Refusal
+from epochal.coordinator_client.session import CoordinatorSession
+from epochal.data_providers.providers.following import FollowingDataProvider
+from epochal.run_manager.events import BecameReady, DataDiffers, Observer
+from epochal.run_manager.replica.keeper import ReplicaKeeper
+from epochal.run_manager.trainer_opening import TrainerOpening
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import RunDocument
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import ReadyReport
+from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.refusals import Refusal
 
 LIMIT_PER_ROUND = 2.0
 """Multiple of the usual time of a round that the coordinator gives to RoundTrain (`docs/concepts.md`). The others wait

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from run_manager.events import Attested, BlobFetched, Event, OutcomeMerged, RoundTrained
-from state.documents import RoundHead, RunDocument
-from state.round_times import MAX_TOLD_BYTES, LaterTimes, WorkTimes, milliseconds
+from epochal.run_manager.events import Attested, BlobFetched, Event, OutcomeMerged, RoundTrained
+from epochal.state.documents import RoundHead, RunDocument
+from epochal.state.messages.round_times import MAX_TOLD_BYTES, LaterTimes, WorkTimes, milliseconds
 
 KEPT_ROUNDS = 4
 """Number of rounds of which times are kept."""

@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator_client.api import RunRequests
-from state.assignment import DataAssignments, assign_data_for_state, proven_ahead
-from state.config.state_file import StateFile
-from state.documents import Outcome, OutcomeEntry, Roster, RoundAhead, RoundHead, RunDocument, WorkList
-from state.election import elect_witnesses
-from state.errors import InvalidDocument
-from state.intervals import BatchId, total_batches
-from state.messages import CommittedResult
-from state.weights import UsualNorm, Weighed, factors_of, norm_hex, steps_of, usual_in
-from state.wire import ClientId, Seed, Sha256, document_digest
+from epochal.coordinator_client.api import RunRequests
+from epochal.state.assignment import DataAssignments, assign_data_for_state, proven_ahead
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import Outcome, OutcomeEntry, Roster, RoundAhead, RoundHead, RunDocument, WorkList
+from epochal.state.election import elect_witnesses
+from epochal.state.errors import InvalidDocument
+from epochal.state.intervals import BatchId, total_batches
+from epochal.state.messages.requests import CommittedResult
+from epochal.state.weights import UsualNorm, Weighed, factors_of, norm_hex, steps_of, usual_in
+from epochal.state.wire import ClientId, Seed, Sha256, document_digest
 
 MAX_CACHED_DOCUMENTS = 8
 

@@ -15,40 +15,40 @@ from enum import StrEnum
 from functools import partial
 from typing import TypeVar
 
-from batching.data_check import DataNeeds, look_at_appended, look_at_data
-from batching.packing.packed_batches import Packing
-from coordinator_client.session import CoordinatorSession
-from data_providers.ahead import AheadSamples
-from data_providers.following import FollowingDataProvider
-from data_providers.protocol import DataProvider, SourceUnavailable
-from run_manager.context import ClientDependencies, RunAccess, StepContext, TentativeState
-from run_manager.events import Event, Observer
-from run_manager.exchange.star import StarExchange
-from run_manager.feedback.error_feedback import ErrorFeedback
-from run_manager.readiness import Readiness
-from run_manager.replica.checkpoint_download import CheckpointDownload
-from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
-from run_manager.replica.merger import Merger
-from run_manager.replica.saving import ReplicaSaving
-from run_manager.round_times import RoundTimes
-from run_manager.round_view import RoundViews
-from run_manager.step_state_machine import StepStateMachine
-from run_manager.trainer_opening import TrainerOpening
-from runtime.background_task import BackgroundTask
-from runtime.spool import Spool
-from runtime.worker_thread import Worker
-from state.config.model import ModelSpec
-from state.config.state_file import MergeConfig, StateFile
-from state.config.support import RUN_ID_LINE, SERVED_RUN_ID
-from state.documents import RunDocument
-from state.errors import Desync, InvalidInput, NotAllowed
-from state.first_model import model_digest
-from state.merging import OuterStep
-from state.phases import RunState
-from state.round_times import LaterTimes
-from state.wire import Sha256
-from trainers.architectures import known_vocabulary
-from trainers.genesis import check_first_step, check_trainable
+from epochal.batching.data_check import DataNeeds, look_at_appended, look_at_data
+from epochal.batching.packing.packed_batches import Packing
+from epochal.coordinator_client.session import CoordinatorSession
+from epochal.data_providers.ahead import AheadSamples
+from epochal.data_providers.protocol import DataProvider, SourceUnavailable
+from epochal.data_providers.providers.following import FollowingDataProvider
+from epochal.run_manager.context import ClientDependencies, RunAccess, StepContext, TentativeState
+from epochal.run_manager.events import Event, Observer
+from epochal.run_manager.exchange.star import StarExchange
+from epochal.run_manager.feedback.error_feedback import ErrorFeedback
+from epochal.run_manager.readiness import Readiness
+from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
+from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
+from epochal.run_manager.replica.merger import Merger
+from epochal.run_manager.replica.saving import ReplicaSaving
+from epochal.run_manager.round_times import RoundTimes
+from epochal.run_manager.round_view import RoundViews
+from epochal.run_manager.step_state_machine import StepStateMachine
+from epochal.run_manager.trainer_opening import TrainerOpening
+from epochal.runtime.background_task import BackgroundTask
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.state_file import MergeConfig, StateFile
+from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
+from epochal.state.documents import RunDocument
+from epochal.state.errors import Desync, InvalidInput, NotAllowed
+from epochal.state.merging import OuterStep
+from epochal.state.messages.round_times import LaterTimes
+from epochal.state.model.first_model import model_digest
+from epochal.state.phases import RunState
+from epochal.state.wire import Sha256
+from epochal.trainers.architectures import known_vocabulary
+from epochal.trainers.genesis import check_first_step, check_trainable
 
 log = logging.getLogger(__name__)
 

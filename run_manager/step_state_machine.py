@@ -9,22 +9,22 @@ the round's first document to its last, across Training and Witness.
 import asyncio
 import logging
 
-from run_manager.context import Step, StepContext
-from run_manager.data_ahead import DataAhead
-from run_manager.events import StepEntered, StepRefused
-from run_manager.round_view import round_of
-from run_manager.step_table import DueStep, StepName, due_step, goes_on
-from run_manager.steps.cooldown import CooldownStep
-from run_manager.steps.epoch_checkpoint import EpochCheckpoint
-from run_manager.steps.observing import ObservingStep
-from run_manager.steps.round_results import RoundResults
-from run_manager.steps.training import TrainingStepMetadata
-from run_manager.steps.warmup import WarmupStep
-from run_manager.steps.witness import WitnessStep
-from runtime.background_task import BackgroundTask
-from state.documents import RoundHead, RunDocument
-from state.errors import Refused
-from state.refusals import Retry
+from epochal.run_manager.context import Step, StepContext
+from epochal.run_manager.data_ahead import DataAhead
+from epochal.run_manager.events import StepEntered, StepRefused
+from epochal.run_manager.round_view import round_of
+from epochal.run_manager.step_table import DueStep, StepName, due_step, goes_on
+from epochal.run_manager.steps.cooldown import CooldownStep
+from epochal.run_manager.steps.epoch_checkpoint import EpochCheckpoint
+from epochal.run_manager.steps.observing import ObservingStep
+from epochal.run_manager.steps.round_results import RoundResults
+from epochal.run_manager.steps.training import TrainingStepMetadata
+from epochal.run_manager.steps.warmup import WarmupStep
+from epochal.run_manager.steps.witness import WitnessStep
+from epochal.runtime.background_task import BackgroundTask
+from epochal.state.documents import RoundHead, RunDocument
+from epochal.state.errors import Refused
+from epochal.state.refusals import Retry
 
 log = logging.getLogger(__name__)
 

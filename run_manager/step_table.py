@@ -13,11 +13,11 @@ that follows (`next`), or an earlier one (`past`). `docs/concepts.md` shows the 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from state.documents import RoundHead, RunDocument
-from state.errors import Desync
-from state.phases import ROUND_PHASES, RunState
-from state.transition_table import TransitionTable
-from state.wire import ClientId
+from epochal.state.documents import RoundHead, RunDocument
+from epochal.state.errors import Desync
+from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.transition_table import TransitionTable
+from epochal.state.wire import ClientId
 
 
 class StepName(StrEnum):

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-from run_manager.events import (
+from epochal.run_manager.events import (
     Attested,
     BlobFetched,
     DocumentArrived,
@@ -16,10 +16,10 @@ from run_manager.events import (
     RoundTrained,
     WorkAssigned,
 )
-from runtime.tracing.names import TracedRound, traceparent
-from runtime.tracing.spans import Attributes, RoundSpan, SpanSink, new_span_id
-from state.documents import RunDocument
-from state.wire import ClientId
+from epochal.runtime.tracing.names import TracedRound, traceparent
+from epochal.runtime.tracing.spans import Attributes, RoundSpan, SpanSink, new_span_id
+from epochal.state.documents import RunDocument
+from epochal.state.wire import ClientId
 
 KEPT_ROUNDS = 4
 """Number of rounds to whose traces later parts are added, such as a merge."""

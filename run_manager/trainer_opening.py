@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from batching.packing.packed_batches import Packing
-from run_manager.events import Observer, TrainerOpened
-from runtime.worker_thread import Worker
-from state.replica import Replica
-from state.tensors import TensorLayout
-from trainers.protocol import Trainer
+from epochal.batching.packing.packed_batches import Packing
+from epochal.run_manager.events import Observer, TrainerOpened
+from epochal.runtime.worker_thread import Worker
+from epochal.state.model.replica import Replica
+from epochal.state.model.tensors import TensorLayout
+from epochal.trainers.protocol import Trainer
 
 LOOK_EVERY_S = 0.1
 """Time between two looks at how long the trainer will still take to open."""

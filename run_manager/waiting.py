@@ -6,8 +6,8 @@ The rule kept here: a wait is named once at each level. `run_manager/replica/kee
 import asyncio
 import logging
 
-from state.documents import RunDocument
-from state.phases import ROUND_PHASES, RunState
+from epochal.state.documents import RunDocument
+from epochal.state.phases import ROUND_PHASES, RunState
 
 log = logging.getLogger(__name__)
 

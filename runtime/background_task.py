@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from state.errors import InternalError
+from epochal.state.errors import InternalError
 
 STOP_TIMEOUT_S = 30.0
 """An activity that takes longer to end after its cancellation is a bug: arithmetic runs in a `Worker`."""

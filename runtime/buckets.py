@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from runtime.permissions import OWNERS, Permissions
-from state.config.data_location import S3, Azure, Gcp
-from state.errors import ExtraMissing, InvalidInput
+from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.state.config.data_location import S3, Azure, Gcp
+from epochal.state.errors import ExtraMissing, InvalidInput
 
 REQUEST_TIMEOUT = "30s"
 CONNECT_TIMEOUT = "10s"

@@ -3,9 +3,9 @@
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from runtime.import_by_name import import_by_name
-from runtime.permissions import Permissions
-from state.errors import InvalidInput
+from epochal.runtime.import_by_name import import_by_name
+from epochal.runtime.permissions import Permissions
+from epochal.state.errors import InvalidInput
 
 
 def registered(group: str, name: str) -> EntryPoint | None:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-from state.errors import EpochalError, InvalidInput, Refused
+from epochal.state.errors import EpochalError, InvalidInput, Refused
 
 HELP_PATH = "/help/"
 """Path below which each service shows the explanation of a kind."""
@@ -30,7 +30,8 @@ GROUPS = MappingProxyType(
 SHORT_NAMES = MappingProxyType(
     {"unavailable": "source-unavailable", "corrupt": "corrupt-data", "trainer": "trainer-failed"}
 )
-"""Kinds by the names that they have in a client's report of a failure (`state.messages.FailureKind`)."""
+"""Kinds by the names that they have in a client's report of a failure
+(`epochal.state.messages.requests.FailureKind`)."""
 
 
 @dataclass(frozen=True, slots=True)

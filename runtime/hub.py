@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from runtime.os_errors import Obstacle, obstacle_of
-from runtime.retry import RetryPolicy, retry_after_s
-from state.errors import ExtraMissing, InvalidInput, ModelUnavailable
+from epochal.runtime.os_errors import Obstacle, obstacle_of
+from epochal.runtime.retry import RetryPolicy, retry_after_s
+from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
 
 HUB_HOST = "huggingface.co"
 """What `--credentials-for` names to let the token of HF_TOKEN be sent, wherever HF_ENDPOINT says that the Hub is."""

@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from state.errors import InvalidInput
+from epochal.state.errors import InvalidInput
 
 
 def import_by_name(place: str, shown: str) -> Any:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import ModuleType
 
-from runtime.clock import Clock, SystemClock
-from state.errors import EpochalError
+from epochal.runtime.clock import Clock, SystemClock
+from epochal.state.errors import EpochalError
 
 MOST_DONE = 0.98
 """Largest part of a call that counts as done before it returns, however many modules it has imported."""

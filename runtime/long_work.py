@@ -1,7 +1,7 @@
 """Long work, and how far it has come: the code that does it counts, and this process's display, if any, shows it.
 
 The rule kept here: counting is cheap and cannot fail, whether anything is shown or not, so that the code that works
-need not know. There is one display in a process at a time; a command sets it (`epochal/cli/progress.py`).
+need not know. There is one display in a process at a time; a command sets it (`epochal/cli/output/progress.py`).
 """
 
 import contextlib

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime.reach import Reach, parse_network
-from state.errors import NotAllowed
+from epochal.runtime.connections.reach import Reach, parse_network
+from epochal.state.errors import NotAllowed
 
 
 @dataclass(frozen=True, slots=True)

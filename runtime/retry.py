@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-from runtime.clock import Clock, SystemClock
+from epochal.runtime.clock import Clock, SystemClock
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0

@@ -16,12 +16,12 @@ know a round's own seed before it begins, so nobody can choose keys that have th
 
 from collections.abc import Sequence
 
-from state.ceiling import apportion, apportion_below, largest_part
-from state.documents import Roster, RosterEntry, WorkList
-from state.errors import InvalidInput
-from state.intervals import BatchId, total_batches
-from state.permutation import shuffled_positions
-from state.wire import ClientId, Seed
+from epochal.state.ceiling import apportion, apportion_below, largest_part
+from epochal.state.documents import Roster, RosterEntry, WorkList
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import BatchId, total_batches
+from epochal.state.permutation import shuffled_positions
+from epochal.state.wire import ClientId, Seed
 
 NEWCOMERS_PART = (1, 4)
 """Largest part of the shared batches for clients that are not proven, if others are."""

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from state.codecs.protocol import EncodedTensor
-from state.codecs.sparse import Indices, SparseCodec
-from state.errors import InternalError
-from state.tensors import Float32Array
+from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.codecs.sparse import Indices, SparseCodec
+from epochal.state.errors import InternalError
+from epochal.state.model.tensors import Float32Array
 
 Part: TypeAlias = Float32Array | EncodedTensor
 """One tensor of a contribution: its flat values, or encoded."""

@@ -6,12 +6,12 @@ A coordinator and a checker carry out the same one, so that it does not matter w
 from dataclasses import replace
 from typing import Protocol
 
-from state.blob_messages import MAX_RULE_CHARS, CheckVerdict, ParameterNames, ResultCheck
-from state.errors import InternalError, InvalidDocument, InvalidResult
-from state.messages import MAX_MESSAGE_CHARS
-from state.results import ResultHeader, check_result
-from state.tensors import Readable, TensorLayout
-from state.wire import Sha256
+from epochal.state.errors import InternalError, InvalidDocument, InvalidResult
+from epochal.state.messages.blobs import MAX_RULE_CHARS, CheckVerdict, ParameterNames, ResultCheck
+from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.model.tensors import Readable, TensorLayout
+from epochal.state.results import ResultHeader, check_result
+from epochal.state.wire import Sha256
 
 
 class HashedReadable(Readable, Protocol):

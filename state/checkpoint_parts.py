@@ -1,8 +1,8 @@
 """The parts of a checkpoint: blobs of bounded size, and the manifest that names them in their order.
 
-A checkpoint stays one canonical file (`state/replica.py`). A part is a byte range of that file, wherever it cuts a
-tensor, and the cut follows from the size alone, so equal replicas have equal parts and equal manifests. A checkpoint
-that fits into one part has no manifest: its one blob is the file.
+A checkpoint stays one canonical file (`state/model/replica.py`). A part is a byte range of that file, wherever it
+cuts a tensor, and the cut follows from the size alone, so equal replicas have equal parts and equal manifests. A
+checkpoint that fits into one part has no manifest: its one blob is the file.
 
 The rule kept here: a checkpoint's digest proves all of its bytes. It is that of the file where there is one part, else
 that of the manifest's canonical JSON, which holds the digest of every part.
@@ -14,10 +14,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from state.documents import CheckpointRef, HexSha256
-from state.errors import InvalidDocument
-from state.wire import Sha256, document_digest
-from state.wire_document import WireDocument
+from epochal.state.documents import CheckpointRef, HexSha256
+from epochal.state.errors import InvalidDocument
+from epochal.state.wire import Sha256, document_digest
+from epochal.state.wire_document import WireDocument
 
 MAX_PART_BYTES = 256 * 1024 * 1024
 MIN_PART_BYTES = 1024

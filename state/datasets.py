@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from state.names import SEEN
-from state.wire_document import WireDocument
+from epochal.state.names import SEEN
+from epochal.state.wire_document import WireDocument
 
 MAX_DESCRIBED_FILES = 4
 """Maximum number of files in a description."""

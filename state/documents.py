@@ -9,11 +9,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from state.ceiling import PARTS
-from state.intervals import BatchId, total_batches
-from state.phases import RunState
-from state.wire import ClientId, Seed, Sha256
-from state.wire_document import WireDocument
+from epochal.state.ceiling import PARTS
+from epochal.state.intervals import BatchId, total_batches
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Seed, Sha256
+from epochal.state.wire_document import WireDocument
 
 DOCUMENT_FORMAT = 1
 MAX_RUN_DOCUMENT_BYTES = 4096
@@ -203,7 +203,7 @@ class RunDocument(WireDocument):
         config_sha256: digest of the configuration (`GET …/config/{sha256}`).
         model_sha256: digest of the model document (`GET …/model/{sha256}`); None before the first checkpoint.
         cold_start_step: the step at which the run last started cold, and from which the learning rate grows
-            (`state.schedule`); None before its first round.
+            (`epochal.state.schedule`); None before its first round.
         data_fingerprint: fingerprint of the dataset that every client must have, once it is known.
         coordinator_key: the coordinator's raw Ed25519 public key, hex; it signs tokens and tickets.
     """

@@ -2,9 +2,9 @@
 
 from itertools import islice
 
-from state.documents import Roster
-from state.permutation import shuffled_positions
-from state.wire import ClientId, Seed
+from epochal.state.documents import Roster
+from epochal.state.permutation import shuffled_positions
+from epochal.state.wire import ClientId, Seed
 
 MAX_WITNESSES = 32
 _WITNESS_DOMAIN = b"epochal/witness/v1"

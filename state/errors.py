@@ -30,7 +30,7 @@ Context is in attributes, so that a shell logs it as fields and maps it to a sta
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from state.refusals import Refusal
+from epochal.state.refusals import Refusal
 
 
 class EpochalError(Exception):

@@ -15,8 +15,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from state.intervals import MAX_INDEX
-from state.wire_document import WireDocument
+from epochal.state.intervals import MAX_INDEX
+from epochal.state.wire_document import WireDocument
 
 MAX_GENERATIONS = 256
 """Maximum number of generations of one run's data."""

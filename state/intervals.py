@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Self, TypeVar
 
 from annotated_types import Ge, Le
 
-from state.errors import InvalidInput
-from state.wire_document import WireDocument
+from epochal.state.errors import InvalidInput
+from epochal.state.wire_document import WireDocument
 
 MAX_INDEX = 2**63 - 1
 """The largest batch number, and the largest data index: both fit a signed 64-bit integer."""

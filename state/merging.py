@@ -15,17 +15,17 @@ from typing import Literal, Self
 
 import numpy as np
 
-from state.averaging import Mean, Part, mean_over_all, mean_over_senders
-from state.codecs.protocol import EncodedTensor
-from state.config.state_file import MergeConfig
-from state.documents import OutcomeEntry
-from state.errors import EpochalError, InternalError
-from state.intervals import total_batches
-from state.replica import Replica
-from state.results import Difference
-from state.tensors import Float32Array, Tensors, frozen_tensors
-from state.value_checks import check_values
-from state.weights import number_of
+from epochal.state.averaging import Mean, Part, mean_over_all, mean_over_senders
+from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.config.state_file import MergeConfig
+from epochal.state.documents import OutcomeEntry
+from epochal.state.errors import EpochalError, InternalError
+from epochal.state.intervals import total_batches
+from epochal.state.model.replica import Replica
+from epochal.state.model.tensors import Float32Array, Tensors, frozen_tensors
+from epochal.state.model.value_checks import check_values
+from epochal.state.results import Difference
+from epochal.state.weights import number_of
 
 CHUNK_ELEMENTS = 1 << 16
 """Values that are merged at a time: two buffers of 256 KiB, whatever the model's size."""

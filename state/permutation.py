@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from state.errors import InvalidInput
+from epochal.state.errors import InvalidInput
 
 MAX_PERMUTED = 2**63
 """The largest `n`; every index then fits a signed 64-bit integer."""

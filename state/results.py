@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
-from state.codecs.clipping import encoded_parts
-from state.codecs.named import FLOAT32, codec_named, find_codec
-from state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
-from state.errors import InvalidResult
-from state.tensors import (
+from epochal.state.codecs.clipping import encoded_parts
+from epochal.state.codecs.named import FLOAT32, codec_named, find_codec
+from epochal.state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
+from epochal.state.errors import InvalidResult
+from epochal.state.model.tensors import (
     BYTES_TYPE,
     FLOAT32_TYPE,
     Buffer,
@@ -36,7 +36,7 @@ from state.tensors import (
     read_tensor_header,
     tensor_stream,
 )
-from state.value_checks import sum_of_squares
+from epochal.state.model.value_checks import sum_of_squares
 
 RESULT_FORMAT = "epochal/result/v1"
 METADATA_BOUND_BYTES = 2048

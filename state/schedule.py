@@ -11,8 +11,8 @@ learning rate is for a client's inner steps; nothing that machines agree on depe
 import math
 from dataclasses import dataclass
 
-from state.config.model import Constant, Cosine, Linear, LrSchedule
-from state.config.state_file import RunConfig
+from epochal.state.config.model import Constant, Cosine, Linear, LrSchedule
+from epochal.state.config.state_file import RunConfig
 
 
 def global_batch_size(config: RunConfig, tokens_before: int) -> int:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from state.ceiling import largest_part
-from state.config.state_file import StateFile
+from epochal.state.ceiling import largest_part
+from epochal.state.config.state_file import StateFile
 
 ENOUGH = 3
 """With fewer results of proven clients a round says nothing of the usual length, and nobody is blamed for it."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from state.config.model import Architecture, ModelSpec
-from state.errors import EpochalError, InvalidInput, Mistake, Unsupported
+from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.errors import EpochalError, InvalidInput, Mistake, Unsupported
 
 if TYPE_CHECKING:  # models are imported when one is opened: `epochal check` only asks which architectures there are
-    from trainers.learner import Model
-    from trainers.torch.options import TorchOptions
+    from epochal.trainers.learner import Model
+    from epochal.trainers.torch.options import TorchOptions
 
 NUMPY, TORCH = "numpy", "torch"
 """The trainers that compute on this machine."""
@@ -63,7 +63,7 @@ def naming_broken_libraries() -> Iterator[None]:
 
 def _open_ngram(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
     del options
-    from trainers.ngram.learner import NgramModel
+    from epochal.trainers.ngram.learner import NgramModel
 
     return NgramModel(spec.ngram)
 
@@ -73,7 +73,7 @@ def _open_hf(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
         import torch  # noqa: F401
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: F401 - which imports what they need
 
-        from trainers.torch.model import HfModel
+        from epochal.trainers.torch.model import HfModel
 
     return HfModel(spec) if options is None else HfModel(spec, options)
 
@@ -82,7 +82,7 @@ _TRANSFORMERS = (("torch", "transformers"), "torch")
 
 
 def _open_custom(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
-    from trainers.packages import open_custom_model
+    from epochal.trainers.packages import open_custom_model
 
     return open_custom_model(spec) if options is None else open_custom_model(spec, options)
 
@@ -110,7 +110,7 @@ def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions 
         InvalidInput: the model belongs to a trainer of another package that cannot be imported here.
     """
     if spec.dummy:
-        from trainers.null import DummyModel
+        from epochal.trainers.null import DummyModel
 
         return DummyModel()
     entry = ARCHITECTURES.get(spec.architecture)
@@ -134,7 +134,7 @@ def known_vocabulary(spec: ModelSpec) -> int | None:
     if spec.dummy or spec.architecture is Architecture.CUSTOM:
         return None
     if spec.architecture is Architecture.EPOCHAL_NGRAM:
-        from trainers.ngram.model import VOCABULARY
+        from epochal.trainers.ngram.model import VOCABULARY
 
         return VOCABULARY
     size = (spec.hf or {}).get("vocab_size")

@@ -8,22 +8,22 @@ from functools import lru_cache, partial
 
 from pydantic import ValidationError
 
-from runtime.long_work import BYTES, long_work
-from state.config.changes import goes_on_from_its_own
-from state.config.model import HF_ARCHITECTURES, ModelSpec
-from state.config.state_file import StateFile
-from state.errors import InvalidDocument, InvalidInput
-from state.first_model import FirstModel, check_first_parameter, check_first_values, model_document
-from state.replica import Replica, check_layout, first_replica
-from state.tensors import Float32Array, TensorLayout
-from state.wire import parse_document
-from trainers.architectures import ARCHITECTURES, TORCH, open_model
-from trainers.learner import ModelInParts
-from trainers.sources.hub import commit_of
-from trainers.sources.opening import open_source
-from trainers.sources.origin import with_origin
-from trainers.sources.protocol import ModelSource
-from trainers.sources.tokenizers import check_tokenizer
+from epochal.runtime.long_work import BYTES, long_work
+from epochal.state.config.changes import goes_on_from_its_own
+from epochal.state.config.model import HF_ARCHITECTURES, ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidDocument, InvalidInput
+from epochal.state.model.first_model import FirstModel, check_first_parameter, check_first_values, model_document
+from epochal.state.model.replica import Replica, check_layout, first_replica
+from epochal.state.model.tensors import Float32Array, TensorLayout
+from epochal.state.wire import parse_document
+from epochal.trainers.architectures import ARCHITECTURES, TORCH, open_model
+from epochal.trainers.learner import ModelInParts
+from epochal.trainers.sources.hub import commit_of
+from epochal.trainers.sources.opening import open_source
+from epochal.trainers.sources.origin import with_origin
+from epochal.trainers.sources.protocol import ModelSource
+from epochal.trainers.sources.tokenizers import check_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ def check_config(state: StateFile, spec: ModelSpec, note: Note = _log_note) -> N
         if (spec.hf or {}).get(key) is not None:
             note(f"model.LLM.hf.{key} is ignored: each client chooses its attention (`epochal client --attention`)")
     if state.model.LLM.hf is not None and _is_of_transformers(spec):
-        from trainers.torch.config_keys import check_keys
+        from epochal.trainers.torch.config_keys import check_keys
 
         check_keys(state.model.LLM.hf, "the state file")
     config = (spec.hf or {}).get("text_config") or spec.hf or {}
@@ -205,7 +205,7 @@ def _look_around(spec: ModelSpec, source: ModelSource, note: Note) -> None:
     if spec.architecture not in HF_ARCHITECTURES or spec.dummy:
         return
     if _is_of_transformers(spec):
-        from trainers.torch.config_keys import unknown_keys
+        from epochal.trainers.torch.config_keys import unknown_keys
 
         if names := ", ".join(one.path.rpartition(".")[2] for one in unknown_keys(spec.hf or {})):
             note(f"{source.place}: transformers ignores these keys of its config.json: {names}")

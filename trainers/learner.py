@@ -20,10 +20,10 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from batching.micro_batches import Example
-from state.config.model import AdamW
-from state.errors import TrainerFailed
-from state.tensors import Float32Array, Tensors
+from epochal.batching.micro_batches import Example
+from epochal.state.config.model import AdamW
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Float32Array, Tensors
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -147,7 +147,7 @@ class Learner(Protocol):
 
 
 class Model(Protocol):
-    """A model's architecture and size, without parameters. `trainers.architectures.open_model` opens one."""
+    """A model's architecture and size, without parameters. `epochal.trainers.architectures.open_model` opens one."""
 
     @property
     def vocabulary(self) -> int | None:

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import SupportsFloat
 
-from batching.micro_batches import MicroBatch, micro_batches
-from batching.round_plan import RoundPlan
-from data_providers.protocol import TokenBatch
-from runtime.worker_thread import Worker
-from state.config.model import AdamW
-from state.errors import TrainerFailed
-from state.tensors import Float32Array, Tensors
-from trainers.learner import InnerState, Learner, Loss, LossOptions, Model, TentativeInnerState
-from trainers.protocol import TrainedRound
+from epochal.batching.micro_batches import MicroBatch, micro_batches
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import TokenBatch
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model import AdamW
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.trainers.learner import InnerState, Learner, Loss, LossOptions, Model, TentativeInnerState
+from epochal.trainers.protocol import TrainedRound
 
 LOSS, GRADIENT = "the loss", "the norm of the gradient"
 """Names, in messages, of the numbers that a local step leaves behind."""

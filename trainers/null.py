@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator, Mapping
 
 import numpy as np
 
-from batching.micro_batches import micro_batches
-from batching.round_plan import RoundPlan
-from data_providers.protocol import TokenBatch
-from state.errors import InvalidInput
-from state.tensors import Float32Array, Tensors
-from trainers.learner import Learner, Model, Shapes
-from trainers.protocol import TrainedRound
+from epochal.batching.micro_batches import micro_batches
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import TokenBatch
+from epochal.state.errors import InvalidInput
+from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.trainers.learner import Learner, Model, Shapes
+from epochal.trainers.protocol import TrainedRound
 
 DUMMY_SIZE = 16
 """Numbers of the dummy model's parameter."""

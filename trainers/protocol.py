@@ -17,12 +17,12 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from batching.round_plan import RoundPlan
-from data_providers.protocol import TokenBatch
-from state.errors import TrainerFailed
-from state.tensors import Float32Array, Tensors
-from state.value_checks import check_values
-from trainers.learner import Loss
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import TokenBatch
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.state.model.value_checks import check_values
+from epochal.trainers.learner import Loss
 
 
 @dataclass(frozen=True, eq=False, slots=True)

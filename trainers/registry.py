@@ -2,22 +2,22 @@
 
 from dataclasses import dataclass, field, replace
 
-from batching.chunking.policies import POLICIES
-from data_providers.tcp.client_connection import TicketOrAccess
-from runtime.permissions import Permissions
-from runtime.retry import RetryPolicy
-from runtime.worker_thread import Worker
-from state.config.model import AdamW, Architecture, DataType, DummyOptimizer, ModelSpec
-from state.config.state_file import StateFile
-from state.errors import InvalidInput, Mistake, Unsupported
-from state.messages import MAX_NAME_CHARS
-from trainers.architectures import NUMPY, TORCH, check_trainer, open_model
-from trainers.learner import Model
-from trainers.learner_trainer import LearnerTrainer
-from trainers.mesh.options import MeshOptions
-from trainers.mesh.trainer import MeshTrainer
-from trainers.null import NullTrainer
-from trainers.packages import (
+from epochal.batching.chunking.policies import POLICIES
+from epochal.data_providers.tcp.client_connection import TicketOrAccess
+from epochal.runtime.permissions import Permissions
+from epochal.runtime.retry import RetryPolicy
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model import AdamW, Architecture, DataType, DummyOptimizer, ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidInput, Mistake, Unsupported
+from epochal.state.messages.requests import MAX_NAME_CHARS
+from epochal.trainers.architectures import NUMPY, TORCH, check_trainer, open_model
+from epochal.trainers.learner import Model
+from epochal.trainers.learner_trainer import LearnerTrainer
+from epochal.trainers.mesh.options import MeshOptions
+from epochal.trainers.mesh.trainer import MeshTrainer
+from epochal.trainers.null import NullTrainer
+from epochal.trainers.packages import (
     TrainerSetup,
     UnknownTrainer,
     check_may_open,
@@ -27,12 +27,12 @@ from trainers.packages import (
     trainer_class,
     trainer_of,
 )
-from trainers.protocol import Trainer
-from trainers.remote.client import TrainingServiceClient
-from trainers.remote.trainer import RemoteTrainer
-from trainers.remote.wire import SessionRequest
-from trainers.torch.known_models import is_of_transformers
-from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.trainers.protocol import Trainer
+from epochal.trainers.remote.client import TrainingServiceClient
+from epochal.trainers.remote.trainer import RemoteTrainer
+from epochal.trainers.remote.wire import SessionRequest
+from epochal.trainers.torch.known_models import is_of_transformers
+from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 NULL, REMOTE = "null", "remote"
 TRAINERS = (NULL, NUMPY, REMOTE, TORCH)
@@ -145,7 +145,7 @@ def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -
     name = options.trainer
     _check_fits(name, state, spec, options.permissions)
     if name == TORCH:
-        from trainers.torch.sharding import check_devices
+        from epochal.trainers.torch.sharding import check_devices
 
         check_devices(options.torch, options.process_count)
     if spec.is_complete:

@@ -18,16 +18,16 @@ import numpy.typing as npt
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from batching.micro_batches import Example
-from state.config.model import TRAINER, ModelSpec
-from state.errors import EpochalError, InvalidInput, TrainerFailed
-from state.tensors import Tensors
-from trainers.learner_trainer import LearnerTrainer
-from trainers.packages import TrainerSetup
-from trainers.torch.devices import is_device_failure, is_out_of_memory, reason_of
-from trainers.torch.learner import TorchLearner
-from trainers.torch.objective import BatchLoss, TensorBatch
-from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.batching.micro_batches import Example
+from epochal.state.config.model import TRAINER, ModelSpec
+from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.learner_trainer import LearnerTrainer
+from epochal.trainers.packages import TrainerSetup
+from epochal.trainers.torch.devices import is_device_failure, is_out_of_memory, reason_of
+from epochal.trainers.torch.learner import TorchLearner
+from epochal.trainers.torch.objective import BatchLoss, TensorBatch
+from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 Batch: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 _ALONE, _PLACE, _NAME = "alone", "place ", "name "

@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse, Response
 
-from runtime.clock import Clock
-from runtime.http_errors import answer_errors
-from runtime.http_hosts import ANY_HOST, CheckedHosts
-from runtime.metrics import MeasuredRequests, metrics_route, new_registry
-from runtime.openapi import description_routes, only_get
-from runtime.worker_thread import Worker
-from training_service.description import SUMMARY, describe
-from training_service.metrics import MeasuredWorker, TrainingMetrics
-from training_service.routes import SessionRoutes
-from training_service.service import TrainingService, TrainingServiceOptions
+from epochal.runtime.clock import Clock
+from epochal.runtime.http.hosts import ANY_HOST, CheckedHosts
+from epochal.runtime.http.openapi import description_routes, only_get
+from epochal.runtime.http.route_errors import answer_errors
+from epochal.runtime.metrics.registry import MeasuredRequests, metrics_route, new_registry
+from epochal.runtime.worker_thread import Worker
+from epochal.training_service.description import SUMMARY, describe
+from epochal.training_service.metrics import MeasuredWorker, TrainingMetrics
+from epochal.training_service.routes import SessionRoutes
+from epochal.training_service.service import TrainingService, TrainingServiceOptions
 
 
 def create_app(
@@ -42,8 +42,8 @@ def create_app(
     app.add_api_route("/readyz", _ready_route(service), methods=["GET"], response_class=PlainTextResponse)
     app.include_router(SessionRoutes(service).router())
     if options.tinker:
-        from training_service.tinker.routes import tinker_router
-        from training_service.tinker.service import TinkerService
+        from epochal.training_service.tinker.routes import tinker_router
+        from epochal.training_service.tinker.service import TinkerService
 
         tinker = TinkerService(service, worker, clock)
         metrics.watch_sessions("tinker", lambda: len(tinker.sessions))

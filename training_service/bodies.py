@@ -9,11 +9,11 @@ from contextlib import aclosing, asynccontextmanager
 
 from starlette.requests import Request
 
-from runtime.by_address import sender_of
-from runtime.http_bodies import MIN_BODY_BYTES_PER_S, content_length, read_body, steady_body_pieces
-from state.errors import Refused
-from state.refusals import Refusal
-from trainers.remote.wire import MAX_PARAMETERS_BYTES
+from epochal.runtime.connections.per_address import sender_of
+from epochal.runtime.http.bodies import MIN_BODY_BYTES_PER_S, content_length, read_body, steady_body_pieces
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.trainers.remote.wire import MAX_PARAMETERS_BYTES
 
 MAX_HELD_BYTES = 4 * MAX_PARAMETERS_BYTES
 """Maximum size of all bodies together that arrive or wait for the arithmetic."""

@@ -6,8 +6,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from runtime.http_bodies import openapi_answer, openapi_body, openapi_schemas
-from runtime.openapi import (
+from epochal.runtime.http.bodies import openapi_answer, openapi_body, openapi_schemas
+from epochal.runtime.http.openapi import (
     EVERY_MESSAGE,
     TEXT,
     WHOLE,
@@ -19,8 +19,8 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state.refusals import Refusal
-from trainers.remote.wire import (
+from epochal.state.refusals import Refusal
+from epochal.trainers.remote.wire import (
     IDEMPOTENCY_KEY,
     SESSIONS,
     ChunkAnswer,

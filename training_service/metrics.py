@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from runtime.metrics import LATENCY_BUCKETS_S, HttpMetrics
-from runtime.worker_thread import Worker
+from epochal.runtime.metrics.registry import LATENCY_BUCKETS_S, HttpMetrics
+from epochal.runtime.worker_thread import Worker
 
 T = TypeVar("T")
 

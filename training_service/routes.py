@@ -6,21 +6,21 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request
 from starlette.responses import Response
 
-from runtime.connections import vouch_for
-from runtime.http_bodies import bearer_token, read_body, steady_body_pieces
-from runtime.http_parameters import Query, parse_whole
-from state.wire import canonical_json, parse_document
-from trainers.remote.wire import (
+from epochal.runtime.connections.shedding import vouch_for
+from epochal.runtime.http.bodies import bearer_token, read_body, steady_body_pieces
+from epochal.runtime.http.parameters import Query, parse_whole
+from epochal.state.wire import canonical_json, parse_document
+from epochal.trainers.remote.wire import (
     IDEMPOTENCY_KEY,
     SESSIONS,
     OptimStepRequest,
     SessionRequest,
     decode_examples,
 )
-from training_service.bodies import sender_of_request
-from training_service.description import MAX_KEY_CHARACTERS
-from training_service.service import TrainingService
-from training_service.sessions import TrainingSession
+from epochal.training_service.bodies import sender_of_request
+from epochal.training_service.description import MAX_KEY_CHARACTERS
+from epochal.training_service.service import TrainingService
+from epochal.training_service.sessions import TrainingSession
 
 MAX_MESSAGE_BYTES = 64 * 1024
 

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from runtime.clock import Clock
-from runtime.worker_thread import Worker
-from state.errors import Refused
-from state.refusals import Refusal
-from trainers.remote.wire import ServiceLimits, SessionOpened, SessionRequest
-from training_service.bodies import BodyRoom
-from training_service.metrics import TrainingMetrics
-from training_service.sessions import SessionBounds, SessionTable, TrainingSession
+from epochal.runtime.clock import Clock
+from epochal.runtime.worker_thread import Worker
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.trainers.remote.wire import ServiceLimits, SessionOpened, SessionRequest
+from epochal.training_service.bodies import BodyRoom
+from epochal.training_service.metrics import TrainingMetrics
+from epochal.training_service.sessions import SessionBounds, SessionTable, TrainingSession
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data_providers.protocol import CorruptData
+from epochal.data_providers.protocol import CorruptData
 
 MAX_MESSAGES = 1024
 """Maximum number of messages of a conversation; a template may be rendered twice for each."""

@@ -5,10 +5,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from batching.chat.conversations import Learn, conversation_of
-from batching.chat.templates import ChatTemplate, RenderedChat
-from batching.packing.samples import EncodedSample
-from data_providers.protocol import IGNORED_LABEL, Tokens
+from epochal.batching.chat.conversations import Learn, conversation_of
+from epochal.batching.chat.templates import ChatTemplate, RenderedChat
+from epochal.batching.packing.samples import EncodedSample
+from epochal.data_providers.protocol import IGNORED_LABEL, Tokens
 
 
 class PlacedTokens(Protocol):

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from batching.chat.conversations import ASSISTANT, Conversation, texts_in
-from data_providers.protocol import CorruptData
-from state.errors import ExtraMissing, InvalidInput
+from epochal.batching.chat.conversations import ASSISTANT, Conversation, texts_in
+from epochal.data_providers.protocol import CorruptData
+from epochal.state.errors import ExtraMissing, InvalidInput
 
 EXTRA = "pip install 'epochal[prepare]'"
 MAX_TEMPLATE_CHARACTERS = 256 * 1024

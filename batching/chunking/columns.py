@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batching.chunking.policies import BYTES, ChunkEnd, ChunkLimits, ChunkPolicy
-from data_providers.protocol import TokenBatch
+from epochal.batching.chunking.policies import BYTES, ChunkEnd, ChunkLimits, ChunkPolicy
+from epochal.data_providers.protocol import TokenBatch
 
 
 class Rows(NamedTuple):

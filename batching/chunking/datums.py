@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from state.errors import InvalidInput
+from epochal.state.errors import InvalidInput
 
 ImageFormat = Literal["png", "jpeg"]
 

@@ -19,8 +19,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
-from batching.chunking.datums import Datum, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInputChunk
-from state.errors import InvalidInput
+from epochal.batching.chunking.datums import (
+    Datum,
+    EncodedTextChunk,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInputChunk,
+)
+from epochal.state.errors import InvalidInput
 
 BYTES_PER_NUMBER = 10
 MAX_CHUNK_ITEMS = 1024

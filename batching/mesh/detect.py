@@ -6,8 +6,8 @@ Runs of Epochal do not use it: their clients spread a mesh over processes themse
 from collections.abc import Sequence
 from typing import Any
 
-from batching.mesh.layout import DATA_AXIS, MeshLayout
-from state.errors import InvalidInput
+from epochal.batching.mesh.layout import DATA_AXIS, MeshLayout
+from epochal.state.errors import InvalidInput
 
 
 def compute_batch_size(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,)) -> tuple[bool, int]:
@@ -38,11 +38,11 @@ def layout_of_mesh(mesh: Any, batch_axes: Sequence[str] = (DATA_AXIS,), batch_si
     """
     package = type(mesh).__module__.partition(".")[0]
     if package in ("jax", "jaxlib"):
-        from batching.mesh import jax_mesh
+        from epochal.batching.mesh import jax_mesh
 
         return jax_mesh.layout_of_jax(mesh, batch_axes, batch_size)
     if package == "torch":
-        from batching.mesh import torch_mesh
+        from epochal.batching.mesh import torch_mesh
 
         return torch_mesh.layout_of_torch(mesh, batch_axes, batch_size)
     raise InvalidInput(f"a mesh of type {type(mesh).__name__}; allowed: jax.sharding.Mesh, torch's DeviceMesh")

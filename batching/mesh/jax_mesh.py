@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from batching.mesh.layout import DATA_AXIS, MeshLayout
-from state.errors import InvalidInput
+from epochal.batching.mesh.layout import DATA_AXIS, MeshLayout
+from epochal.state.errors import InvalidInput
 
 MAX_KEPT_SUMS = 16
 

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from state.errors import InvalidInput
+from epochal.state.errors import InvalidInput
 
 MAX_DEVICES = 2**20
 MAX_SIZE_DIGITS = 18

@@ -13,12 +13,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from batching.mesh.layout import MeshLayout
-from batching.micro_batches import Example, own_positions
-from batching.round_plan import RoundPlan
-from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
-from state.errors import TrainerFailed
-from state.intervals import DataIds
+from epochal.batching.mesh.layout import MeshLayout
+from epochal.batching.micro_batches import Example, own_positions
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
+from epochal.state.errors import TrainerFailed
+from epochal.state.intervals import DataIds
 
 PADDING_POSITION = -1
 MAX_TOKEN = 2**31 - 1

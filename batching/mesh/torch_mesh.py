@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from batching.mesh.layout import MeshLayout
+from epochal.batching.mesh.layout import MeshLayout
 
 
 def layout_of_torch(mesh: Any, batch_axes: Sequence[str], batch_size: int = 1) -> tuple[MeshLayout, int]:

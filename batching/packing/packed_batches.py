@@ -9,17 +9,17 @@ import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Protocol, Self
 
-from batching.packing.packer import Packer
-from batching.packing.samples import RawSample, raw_samples
-from batching.packing.task_encoder import EncoderContext, Split, TaskEncoder, open_encoder
-from data_providers.protocol import TokenBatch
-from data_providers.waits import WaitTimes
-from runtime.permissions import Permissions
-from runtime.worker_thread import Worker
-from state.config.model import DataType
-from state.config.state_file import PackingConfig, StateFile
-from state.errors import DataError
-from state.intervals import BatchId, DataIds
+from epochal.batching.packing.packer import Packer
+from epochal.batching.packing.samples import RawSample, raw_samples
+from epochal.batching.packing.task_encoder import EncoderContext, Split, TaskEncoder, open_encoder
+from epochal.data_providers.protocol import TokenBatch
+from epochal.data_providers.waits import WaitTimes
+from epochal.runtime.permissions import Permissions
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model import DataType
+from epochal.state.config.state_file import PackingConfig, StateFile
+from epochal.state.errors import DataError
+from epochal.state.intervals import BatchId, DataIds
 
 
 class AssignedBatches(Protocol):

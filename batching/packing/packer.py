@@ -17,13 +17,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from batching.packing.rows import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
-from batching.packing.samples import NO_INDEX, EncodedSample, RawSample, check_encoded, padded_row, part_of
-from batching.packing.task_encoder import SkipSample, TaskEncoder
-from data_providers.protocol import CorruptData, TokenBatch
-from state.config.state_file import PackingConfig
-from state.errors import InvalidInput, TrainerFailed
-from state.wire import document_digest
+from epochal.batching.packing.rows import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
+from epochal.batching.packing.samples import NO_INDEX, EncodedSample, RawSample, check_encoded, padded_row, part_of
+from epochal.batching.packing.task_encoder import SkipSample, TaskEncoder
+from epochal.data_providers.protocol import CorruptData, TokenBatch
+from epochal.state.config.state_file import PackingConfig
+from epochal.state.errors import InvalidInput, TrainerFailed
+from epochal.state.wire import document_digest
 
 log = logging.getLogger(__name__)
 

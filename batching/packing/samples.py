@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
-from state.wire import load_json
+from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
+from epochal.state.wire import load_json
 
 NO_INDEX = -1
 """The index of an encoded sample that the packer has not seen yet."""

@@ -22,12 +22,12 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from batching.packing.samples import EncodedSample, Labels, RawSample, packed_row
-from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
-from runtime.entry_points import load_registered
-from runtime.import_by_name import import_by_name
-from runtime.permissions import Permissions
-from state.errors import InvalidInput
+from epochal.batching.packing.samples import EncodedSample, Labels, RawSample, packed_row
+from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch, Tokens
+from epochal.runtime.entry_points import load_registered
+from epochal.runtime.import_by_name import import_by_name
+from epochal.runtime.permissions import Permissions
+from epochal.state.errors import InvalidInput
 
 ENTRY_POINT_GROUP = "epochal.task_encoders"
 STATELESS = "__epochal_stateless__"

@@ -29,8 +29,8 @@ from benchmarks.training_peers.workload import (
     WEIGHT_DECAY,
     WORKERS,
 )
-from epochal.cli.run import LISTENING
-from state.errors import EpochalError
+from epochal.cli.output.lines import LISTENING
+from epochal.state.errors import EpochalError
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 120.0

@@ -19,7 +19,7 @@ from benchmarks.training_peers.loopback import bring_up, sent_now_bytes
 from benchmarks.training_peers.processes import Worker
 from benchmarks.training_peers.systems import EPOCHAL, POLL_S, SYSTEMS, USUAL, System
 from benchmarks.training_peers.workload import WORKERS
-from state.errors import EpochalError
+from epochal.state.errors import EpochalError
 
 WARM_STEPS = 2
 """Applied steps of every worker before anything is measured."""

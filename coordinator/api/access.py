@@ -4,12 +4,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.operator import check_operator
-from coordinator.api.requests import RUN, sha256_of
-from coordinator.handlers import Handlers
-from coordinator.operator_requests import OperatorRequests
-from runtime.http_bodies import document_response, openapi_answer, openapi_body, read_message
-from state.access_messages import AccessList, FinishSetting, InvitationList, InvitationRequest, MadeInvitation
+from epochal.coordinator.api.operator import check_operator
+from epochal.coordinator.api.requests import RUN, sha256_of
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.views.operator_requests import OperatorRequests
+from epochal.runtime.http.bodies import document_response, openapi_answer, openapi_body, read_message
+from epochal.state.messages.access import AccessList, FinishSetting, InvitationList, InvitationRequest, MadeInvitation
 
 
 def access_routes(handlers: Handlers, requests: OperatorRequests) -> APIRouter:

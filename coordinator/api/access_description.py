@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.api.requests import RUN
-from runtime.openapi import EVERY_MESSAGE, Operation, Operations
-from state.refusals import Refusal
+from epochal.coordinator.api.requests import RUN
+from epochal.runtime.http.openapi import EVERY_MESSAGE, Operation, Operations
+from epochal.state.refusals import Refusal
 
 
 def access_operations(admin: str, of_admin: tuple[Refusal, ...], viewers: tuple[str | None, ...]) -> Operations:

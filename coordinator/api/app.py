@@ -8,39 +8,39 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from coordinator.api.access import access_routes
-from coordinator.api.blobs import blob_routes
-from coordinator.api.checks import check_routes
-from coordinator.api.dashboard import dashboard_routes
-from coordinator.api.description import SUMMARY, describe
-from coordinator.api.fresh_view import FreshView
-from coordinator.api.history import EventsEndpoint, history_routes
-from coordinator.api.hot_routes import HotRoutes
-from coordinator.api.join import join_routes
-from coordinator.api.long_poll import RunDocumentEndpoint
-from coordinator.api.members import member_routes
-from coordinator.api.membership import membership_routes
-from coordinator.api.metrics import CoordinatorMetrics
-from coordinator.api.operator import evaluation_routes, health_routes, operator_routes, origin_routes
-from coordinator.api.past import past_routes
-from coordinator.api.probe import probe_routes
-from coordinator.api.reading import reading_routes
-from coordinator.api.requests import RUN
-from coordinator.api.trust import trust_routes
-from coordinator.auth.join_hosts import JoinHosts
-from coordinator.handlers import Handlers
-from coordinator.history_views import HistoryViews
-from coordinator.long_polls import LongPolls
-from coordinator.member_views import MemberViews
-from coordinator.operator_requests import OperatorRequests
-from coordinator.past_views import PastViews
-from coordinator.trust_views import TrustViews
-from coordinator.viewers import Viewers
-from runtime.http_errors import answer_errors
-from runtime.http_hosts import ANY_HOST, CheckedHosts
-from runtime.metrics import MeasuredRequests, metrics_route, new_registry
-from runtime.openapi import description_routes, only_get
-from runtime.worker_thread import SharedThreads
+from epochal.coordinator.api.access import access_routes
+from epochal.coordinator.api.blobs import blob_routes
+from epochal.coordinator.api.checks import check_routes
+from epochal.coordinator.api.dashboard import dashboard_routes
+from epochal.coordinator.api.description import SUMMARY, describe
+from epochal.coordinator.api.fresh_view import FreshView
+from epochal.coordinator.api.history import EventsEndpoint, history_routes
+from epochal.coordinator.api.hot_routes import HotRoutes
+from epochal.coordinator.api.join import join_routes
+from epochal.coordinator.api.long_poll import RunDocumentEndpoint
+from epochal.coordinator.api.members import member_routes
+from epochal.coordinator.api.membership import membership_routes
+from epochal.coordinator.api.metrics import CoordinatorMetrics
+from epochal.coordinator.api.operator import evaluation_routes, health_routes, operator_routes, origin_routes
+from epochal.coordinator.api.past import past_routes
+from epochal.coordinator.api.probe import probe_routes
+from epochal.coordinator.api.reading import reading_routes
+from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.api.trust import trust_routes
+from epochal.coordinator.auth.join_hosts import JoinHosts
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.run.long_polls import LongPolls
+from epochal.coordinator.views.member_views import MemberViews
+from epochal.coordinator.views.operator_requests import OperatorRequests
+from epochal.coordinator.views.run_history_views import HistoryViews
+from epochal.coordinator.views.trust_views import TrustViews
+from epochal.coordinator.views.version_views import PastViews
+from epochal.coordinator.views.viewers import Viewers
+from epochal.runtime.http.hosts import ANY_HOST, CheckedHosts
+from epochal.runtime.http.openapi import description_routes, only_get
+from epochal.runtime.http.route_errors import answer_errors
+from epochal.runtime.metrics.registry import MeasuredRequests, metrics_route, new_registry
+from epochal.runtime.worker_thread import SharedThreads
 
 
 class CoordinatorApp(FastAPI):

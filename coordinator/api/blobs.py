@@ -11,19 +11,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from coordinator.api.requests import blob_reader, caller, sha256_of
-from coordinator.handlers import Handlers
-from coordinator.resumable_uploads import BlobBody
-from coordinator.store.blobs import STREAM_BYTES
-from coordinator.transfers import Transfer
-from runtime.connections import SendFile, end_connection, file_sender
-from runtime.http_bodies import IMMUTABLE, body_pieces, content_length, document_response, has_gone, openapi_answer
-from runtime.http_parameters import Query
-from runtime.problem_json import problem_response
-from state.blob_messages import UploadGrant, UploadProgress
-from state.errors import EpochalError, Refused
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256
+from epochal.coordinator.api.requests import blob_reader, caller, sha256_of
+from epochal.coordinator.blobs.resumable_uploads import BlobBody
+from epochal.coordinator.blobs.transfers import Transfer
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.store.blobs import STREAM_BYTES
+from epochal.runtime.connections.shedding import SendFile, end_connection, file_sender
+from epochal.runtime.http.bodies import (
+    IMMUTABLE,
+    body_pieces,
+    content_length,
+    document_response,
+    has_gone,
+    openapi_answer,
+)
+from epochal.runtime.http.parameters import Query
+from epochal.runtime.http.problem_json import problem_response
+from epochal.state.errors import EpochalError, Refused
+from epochal.state.messages.blobs import UploadGrant, UploadProgress
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256
 
 log = logging.getLogger(__name__)
 

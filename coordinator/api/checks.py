@@ -4,13 +4,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.operator import check_operator
-from coordinator.api.requests import RUN
-from coordinator.handlers import Handlers
-from runtime.connections import vouch_for
-from runtime.http_bodies import bearer_token, document_response, openapi_answer, openapi_body, read_message
-from runtime.http_parameters import Query
-from state.blob_messages import CheckerToken, CheckVerdict, LeasedCheck, ParameterNames, RenewedLease
+from epochal.coordinator.api.operator import check_operator
+from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.handlers import Handlers
+from epochal.runtime.connections.shedding import vouch_for
+from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer, openapi_body, read_message
+from epochal.runtime.http.parameters import Query
+from epochal.state.messages.blobs import CheckerToken, CheckVerdict, LeasedCheck, ParameterNames, RenewedLease
 
 
 def check_routes(handlers: Handlers) -> APIRouter:

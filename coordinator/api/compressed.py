@@ -3,8 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.encoded_documents import MIN_COMPRESSED_BYTES, EncodedDocuments, takes_gzip
-from runtime.http_bodies import json_response
+from epochal.coordinator.api.encoded_documents import MIN_COMPRESSED_BYTES, EncodedDocuments, takes_gzip
+from epochal.runtime.http.bodies import json_response
 
 
 async def long_document(

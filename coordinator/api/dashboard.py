@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from coordinator.dashboard.page_files import INDEX, PageFile, page_files
-from coordinator.encoded_documents import takes_gzip
-from runtime.openapi import Operation, Operations, Parameter, content, only_get
-from state.errors import Refused
-from state.refusals import Refusal
+from epochal.coordinator.api.encoded_documents import takes_gzip
+from epochal.coordinator.page.page_files import INDEX, PageFile, page_files
+from epochal.runtime.http.openapi import Operation, Operations, Parameter, content, only_get
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
 
 PAGE = "/"
 FILES = "/dashboard"

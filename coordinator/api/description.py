@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from coordinator.api.access_description import access_operations
-from coordinator.api.dashboard import dashboard_operations
-from coordinator.api.probe import PROBE
-from coordinator.api.requests import RUN
-from coordinator.history_views import DEFAULT_POINTS, MAX_POINTS
-from runtime.http_bodies import openapi_answer, openapi_schemas
-from runtime.openapi import (
+from epochal.coordinator.api.access_description import access_operations
+from epochal.coordinator.api.dashboard import dashboard_operations
+from epochal.coordinator.api.probe import PROBE
+from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.views.run_history_views import DEFAULT_POINTS, MAX_POINTS
+from epochal.runtime.http.bodies import openapi_answer, openapi_schemas
+from epochal.runtime.http.openapi import (
     EVERY_MESSAGE,
     SECONDS,
     SHA256,
@@ -30,28 +30,20 @@ from runtime.openapi import (
     described,
     description_operations,
 )
-from state import (
-    access_messages,
-    actions,
-    audits,
-    blob_messages,
-    checkpoint_parts,
-    documents,
-    evaluations,
-    explanation,
-    history,
-    join_guide,
-    members,
-    messages,
-    trust,
-)
-from state.deliveries import MEDIA_TYPE
-from state.documents import RunDocument
-from state.explanation import SpeedExplanation
-from state.generations import DataAppendSetting, DataHistory
-from state.messages import REPORT_PATHS
-from state.probe import MAX_PROBE_BYTES, ProbeReport
-from state.refusals import Refusal
+from epochal.state import checkpoint_parts, documents
+from epochal.state.documents import RunDocument
+from epochal.state.generations import DataAppendSetting, DataHistory
+from epochal.state.messages import access as access_messages
+from epochal.state.messages import audits, evaluations, history
+from epochal.state.messages import blobs as blob_messages
+from epochal.state.messages import member_rows as members
+from epochal.state.messages import requests as messages
+from epochal.state.messages.deliveries import MEDIA_TYPE
+from epochal.state.messages.probe import MAX_PROBE_BYTES, ProbeReport
+from epochal.state.messages.requests import REPORT_PATHS
+from epochal.state.refusals import Refusal
+from epochal.state.shown import actions, explanation, join_guide, trust
+from epochal.state.shown.explanation import SpeedExplanation
 
 SUMMARY = """Holds one training run.
 

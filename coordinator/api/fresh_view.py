@@ -11,13 +11,13 @@ something is not there, or not allowed, and nothing is accepted: such requests a
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.api.requests import STALE_HEADER
-from coordinator.handlers import Handlers
-from runtime.http_bodies import bearer_token
-from runtime.http_parameters import Query
-from runtime.problem_json import problem_response
-from state.errors import Refused, StoreFailed
-from state.refusals import Refusal
+from epochal.coordinator.api.requests import STALE_HEADER
+from epochal.coordinator.handlers import Handlers
+from epochal.runtime.http.bodies import bearer_token
+from epochal.runtime.http.parameters import Query
+from epochal.runtime.http.problem_json import problem_response
+from epochal.state.errors import Refused, StoreFailed
+from epochal.state.refusals import Refusal
 
 READING_METHODS = ("GET", "HEAD")
 UNCERTAIN_STATUSES = (401, 403, 404, 409, 410)

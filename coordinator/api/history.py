@@ -9,17 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.requests import RUN
-from coordinator.encoded_documents import takes_gzip
-from coordinator.history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
-from coordinator.long_polls import Reader
-from coordinator.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
-from runtime.connections import vouch_for
-from runtime.http_bodies import bearer_token, has_gone, json_response, openapi_answer
-from runtime.http_parameters import Query, parse_whole
-from runtime.problem_json import problem_response
-from state.explanation import SpeedExplanation
-from state.history import HistoryPage, Moment, RoundDetail
+from epochal.coordinator.api.encoded_documents import takes_gzip
+from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.run.long_polls import Reader
+from epochal.coordinator.views.run_history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
+from epochal.coordinator.views.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
+from epochal.runtime.connections.shedding import vouch_for
+from epochal.runtime.http.bodies import bearer_token, has_gone, json_response, openapi_answer
+from epochal.runtime.http.parameters import Query, parse_whole
+from epochal.runtime.http.problem_json import problem_response
+from epochal.state.messages.history import HistoryPage, Moment, RoundDetail
+from epochal.state.shown.explanation import SpeedExplanation
 
 EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = "last-event-id"

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.problem_json import problem_response
+from epochal.runtime.http.problem_json import problem_response
 
 Endpoint = Callable[..., Awaitable[Response]]
 

@@ -4,13 +4,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.requests import RUN
-from coordinator.handlers import Handlers
-from coordinator.history_views import HistoryViews
-from runtime.http_bodies import bearer_token, document_response, openapi_answer
-from state.errors import Refused
-from state.join_guide import JoinGuide, JoinRoom, join_guide, room_of
-from state.refusals import Refusal
+from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.views.run_history_views import HistoryViews
+from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.state.shown.join_guide import JoinGuide, JoinRoom, join_guide, room_of
 
 
 def join_routes(handlers: Handlers, views: HistoryViews, version: str) -> APIRouter:

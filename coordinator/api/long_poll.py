@@ -10,13 +10,13 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from coordinator.api.requests import RUN, STALE_HEADER, reader_of
-from coordinator.handlers import Handlers
-from coordinator.long_polls import LongPolls
-from coordinator.publication import Published
-from runtime.http_bodies import has_gone
-from runtime.http_parameters import Query
-from runtime.problem_json import problem_response
+from epochal.coordinator.api.requests import RUN, STALE_HEADER, reader_of
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.run.long_polls import LongPolls
+from epochal.coordinator.run.publication import Published
+from epochal.runtime.http.bodies import has_gone
+from epochal.runtime.http.parameters import Query
+from epochal.runtime.http.problem_json import problem_response
 
 BEFORE_THE_FIRST = -1
 """The version that a reader names who has seen no document."""

@@ -4,12 +4,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.history import sent_page
-from coordinator.api.requests import RUN
-from coordinator.history_views import HistoryViews
-from coordinator.member_views import MemberViews
-from runtime.http_bodies import bearer_token, document_response, openapi_answer
-from state.members import MemberDetail, MembersPage
+from epochal.coordinator.api.history import sent_page
+from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.views.member_views import MemberViews
+from epochal.coordinator.views.run_history_views import HistoryViews
+from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer
+from epochal.state.messages.member_rows import MemberDetail, MembersPage
 
 
 def member_routes(views: HistoryViews, members: MemberViews) -> APIRouter:

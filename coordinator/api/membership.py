@@ -4,14 +4,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.requests import RUN, caller
-from coordinator.auth.join_hosts import JoinHosts
-from coordinator.handlers import Handlers
-from runtime.by_address import sender_of
-from runtime.http_bodies import document_response, openapi_answer, openapi_body, read_message, read_short_body
-from state import messages
-from state.deliveries import MAX_DELIVERY_BYTES, parse_delivery
-from state.messages import Challenge, ChallengeRequest, JoinRequest, Session, Standing
+from epochal.coordinator.api.requests import RUN, caller
+from epochal.coordinator.auth.join_hosts import JoinHosts
+from epochal.coordinator.handlers import Handlers
+from epochal.runtime.connections.per_address import sender_of
+from epochal.runtime.http.bodies import document_response, openapi_answer, openapi_body, read_message, read_short_body
+from epochal.state.messages import requests as messages
+from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, parse_delivery
+from epochal.state.messages.requests import Challenge, ChallengeRequest, JoinRequest, Session, Standing
 
 REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
     (messages.ReadyReport, "Report that the model and the data are held"),

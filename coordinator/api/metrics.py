@@ -7,17 +7,17 @@ from typing import TypeAlias
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from coordinator.arrivals import Arrivals
-from coordinator.long_polls import LongPolls, ReaderKind
-from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
-from coordinator.machine.run import Run
-from coordinator.service import CoordinatorService
-from coordinator.service_events import GroupKept, ServiceEvent
-from coordinator.viewers import Viewers
-from runtime.metrics import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
-from state.evaluations import newest_evaluations
-from state.messages import RunStatus
-from state.phases import RunState
+from epochal.coordinator.blobs.from_object_store import Arrivals
+from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.run.long_polls import LongPolls, ReaderKind
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
+from epochal.coordinator.views.viewers import Viewers
+from epochal.runtime.metrics.registry import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
+from epochal.state.messages.evaluations import newest_evaluations
+from epochal.state.messages.requests import RunStatus
+from epochal.state.phases import RunState
 
 MAX_EVALUATION_NAMES = 16
 """Maximum number of evaluations' names that are labels: those that were recorded last."""

@@ -6,14 +6,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from coordinator.api.compressed import long_document
-from coordinator.api.requests import RUN, sha256_of
-from coordinator.auth.admin import OPERATOR
-from coordinator.encoded_documents import EncodedDocuments
-from coordinator.handlers import Handlers
-from coordinator.machine.run import Run
-from runtime.connections import vouch_for
-from runtime.http_bodies import (
+from epochal.coordinator.api.compressed import long_document
+from epochal.coordinator.api.encoded_documents import EncodedDocuments
+from epochal.coordinator.api.requests import RUN, sha256_of
+from epochal.coordinator.auth.admin import OPERATOR
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.machine.run import Run
+from epochal.runtime.connections.shedding import vouch_for
+from epochal.runtime.http.bodies import (
     bearer_token,
     body_pieces,
     content_length,
@@ -22,17 +22,17 @@ from runtime.http_bodies import (
     openapi_body,
     read_message,
 )
-from state.documents import CheckpointRef
-from state.evaluations import EvaluationHistory, EvaluationReport
-from state.generations import DataAppendSetting, DataHistory
-from state.messages import (
+from epochal.state.documents import CheckpointRef
+from epochal.state.generations import DataAppendSetting, DataHistory
+from epochal.state.messages.evaluations import EvaluationHistory, EvaluationReport
+from epochal.state.messages.requests import (
     DataServerToken,
     FailedData,
     FingerprintSetting,
     QuarantineRelease,
     RunStatus,
 )
-from state.wire import ClientId, canonical_json
+from epochal.state.wire import ClientId, canonical_json
 
 MAX_STATUS_AGE_S = 0.25
 """Time for which a status is shown again: listing hundreds of members takes a millisecond."""

@@ -4,15 +4,15 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.history import sent_page, viewer_of
-from coordinator.api.requests import RUN
-from coordinator.history_views import HistoryViews
-from coordinator.past_views import PastViews
-from runtime.http_bodies import openapi_answer
-from runtime.http_parameters import parse_whole
-from state.explanation import SpeedExplanation
-from state.members import MembersPage
-from state.trust import TrustView
+from epochal.coordinator.api.history import sent_page, viewer_of
+from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.views.run_history_views import HistoryViews
+from epochal.coordinator.views.version_views import PastViews
+from epochal.runtime.http.bodies import openapi_answer
+from epochal.runtime.http.parameters import parse_whole
+from epochal.state.messages.member_rows import MembersPage
+from epochal.state.shown.explanation import SpeedExplanation
+from epochal.state.shown.trust import TrustView
 
 VERSION = f"{RUN}/history/versions/{{version}}"
 

@@ -14,17 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from runtime.by_address import sender_of
-from runtime.clock import SystemClock
-from runtime.connections import end_connection
-from runtime.http_bodies import document_response, has_gone, openapi_answer, steady_body_pieces
-from runtime.http_parameters import Query
-from runtime.loopback import is_loopback
-from runtime.problem_json import problem_response
-from runtime.token_buckets import TokenBuckets
-from state.errors import Refused
-from state.probe import MAX_PROBE_BYTES, ProbeReport
-from state.refusals import Refusal
+from epochal.runtime.clock import SystemClock
+from epochal.runtime.connections.loopback import is_loopback
+from epochal.runtime.connections.per_address import sender_of
+from epochal.runtime.connections.shedding import end_connection
+from epochal.runtime.connections.token_buckets import TokenBuckets
+from epochal.runtime.http.bodies import document_response, has_gone, openapi_answer, steady_body_pieces
+from epochal.runtime.http.parameters import Query
+from epochal.runtime.http.problem_json import problem_response
+from epochal.state.errors import Refused
+from epochal.state.messages.probe import MAX_PROBE_BYTES, ProbeReport
+from epochal.state.refusals import Refusal
 
 PROBE = "/v1/probe"
 MAX_PROBES = 2

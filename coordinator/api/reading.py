@@ -6,24 +6,24 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.compressed import long_document
-from coordinator.api.requests import RUN, reader_of, sha256_of
-from coordinator.encoded_documents import EncodedDocuments
-from coordinator.handlers import Handlers
-from coordinator.long_polls import LongPolls
-from runtime.http_bodies import (
+from epochal.coordinator.api.compressed import long_document
+from epochal.coordinator.api.encoded_documents import EncodedDocuments
+from epochal.coordinator.api.requests import RUN, reader_of, sha256_of
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.run.long_polls import LongPolls
+from epochal.runtime.http.bodies import (
     IMMUTABLE,
     document_response,
     has_gone,
     json_response,
     openapi_answer,
 )
-from runtime.http_parameters import Query, parse_whole
-from state.checkpoint_parts import CheckpointManifest
-from state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
-from state.messages import ResultsPage
-from state.result_bundles import MEDIA_TYPE, encoded_bundle
-from state.wire import canonical_json
+from epochal.runtime.http.parameters import Query, parse_whole
+from epochal.state.checkpoint_parts import CheckpointManifest
+from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
+from epochal.state.messages.requests import ResultsPage
+from epochal.state.messages.result_bundles import MEDIA_TYPE, encoded_bundle
+from epochal.state.wire import canonical_json
 
 
 def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:

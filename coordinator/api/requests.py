@@ -4,15 +4,15 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
-from coordinator.auth.admin import OPERATOR
-from coordinator.handlers import Handlers
-from coordinator.long_polls import Reader, ReaderKind
-from runtime.connections import vouch_for
-from runtime.http_bodies import bearer_token
-from runtime.refusal_counts import SENDER_IN_SCOPE
-from state.errors import Refused
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256
+from epochal.coordinator.auth.admin import OPERATOR
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.run.long_polls import Reader, ReaderKind
+from epochal.runtime.connections.shedding import vouch_for
+from epochal.runtime.http.bodies import bearer_token
+from epochal.runtime.metrics.refusal_counts import SENDER_IN_SCOPE
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256
 
 RUN = "/v1/runs/{run_id}"
 STALE_HEADER = "epochal-stale"

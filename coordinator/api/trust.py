@@ -4,16 +4,16 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coordinator.api.operator import check_operator
-from coordinator.api.requests import RUN
-from coordinator.handlers import Handlers
-from coordinator.history_views import HistoryViews
-from coordinator.operator_requests import OperatorRequests
-from coordinator.trust_views import TrustViews
-from runtime.http_bodies import bearer_token, document_response, openapi_answer, openapi_body, read_message
-from state.actions import ActionsPage
-from state.audits import AuditHistory, AuditRecord
-from state.trust import TrustView
+from epochal.coordinator.api.operator import check_operator
+from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.views.operator_requests import OperatorRequests
+from epochal.coordinator.views.run_history_views import HistoryViews
+from epochal.coordinator.views.trust_views import TrustViews
+from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer, openapi_body, read_message
+from epochal.state.messages.audits import AuditHistory, AuditRecord
+from epochal.state.shown.actions import ActionsPage
+from epochal.state.shown.trust import TrustView
 
 
 def trust_routes(handlers: Handlers, views: HistoryViews, trust: TrustViews, requests: OperatorRequests) -> APIRouter:

@@ -4,10 +4,10 @@ import hashlib
 import hmac
 import secrets
 
-from coordinator.store.keys import CoordinatorKeys
-from state.errors import Refused
-from state.refusals import Refusal
-from state.wire import ClientId
+from epochal.coordinator.store.keys import CoordinatorKeys
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId
 
 OPERATOR = ClientId("operator")
 """Owner of the connections and downloads of requests with the admin token. It cannot be a client's id."""

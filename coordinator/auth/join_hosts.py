@@ -10,10 +10,10 @@ the end of a tunnel.
 from collections.abc import Iterable
 from pathlib import Path
 
-from runtime.http_hosts import MAX_SHOWN_CHARS, canonical_host
-from runtime.loopback import is_loopback
-from state.errors import InvalidInput, Refused
-from state.refusals import Refusal
+from epochal.runtime.connections.loopback import is_loopback
+from epochal.runtime.http.hosts import MAX_SHOWN_CHARS, canonical_host
+from epochal.state.errors import InvalidInput, Refused
+from epochal.state.refusals import Refusal
 
 
 class JoinHosts:

@@ -8,10 +8,10 @@ import secrets
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator.auth.signing_key import SigningKey
-from state.errors import Refused
-from state.messages import JoinRequest, join_message
-from state.refusals import Refusal
+from epochal.coordinator.auth.signing_key import SigningKey
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import JoinRequest, join_message
+from epochal.state.refusals import Refusal
 
 NONCE_LIFETIME_S = 60.0
 _PURPOSE = b"epochal/nonce"

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import jwt
 
-from coordinator.auth.signing_key import SigningKey
-from state.errors import Refused
-from state.messages import DATA_TICKET_AUDIENCE, SESSION_AUDIENCE
-from state.refusals import Refusal
-from state.wire import ClientId, sha256_hex
+from epochal.coordinator.auth.signing_key import SigningKey
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import DATA_TICKET_AUDIENCE, SESSION_AUDIENCE
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, sha256_hex
 
 SESSION_LIFETIME_S = 3600.0
 DATA_SERVER_AUDIENCE = "epochal-data-server"

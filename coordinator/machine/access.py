@@ -1,13 +1,13 @@
 """An operator's commands on who may join. Pure handlers of `coordinator/machine/handle.py`."""
 
-from coordinator.machine.admissions import MAX_INVITATIONS, MAX_KEYS_CHANGED, Invitation
-from coordinator.machine.copies import replace
-from coordinator.machine.membership import leave
-from coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
-from coordinator.machine.run import Handled, Run
-from state.errors import Refused
-from state.refusals import Refusal
-from state.wire import client_id_of
+from epochal.coordinator.machine.membership import leave
+from epochal.coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
+from epochal.coordinator.machine.parts.admissions import MAX_INVITATIONS, MAX_KEYS_CHANGED, Invitation
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.run import Handled, Run
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import client_id_of
 
 LOST_ACCESS = "lost its access"
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from coordinator.machine import stimuli
-from coordinator.machine.instructions import OperatorActed
-from coordinator.machine.operator_stimuli import (
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.instructions import OperatorActed
+from epochal.coordinator.machine.operator_stimuli import (
     AuditReported,
     FinishRequested,
     InvitationMade,
@@ -12,10 +12,10 @@ from coordinator.machine.operator_stimuli import (
     KeyAdmitted,
     KeyRemoved,
 )
-from state.actions import MAX_ARGUMENT_CHARS, ActionArgument
-from state.config.changes import runtime_changes
-from state.config.state_file import StateFile
-from state.intervals import BatchId
+from epochal.state.config.changes import runtime_changes
+from epochal.state.config.state_file import StateFile
+from epochal.state.intervals import BatchId
+from epochal.state.shown.actions import MAX_ARGUMENT_CHARS, ActionArgument
 
 _SHOWN_BATCHES = 8
 _SHOWN_CHANGES = 8

@@ -1,8 +1,8 @@
 """The audits of a run that were reported to it. They change nothing else of the run."""
 
-from coordinator.machine.copies import replace
-from coordinator.machine.run import Handled, Run
-from state.audits import AuditRecord, RecordedAudit
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.run import Handled, Run
+from epochal.state.messages.audits import AuditRecord, RecordedAudit
 
 MAX_AUDITS_KEPT = 16
 """Maximum number of audits that are kept: those that were reported last."""

@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from coordinator.machine.copies import replace
-from coordinator.machine.instructions import QuarantineEnded
-from coordinator.machine.round import Round
-from coordinator.machine.run import Handled, Run, Suspect
-from coordinator.machine.stimuli import BatchesReleased
-from state.errors import Refused
-from state.intervals import BatchId, coalesce, subtract
-from state.messages import FailureKind, FailureReport
-from state.refusals import Refusal
-from state.wire import ClientId
+from epochal.coordinator.machine.instructions import QuarantineEnded
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.run import Handled, Run, Suspect
+from epochal.coordinator.machine.stimuli import BatchesReleased
+from epochal.state.errors import Refused
+from epochal.state.intervals import BatchId, coalesce, subtract
+from epochal.state.messages.requests import FailureKind, FailureReport
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId
 
 MEMBERS_BEFORE_QUARANTINE = 3
 """Number of different members that must have failed on a batch, and each delivered other work, to quarantine it."""

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from coordinator.machine.checkpointing import Checkpointing
-from coordinator.machine.run import Run
-from state.election import quorum
-from state.wire import ClientId, Sha256
+from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.run import Run
+from epochal.state.election import quorum
+from epochal.state.wire import ClientId, Sha256
 
 
 def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:

@@ -9,27 +9,33 @@ is nothing to compare: the bytes of the first that delivers well-formed ones are
 
 from itertools import islice
 
-from coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
-from coordinator.machine.checkpointing import Checkpointing
-from coordinator.machine.copies import replace
-from coordinator.machine.instructions import CheckpointRefused, Instruction, SegmentEnded, SentToRest, SweepBlobs
-from coordinator.machine.run import KEEP_CHECKPOINTS, Handled, Run, roster_of
-from coordinator.machine.shared import added
-from coordinator.machine.stimuli import (
+from epochal.coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
+from epochal.coordinator.machine.instructions import (
+    CheckpointRefused,
+    Instruction,
+    SegmentEnded,
+    SentToRest,
+    SweepBlobs,
+)
+from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.persistent_map import added
+from epochal.coordinator.machine.run import KEEP_CHECKPOINTS, Handled, Run, roster_of
+from epochal.coordinator.machine.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,
     CheckpointRejected,
     CheckpointReported,
     GenesisProvided,
 )
-from state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_cut, check_parts, parts_digest
-from state.config.model import ModelSpec
-from state.documents import CheckpointRef, Roster
-from state.errors import InvalidDocument, Refused
-from state.first_model import model_digest
-from state.phases import RunState
-from state.refusals import Refusal
-from state.wire import ClientId, Seed, Sha256
+from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_cut, check_parts, parts_digest
+from epochal.state.config.model import ModelSpec
+from epochal.state.documents import CheckpointRef, Roster
+from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.model.first_model import model_digest
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Seed, Sha256
 
 TURN_PARTS = 5
 """A client that is asked for a checkpoint and announces none has this part of the phase's time: a fifth."""

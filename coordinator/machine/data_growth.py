@@ -5,14 +5,21 @@ The operator says what the data have grown from and to. The larger data begin wi
 member may have either data; from the round that reaches the new pass on, it needs the larger ones.
 """
 
-from coordinator.machine.copies import replace
-from coordinator.machine.run import Run, with_state_file
-from coordinator.machine.stimuli import DataAppended
-from state.errors import Refused
-from state.generations import MAX_GENERATIONS, DataAppend, Generations, SizedDataset, generation_at, with_appended
-from state.intervals import MAX_INDEX
-from state.phases import RunState
-from state.refusals import Refusal
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.run import Run, with_state_file
+from epochal.coordinator.machine.stimuli import DataAppended
+from epochal.state.errors import Refused
+from epochal.state.generations import (
+    MAX_GENERATIONS,
+    DataAppend,
+    Generations,
+    SizedDataset,
+    generation_at,
+    with_appended,
+)
+from epochal.state.intervals import MAX_INDEX
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
 
 ROUNDS_AHEAD = 4
 """Rounds of full size from the cursor within which no larger data begin: clients may know the next round's work,

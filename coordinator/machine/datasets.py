@@ -7,15 +7,15 @@ longest. The first applied round decides for good. Keys cost nothing, so numbers
 reported later have a later turn, however many members have them. Only members with the run's data are ready.
 """
 
-from coordinator.machine.copies import replace
-from coordinator.machine.data_growth import check_grown, with_needed_data
-from coordinator.machine.run import Run
-from coordinator.machine.stimuli import DataFingerprintSet
-from state.datasets import DatasetDescription, dataset_difference
-from state.errors import Refused
-from state.messages import DataDecision, DatasetView, ReadyReport
-from state.refusals import Refusal
-from state.wire import ClientId
+from epochal.coordinator.machine.data_growth import check_grown, with_needed_data
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.stimuli import DataFingerprintSet
+from epochal.state.datasets import DatasetDescription, dataset_difference
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import DataDecision, DatasetView, ReadyReport
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId
 
 MAX_DESCRIBED_DATASETS = 8
 """Maximum number of datasets, besides the run's, of which a description is kept."""

@@ -1,12 +1,12 @@
 """The end of a run: after `total_steps`, or earlier, after the step that its operator named."""
 
-from coordinator.machine.copies import replace
-from coordinator.machine.operator_stimuli import FinishRequested
-from coordinator.machine.run import Handled, Run
-from coordinator.machine.transitions import END_MOVED
-from state.errors import Refused
-from state.phases import RunState
-from state.refusals import Refusal
+from epochal.coordinator.machine.operator_stimuli import FinishRequested
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.run import Handled, Run
+from epochal.coordinator.machine.transitions import END_MOVED
+from epochal.state.errors import Refused
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
 
 _UNDER_WAY = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.FINISHED)
 """Phases in which the present step is not the last one's past: its round is under way, or the run would go on to it."""

@@ -4,12 +4,12 @@ The rules kept here: an evaluation is of a replica that the run has had; under o
 the one that was reported last; the history changes nothing else of the run.
 """
 
-from coordinator.machine.copies import replace
-from coordinator.machine.instructions import EvaluationRecorded
-from coordinator.machine.run import Handled, Run
-from state.errors import Refused
-from state.evaluations import Evaluation, EvaluationReport
-from state.refusals import Refusal
+from epochal.coordinator.machine.instructions import EvaluationRecorded
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.run import Handled, Run
+from epochal.state.errors import Refused
+from epochal.state.messages.evaluations import Evaluation, EvaluationReport
+from epochal.state.refusals import Refusal
 
 MAX_EVALUATIONS = 1000
 """Maximum number of evaluations that are kept: those that were reported last."""

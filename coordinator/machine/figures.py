@@ -4,19 +4,19 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from coordinator.machine.copies import replace
-from coordinator.machine.instructions import EndedRound, OutcomeDecided
-from coordinator.machine.round import NO_ARRIVALS, Round
-from coordinator.machine.run import Run
-from coordinator.machine.shared import plain
-from state.data_metrics import MAX_CLAIMED_S
-from state.documents import Outcome
-from state.history import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
-from state.intervals import data_index_count, total_batches
-from state.round_times import MS_PER_S, LaterTimes, ResultMetrics
-from state.trust import Vouched
-from state.weights import number_of
-from state.wire import ClientId
+from epochal.coordinator.machine.instructions import EndedRound, OutcomeDecided
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.persistent_map import plain
+from epochal.coordinator.machine.parts.round import NO_ARRIVALS, Round
+from epochal.coordinator.machine.run import Run
+from epochal.state.documents import Outcome
+from epochal.state.intervals import data_index_count, total_batches
+from epochal.state.messages.data_metrics import MAX_CLAIMED_S
+from epochal.state.messages.history import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
+from epochal.state.messages.round_times import MS_PER_S, LaterTimes, ResultMetrics
+from epochal.state.shown.trust import Vouched
+from epochal.state.weights import number_of
+from epochal.state.wire import ClientId
 
 NO_NAMES: Mapping[ClientId, str] = MappingProxyType({})
 _PLACES = 4

@@ -10,7 +10,7 @@ A stimulus brings the time, which never goes back, and random bytes, from which 
 
 import hashlib
 
-from coordinator.machine import (
+from epochal.coordinator.machine import (
     access,
     audits,
     checkpoints,
@@ -22,15 +22,11 @@ from coordinator.machine import (
     reports,
     stimuli,
 )
-from coordinator.machine.actions import operator_acted
-from coordinator.machine.ahead import looked_ahead
-from coordinator.machine.blame import release
-from coordinator.machine.checkpointing import Checkpointing
-from coordinator.machine.compacted import CompactedJournal
-from coordinator.machine.copies import replace
-from coordinator.machine.data_growth import append_data
-from coordinator.machine.instructions import Instruction, PhaseChanged
-from coordinator.machine.operator_stimuli import (
+from epochal.coordinator.machine.actions import operator_acted
+from epochal.coordinator.machine.blame import release
+from epochal.coordinator.machine.data_growth import append_data
+from epochal.coordinator.machine.instructions import Instruction, PhaseChanged
+from epochal.coordinator.machine.operator_stimuli import (
     AuditReported,
     Command,
     FinishRequested,
@@ -39,18 +35,22 @@ from coordinator.machine.operator_stimuli import (
     KeyAdmitted,
     KeyRemoved,
 )
-from coordinator.machine.pace import settled, train_limit_s
-from coordinator.machine.phases import destination
-from coordinator.machine.run import Handled, Member, Run, with_state_file
-from coordinator.machine.shared import shared
-from coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
-from coordinator.machine.transitions import decide
-from coordinator.machine.work import begin_round
-from state.config.state_file import StateFile
-from state.errors import InternalError, Refused
-from state.phases import RunState
-from state.refusals import Refusal
-from state.wire import Seed
+from epochal.coordinator.machine.pace import settled, train_limit_s
+from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.compacted import CompactedJournal
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.persistent_map import shared
+from epochal.coordinator.machine.phases import destination
+from epochal.coordinator.machine.provisional_round import looked_ahead
+from epochal.coordinator.machine.run import Handled, Member, Run, with_state_file
+from epochal.coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
+from epochal.coordinator.machine.transitions import decide
+from epochal.coordinator.machine.work import begin_round
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InternalError, Refused
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Seed
 
 MAX_MOVES_PER_STIMULUS = 16
 """Maximum number of phase changes on one stimulus; more are a bug."""

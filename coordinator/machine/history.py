@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from coordinator.machine.copies import replace
-from coordinator.machine.figures import detail_of, figures_of, vouched_for, with_later_times
-from coordinator.machine.instructions import (
+from epochal.coordinator.machine.figures import detail_of, figures_of, vouched_for, with_later_times
+from epochal.coordinator.machine.instructions import (
     CheckpointRefused,
     Instruction,
     MembershipChanged,
@@ -25,15 +24,16 @@ from coordinator.machine.instructions import (
     OutcomeDecided,
     TimesTold,
 )
-from coordinator.machine.member_book import MemberBook, MemberRecord
-from state.actions import OperatorAction
-from state.errors import InvalidDocument, StoreFailed
-from state.history import RoundColumns, RoundDetail, RoundFigures, merged
-from state.members import RefusalCount
-from state.round_times import LaterTimes
-from state.trust import Vouched
-from state.wire import ClientId, canonical_json, parse_document
-from state.wire_document import WireDocument
+from epochal.coordinator.machine.member_book import MemberBook, MemberRecord
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.state.errors import InvalidDocument, StoreFailed
+from epochal.state.messages.history import RoundColumns, RoundDetail, RoundFigures, merged
+from epochal.state.messages.member_rows import RefusalCount
+from epochal.state.messages.round_times import LaterTimes
+from epochal.state.shown.actions import OperatorAction
+from epochal.state.shown.trust import Vouched
+from epochal.state.wire import ClientId, canonical_json, parse_document
+from epochal.state.wire_document import WireDocument
 
 MAX_ROWS = 16_384
 """Maximum number of rows: with one more, each two neighbours of the older half are merged. A row takes about 1 KB."""

@@ -1,21 +1,21 @@
 """Instructions of the machine to the service that owns the run: things to do, and events to log.
 
-The service executes them after it has kept the run that gave them (`coordinator/service.py`).
+The service executes them after it has kept the run that gave them (`coordinator/run/service.py`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from coordinator.machine.member import Member
-from coordinator.machine.round import Round
-from state.actions import ActionArgument
-from state.documents import Outcome
-from state.evaluations import Evaluation
-from state.intervals import BatchId
-from state.phases import RunState
-from state.round_times import LaterTimes
-from state.wire import ClientId
+from epochal.coordinator.machine.parts.member import Member
+from epochal.coordinator.machine.parts.round import Round
+from epochal.state.documents import Outcome
+from epochal.state.intervals import BatchId
+from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.round_times import LaterTimes
+from epochal.state.phases import RunState
+from epochal.state.shown.actions import ActionArgument
+from epochal.state.wire import ClientId
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from coordinator.machine.instructions import CheckpointRefused, MembershipChanged
-from state.documents import Count, HexId
-from state.history import MAX_DETAIL_CHARS, ClientFigures, RoundDetail
-from state.members import MAX_REFUSALS_TOLD, RefusalCount, RefusalTold
-from state.wire import ClientId
-from state.wire_document import WireDocument
+from epochal.coordinator.machine.instructions import CheckpointRefused, MembershipChanged
+from epochal.state.documents import Count, HexId
+from epochal.state.messages.history import MAX_DETAIL_CHARS, ClientFigures, RoundDetail
+from epochal.state.messages.member_rows import MAX_REFUSALS_TOLD, RefusalCount, RefusalTold
+from epochal.state.wire import ClientId
+from epochal.state.wire_document import WireDocument
 
 MAX_KNOWN_MEMBERS = 32_768
 """Maximum number of clients of which figures are kept; beyond, those are forgotten that left longest ago."""

@@ -3,21 +3,21 @@
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
 
-from coordinator.machine.admissions import invitation_denial, with_use
-from coordinator.machine.conduct import NEWCOMER
-from coordinator.machine.copies import replace
-from coordinator.machine.datasets import check_dataset, vote
-from coordinator.machine.instructions import MembershipChanged
-from coordinator.machine.round_conduct import remembered
-from coordinator.machine.run import Handled, Member, Run
-from coordinator.machine.shared import added, removed, shared
-from coordinator.machine.stimuli import ClientBecameReady, ClientJoined
-from state.codecs.named import spoken_as
-from state.errors import Refused
-from state.messages import PROTOCOL_VERSION
-from state.phases import RunState
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256
+from epochal.coordinator.machine.datasets import check_dataset, vote
+from epochal.coordinator.machine.instructions import MembershipChanged
+from epochal.coordinator.machine.parts.admissions import invitation_denial, with_use
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.persistent_map import added, removed, shared
+from epochal.coordinator.machine.parts.reliability import NEWCOMER
+from epochal.coordinator.machine.round_reliability import remembered
+from epochal.coordinator.machine.run import Handled, Member, Run
+from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
+from epochal.state.codecs.named import spoken_as
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import PROTOCOL_VERSION
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256
 
 MAX_MEMBERS = 20_000
 MAX_USED_NONCES = 100_000

@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from coordinator.machine.copies import replace
-from coordinator.machine.figures import clients_of
-from coordinator.machine.pace import elapsed_s
-from coordinator.machine.run import Run
-from coordinator.machine.situation import situation_of
-from state.documents import RunDocument
-from state.generations import generation_at, passes_before
-from state.history import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
-from state.intervals import BatchId, coalesce, subtract
-from state.phases import ROUND_PHASES
-from state.waiting_words import waiting_words
-from state.wire import ClientId
+from epochal.coordinator.machine.figures import clients_of
+from epochal.coordinator.machine.pace import elapsed_s
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.situation import situation_of
+from epochal.state.documents import RunDocument
+from epochal.state.generations import generation_at, passes_before
+from epochal.state.intervals import BatchId, coalesce, subtract
+from epochal.state.messages.history import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
+from epochal.state.phases import ROUND_PHASES
+from epochal.state.shown.waiting_words import waiting_words
+from epochal.state.wire import ClientId
 
 _PLACES = 6
 

@@ -4,11 +4,11 @@ The rules kept here: of a kind the newest notice is kept; another one of that ki
 `[notify] period_s`; what happens once is told once.
 """
 
-from coordinator.machine.copies import replace
-from coordinator.machine.run import Run
-from coordinator.machine.stimuli import NoticeRaised, NoticeSettled
-from state.config.notify import MAX_WEBHOOKS, NoticeKind
-from state.notices import Notice
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
+from epochal.state.config.notify import MAX_WEBHOOKS, NoticeKind
+from epochal.state.shown.notices import Notice
 
 
 def newest(run: Run, kind: NoticeKind) -> Notice | None:

@@ -6,8 +6,8 @@ They are part of the journal's format, as those of `coordinator/machine/stimuli.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from state.audits import AuditRecord
-from state.wire import Sha256
+from epochal.state.messages.audits import AuditRecord
+from epochal.state.wire import Sha256
 
 
 @dataclass(frozen=True, slots=True)

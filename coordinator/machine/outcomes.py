@@ -1,28 +1,28 @@
 """The end of a round: its outcome, and the run with the outcome taken in.
 
 The rule kept here ("exactly once"): every batch below the cursor is either applied, carried, suspected or quarantined.
-Tests of the machine check it after every stimulus, and the audit (`coordinator/audit.py`) over the whole journal.
+Tests of the machine check it after every stimulus, and the audit (`coordinator/proof/audit.py`) over the whole journal.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.machine.blame import blame_after
-from coordinator.machine.copies import replace
-from coordinator.machine.data_waits import after_round
-from coordinator.machine.figures import ended_round, mean_loss
-from coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
-from coordinator.machine.pace import with_pace
-from coordinator.machine.round import Round
-from coordinator.machine.round_conduct import with_conduct
-from coordinator.machine.run import LOSS_HISTORY_LENGTH, Handled, Member, Run
-from coordinator.machine.shared import plain, shared
-from state.documents import Outcome, OutcomeEntry
-from state.intervals import BatchId, subtract, total_batches
-from state.messages import ResultCommitment
-from state.weights import factors_of, norm_hex, usual_in, usual_norm
-from state.wire import ClientId, Sha256
+from epochal.coordinator.machine.blame import blame_after
+from epochal.coordinator.machine.figures import ended_round, mean_loss
+from epochal.coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
+from epochal.coordinator.machine.pace import with_pace
+from epochal.coordinator.machine.parts.data_waits import after_round
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.persistent_map import plain, shared
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.round_reliability import with_conduct
+from epochal.coordinator.machine.run import LOSS_HISTORY_LENGTH, Handled, Member, Run
+from epochal.state.documents import Outcome, OutcomeEntry
+from epochal.state.intervals import BatchId, subtract, total_batches
+from epochal.state.messages.requests import ResultCommitment
+from epochal.state.weights import factors_of, norm_hex, usual_in, usual_norm
+from epochal.state.wire import ClientId, Sha256
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ limit gets no larger share for it, because twice the work could take twice the t
 
 from statistics import median
 
-from coordinator.machine.copies import replace
-from coordinator.machine.round import Round
-from coordinator.machine.run import Run
-from state.intervals import total_batches
-from state.phases import RunState
-from state.wire import ClientId
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.run import Run
+from epochal.state.intervals import total_batches
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId
 
 TRAIN_TIMES_KEPT = 16
 TRAIN_TIMES_NEEDED = 5

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.machine.copies import replace
-from coordinator.machine.history import History
-from coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
-from coordinator.machine.moment import moment_of, names_of
-from coordinator.machine.records import Kept, Stop, opened_by, replay_unchecked, replay_until
-from coordinator.machine.run import Run
-from coordinator.machine.situation import situation_of
-from coordinator.store.journal import JournalRecord, Segment
-from state.documents import RunDocument
-from state.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained
-from state.history import Moment, RoundDetail
-from state.waiting_words import speed_words
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment
+from epochal.coordinator.machine.moment import moment_of, names_of
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.records import Kept, Stop, opened_by, replay_unchecked, replay_until
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.situation import situation_of
+from epochal.state.documents import RunDocument
+from epochal.state.messages.history import Moment, RoundDetail
+from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained
+from epochal.state.shown.waiting_words import speed_words
 
 MAX_EXPLAINED_CLIENTS = 16_384
 """Maximum number of clients, in all rounds together, of which an explanation of the past is made."""

@@ -7,9 +7,9 @@ names a trigger of this table; only the table says where to. A trigger that the 
 phase is a bug of ours; no peer can cause one.
 """
 
-from state.errors import InternalError
-from state.phases import RunState
-from state.transition_table import TransitionTable
+from epochal.state.errors import InternalError
+from epochal.state.phases import RunState
+from epochal.state.transition_table import TransitionTable
 
 UNINITIALIZED, WAITING, WARMUP, TRAIN, WITNESS, COOLDOWN, FINISHED, PAUSED = RunState
 

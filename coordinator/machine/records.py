@@ -10,15 +10,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from coordinator.machine.handle import handle
-from coordinator.machine.instructions import Instruction
-from coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
-from coordinator.machine.stimuli import RULES_VERSION, STIMULI, Stamped
-from coordinator.machine.views import document_of
-from coordinator.store.journal import JournalRecord, Segment, Snapshot
-from state.documents import RunDocument
-from state.errors import InvalidDocument, OtherRules, Refused, StoreFailed
-from state.wire import Sha256, canonical_json, document_digest, parse_document
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.instructions import Instruction
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
+from epochal.coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.stimuli import RULES_VERSION, STIMULI, Stamped
+from epochal.coordinator.machine.views import document_of
+from epochal.state.documents import RunDocument
+from epochal.state.errors import InvalidDocument, OtherRules, Refused, StoreFailed
+from epochal.state.wire import Sha256, canonical_json, document_digest, parse_document
 
 RECORDS_PER_STOP = 64
 """Number of records between two runs that are kept of a replay."""

@@ -6,13 +6,13 @@ nothing.
 
 from typing import Any
 
-from coordinator.machine.copies import replace
-from coordinator.machine.instructions import TimesTold
-from coordinator.machine.pace import elapsed_s, is_late, with_delivery
-from coordinator.machine.round import Round
-from coordinator.machine.run import Handled, Run
-from coordinator.machine.shared import added, joined, removed
-from coordinator.machine.stimuli import (
+from epochal.coordinator.machine.instructions import TimesTold
+from epochal.coordinator.machine.pace import elapsed_s, is_late, with_delivery
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.persistent_map import added, joined, removed
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.run import Handled, Run
+from epochal.coordinator.machine.stimuli import (
     AttestationReceived,
     ResultCommitted,
     ResultDelivered,
@@ -22,11 +22,11 @@ from coordinator.machine.stimuli import (
     StepFailed,
     TimesReported,
 )
-from state.errors import Refused
-from state.messages import Attestation
-from state.phases import ROUND_PHASES, RunState
-from state.refusals import Refusal
-from state.wire import ClientId
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import Attestation
+from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId
 
 BITS_PER_HEX_DIGIT = 4
 MAX_TOLD_STEPS = 4

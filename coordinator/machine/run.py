@@ -12,32 +12,32 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from coordinator.machine.admissions import NO_ADMISSIONS, Admissions
-from coordinator.machine.checkpointing import Checkpointing
-from coordinator.machine.compacted import CompactedJournal
-from coordinator.machine.conduct import Conduct
-from coordinator.machine.copies import replace
-from coordinator.machine.instructions import Instruction
-from coordinator.machine.member import Member as Member
-from coordinator.machine.round import Round
-from coordinator.machine.shared import Mapped, added, removed
-from coordinator.machine.stimuli import RULES_VERSION
-from coordinator.machine.tally import Numbers, RunData, Tally, tally_of
-from state.audits import RecordedAudit
-from state.checkpoint_parts import CheckpointManifest
-from state.config.model import ModelSpec
-from state.config.state_file import StateFile
-from state.datasets import DatasetDescription
-from state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
-from state.errors import OtherRules, StoreFailed
-from state.evaluations import Evaluation
-from state.intervals import BatchId, data_index_count
-from state.notices import Notice
-from state.phases import RunState
-from state.schedule import InnerSchedule
-from state.weights import UsualNorm
-from state.wire import ClientId, Seed, Sha256, document_digest
-from state.wire_document import WireDocument
+from epochal.coordinator.machine.instructions import Instruction
+from epochal.coordinator.machine.parts.admissions import NO_ADMISSIONS, Admissions
+from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.compacted import CompactedJournal
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.member import Member as Member
+from epochal.coordinator.machine.parts.member_counts import Numbers, RunData, Tally, tally_of
+from epochal.coordinator.machine.parts.persistent_map import Mapped, added, removed
+from epochal.coordinator.machine.parts.reliability import Conduct
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.stimuli import RULES_VERSION
+from epochal.state.checkpoint_parts import CheckpointManifest
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.datasets import DatasetDescription
+from epochal.state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, Outcome, Roster, RosterEntry
+from epochal.state.errors import OtherRules, StoreFailed
+from epochal.state.intervals import BatchId, data_index_count
+from epochal.state.messages.audits import RecordedAudit
+from epochal.state.messages.evaluations import Evaluation
+from epochal.state.phases import RunState
+from epochal.state.schedule import InnerSchedule
+from epochal.state.shown.notices import Notice
+from epochal.state.weights import UsualNorm
+from epochal.state.wire import ClientId, Seed, Sha256, document_digest
+from epochal.state.wire_document import WireDocument
 
 KEEP_CHECKPOINTS = 2
 """Number of verified checkpoints that are kept, with outcomes and results since the older one, which prove the newer.

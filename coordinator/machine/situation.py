@@ -4,13 +4,13 @@ from collections.abc import Collection
 from heapq import nsmallest
 from itertools import islice
 
-from coordinator.machine.checkpointers import current_checkpointer
-from coordinator.machine.hold import hold_reason
-from coordinator.machine.run import Run
-from state.explanation import shown_member
-from state.phases import ROUND_PHASES, RunState
-from state.waiting_words import MAX_NAMED, Situation
-from state.wire import ClientId
+from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.resting_reason import hold_reason
+from epochal.coordinator.machine.run import Run
+from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.shown.explanation import shown_member
+from epochal.state.shown.waiting_words import MAX_NAMED, Situation
+from epochal.state.wire import ClientId
 
 
 def situation_of(run: Run, problem: str | None = None) -> Situation:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from coordinator.machine.operator_stimuli import (
+from epochal.coordinator.machine.operator_stimuli import (
     AuditReported,
     FinishRequested,
     InvitationMade,
@@ -19,15 +19,15 @@ from coordinator.machine.operator_stimuli import (
     KeyAdmitted,
     KeyRemoved,
 )
-from state.checkpoint_parts import CheckpointPart
-from state.config.model import ModelSpec
-from state.config.notify import NoticeKind
-from state.config.state_file import StateFile
-from state.documents import CheckpointRef
-from state.evaluations import EvaluationReport
-from state.generations import DataAppend
-from state.intervals import BatchId
-from state.messages import (
+from epochal.state.checkpoint_parts import CheckpointPart
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.notify import NoticeKind
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import CheckpointRef
+from epochal.state.generations import DataAppend
+from epochal.state.intervals import BatchId
+from epochal.state.messages.evaluations import EvaluationReport
+from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
     CheckpointReport,
@@ -36,8 +36,8 @@ from state.messages import (
     ResultCommitment,
     TimesReport,
 )
-from state.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
-from state.wire import ClientId, Seed, Sha256
+from epochal.state.shown.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
+from epochal.state.wire import ClientId, Seed, Sha256
 
 RULES_VERSION = 7
 """Version of the machine's rules. A journal that was written under another version is refused."""

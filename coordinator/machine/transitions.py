@@ -6,20 +6,20 @@ Timers are upper bounds only: each phase first checks whether everything that it
 from collections import Counter
 from dataclasses import dataclass
 
-from coordinator.machine.checkpointers import agreed_checkpoint_digest, current_checkpointer
-from coordinator.machine.copies import replace
-from coordinator.machine.datasets import agreed, next_turn
-from coordinator.machine.hold import hold_reason
-from coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
-from coordinator.machine.outcomes import end_round
-from coordinator.machine.pace import closed, only_newcomers_are_late
-from coordinator.machine.round import Round
-from coordinator.machine.run import Run
-from coordinator.machine.shared import plain, shared
-from coordinator.machine.tally import Numbers
-from state.intervals import counted_batches, total_batches
-from state.phases import RunState
-from state.wire import ClientId
+from epochal.coordinator.machine.checkpointers import agreed_checkpoint_digest, current_checkpointer
+from epochal.coordinator.machine.datasets import agreed, next_turn
+from epochal.coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
+from epochal.coordinator.machine.outcomes import end_round
+from epochal.coordinator.machine.pace import closed, only_newcomers_are_late
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.member_counts import Numbers
+from epochal.coordinator.machine.parts.persistent_map import plain, shared
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.resting_reason import hold_reason
+from epochal.coordinator.machine.run import Run
+from epochal.state.intervals import counted_batches, total_batches
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId
 
 DRAIN_ROUNDS = 3
 """Maximum number of rounds after the last step, which attempt only the carried work."""

@@ -3,16 +3,17 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coordinator.machine.checkpointers import current_checkpointer, may_write
-from coordinator.machine.round import Round
-from coordinator.machine.run import Run
-from state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundAhead, RoundHead, RunDocument
-from state.errors import Refused
-from state.intervals import total_batches
-from state.messages import CheckpointReport, ResultCommitment
-from state.phases import ROUND_PHASES, RunState
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256, document_digest
+from epochal.coordinator.machine.checkpointers import current_checkpointer, may_write
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.run import Run
+from epochal.state.config.state_file import Progress, dump_state
+from epochal.state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundAhead, RoundHead, RunDocument
+from epochal.state.errors import Refused
+from epochal.state.intervals import total_batches
+from epochal.state.messages.requests import CheckpointReport, ResultCommitment
+from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256, document_digest
 
 Known: TypeAlias = tuple[Run, RunDocument]
 """An earlier run and its document, of which the next one shares what has not changed."""
@@ -228,3 +229,9 @@ def blobs_needed(run: Run) -> frozenset[Sha256]:
     if run.checkpointing is not None:
         needed.update(sha256 for claim in run.checkpointing.claims.values() for sha256, _ in claim.blobs())
     return frozenset(needed)
+
+
+def state_file_text(run: Run) -> str:
+    """Return the run as a `state.toml`, from which a new run can start."""
+    progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_data_index)
+    return dump_state(run.state_file.with_progress(run.phase, progress))

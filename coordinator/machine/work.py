@@ -5,14 +5,14 @@ Suspected batches (`coordinator/machine/blame.py`) go to one client each, then c
 
 from dataclasses import dataclass
 
-from coordinator.machine.copies import replace
-from coordinator.machine.round import Round
-from coordinator.machine.run import Run, Suspect, roster_of
-from state.documents import IsolatedWork, Roster, WorkList
-from state.intervals import BatchId, take_positions, total_batches
-from state.schedule import global_batch_size
-from state.weights import UsualNorm
-from state.wire import Seed, document_digest
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.run import Run, Suspect, roster_of
+from epochal.state.documents import IsolatedWork, Roster, WorkList
+from epochal.state.intervals import BatchId, take_positions, total_batches
+from epochal.state.schedule import global_batch_size
+from epochal.state.weights import UsualNorm
+from epochal.state.wire import Seed, document_digest
 
 
 @dataclass(frozen=True, slots=True)

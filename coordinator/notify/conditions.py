@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from coordinator.machine.notices import is_due
-from coordinator.machine.run import Run
-from runtime.visible_text import visible
-from state.config.notify import NoticeKind
-from state.intervals import total_batches
-from state.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
-from state.phases import RunState
+from epochal.coordinator.machine.notices import is_due
+from epochal.coordinator.machine.run import Run
+from epochal.runtime.visible_text import visible
+from epochal.state.config.notify import NoticeKind
+from epochal.state.intervals import total_batches
+from epochal.state.phases import RunState
+from epochal.state.shown.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 
 NEAR_BOUND_PERCENT = 90
 """Part of `max_total_bytes` above which room is little: at 80 the epoch ends, and its checkpoint makes room."""

@@ -19,17 +19,17 @@ from typing import Literal, TypeAlias
 
 import httpx
 
-from coordinator.machine.stimuli import NoticeRaised, NoticeSettled
-from coordinator.notify.conditions import DueNews, Room, due_news
-from coordinator.notify.webhooks import Address, request_of
-from coordinator.service import CoordinatorService
-from coordinator.store.open import Store
-from runtime.broadcast import Broadcast
-from runtime.retry import RetryPolicy, retry_after_s
-from runtime.visible_text import visible
-from state.config.notify import NoticeKind
-from state.errors import EpochalError, StoreFailed
-from state.notices import Notice
+from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
+from epochal.coordinator.notify.conditions import DueNews, Room, due_news
+from epochal.coordinator.notify.webhooks import Address, request_of
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.coordinator.store.open import Store
+from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.retry import RetryPolicy, retry_after_s
+from epochal.runtime.visible_text import visible
+from epochal.state.config.notify import NoticeKind
+from epochal.state.errors import EpochalError, StoreFailed
+from epochal.state.shown.notices import Notice
 
 log = logging.getLogger(__name__)
 

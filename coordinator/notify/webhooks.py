@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runtime.visible_text import visible
-from state.config.notify import NoticeKind, NotifyConfig, Webhook, WebhookShape, variable_of
-from state.errors import InvalidInput
-from state.notices import Notice
+from epochal.runtime.visible_text import visible
+from epochal.state.config.notify import NoticeKind, NotifyConfig, Webhook, WebhookShape, variable_of
+from epochal.state.errors import InvalidInput
+from epochal.state.shown.notices import Notice
 
 SIGNATURE_HEADER = "X-Epochal-Signature"
 TIME_HEADER = "X-Epochal-Time"

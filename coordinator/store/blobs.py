@@ -5,11 +5,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from state.blob_checks import HashedReadable
-from state.errors import Refused
-from state.refusals import Refusal
-from state.tensors import Readable
-from state.wire import ClientId, Sha256
+from epochal.state.blob_checks import HashedReadable
+from epochal.state.errors import Refused
+from epochal.state.model.tensors import Readable
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256
 
 STREAM_BYTES = 256 * 1024
 """A blob is read and sent in pieces of at most this size."""

@@ -9,59 +9,14 @@ coordinators share a journal, and a database took a record but its answer was lo
 who reads the journal then finds the record.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Protocol
 
-from state.wire import Sha256
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
 
-NO_BLOBS: Mapping[Sha256, bytes] = MappingProxyType({})
 STORE_RETRY_S = 2.0
 """Time between two attempts to go on while a disk keeps nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class JournalRecord:
-    """One group commit.
-
-    Attributes:
-        sequence: its number: 1, 2, 3, … over the whole run.
-        body: it, as JSON.
-        version: of the run document that was published after it; 0 where a journal does not tell. The body says it too.
-        blobs: small blobs that the run needs from it on, kept in its transaction by a store that has `recorded_blobs`;
-            they are no part of what is read back.
-    """
-
-    sequence: int
-    body: bytes
-    version: int = field(default=0, compare=False)
-    blobs: Mapping[Sha256, bytes] = field(default_factory=lambda: NO_BLOBS, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The whole run after record `sequence`, as JSON."""
-
-    sequence: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A snapshot and the records after it.
-
-    Attributes:
-        number: counts segments from 0. Each epoch begins one; a long epoch has several.
-        may_lack_last: whether records after its last one may be lost that were kept, as after a failover of a database.
-        lacks_known: whether the journal does not hold the record that this object read or appended last before.
-    """
-
-    number: int
-    snapshot: Snapshot
-    records: tuple[JournalRecord, ...]
-    may_lack_last: bool = field(default=False, compare=False)
-    lacks_known: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +34,8 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class StoredProof:
-    """A proof that is kept in the place of the first segments, once they are deleted (`coordinator/journal_proof.py`).
+    """A proof that is kept in the place of the first segments, once they are deleted
+    (`coordinator/proof/journal_proof.py`).
 
     Attributes:
         segment_count: number of segments that it covers: the journal goes on with the segment of this number.
@@ -159,7 +115,8 @@ class Journal(JournalReader, Protocol):
         """Keep a proof durably. Raise `StoreFailed` if it is not kept; the journal goes on as it was."""
 
     async def keep_history(self, body: bytes) -> None:
-        """Keep the run's history up to some record (`coordinator/kept_history.py`), in place of the one kept before.
+        """Keep the run's history up to some record (`coordinator/insight/kept_history.py`), in place of the one kept
+        before.
 
         It is derived from the journal, and no part of it: a copy of the run may lack it.
 

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from coordinator.store.blobs import BlobReader, BlobStore, OpenBlob, SignedPut, blob_not_found
-from state.blob_checks import HashedReadable
-from state.wire import ClientId, Sha256
+from epochal.coordinator.store.blobs import BlobReader, BlobStore, OpenBlob, SignedPut, blob_not_found
+from epochal.state.blob_checks import HashedReadable
+from epochal.state.wire import ClientId, Sha256
 
 R = TypeVar("R", bound=BlobReader)
 Leave = Callable[[BlobStore], Awaitable[bool]]

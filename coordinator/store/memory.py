@@ -5,7 +5,8 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 
-from coordinator.store.blobs import (
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
+from epochal.coordinator.store.blobs import (
     STREAM_BYTES,
     BlobStore,
     BytesOfBlob,
@@ -16,14 +17,14 @@ from coordinator.store.blobs import (
     check_growth,
     check_room,
 )
-from coordinator.store.journal import STORE_RETRY_S, JournalRecord, Segment, Snapshot, StoredProof, Tail
-from coordinator.store.recorded_blobs import RecordedBlobs, RecordedBytes, WithRecordedBlobs
-from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Replication
-from runtime.broadcast import Broadcast
-from runtime.clock import Clock
-from runtime.key_file import RAW_KEY_BYTES
-from state.errors import StoreConflict
-from state.wire import Sha256, sha256_hex
+from epochal.coordinator.store.journal import STORE_RETRY_S, StoredProof, Tail
+from epochal.coordinator.store.recorded_blobs import RecordedBlobs, RecordedBytes, WithRecordedBlobs
+from epochal.coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Replication
+from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.clock import Clock
+from epochal.runtime.files.key_file import RAW_KEY_BYTES
+from epochal.state.errors import StoreConflict
+from epochal.state.wire import Sha256, sha256_hex
 
 
 class MemoryJournal:

@@ -9,20 +9,20 @@ from types import ModuleType
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from coordinator.store.blobs import BlobReader, BlobStore
-from coordinator.store.directory.backup_folder import refuse_unfinished
-from coordinator.store.directory.moved import refuse_moved
-from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader, run_directory_in
-from coordinator.store.journal import Journal, JournalReader
-from coordinator.store.kept_runs import KeptRun
-from coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
-from coordinator.store.object_store.opening import NoteInFile, reader_with_object_stores, with_object_stores
-from coordinator.store.recorded_blobs import RecordedBlobs
-from coordinator.store.replication import Program, Replication
-from runtime.clock import Clock
-from runtime.shown_urls import without_password
-from state.config.blob_place import BlobPlace
-from state.errors import ExtraMissing, InvalidInput
+from epochal.coordinator.store.blobs import BlobReader, BlobStore
+from epochal.coordinator.store.directory.backup_folder import refuse_unfinished
+from epochal.coordinator.store.directory.moved import refuse_moved
+from epochal.coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader, run_directory_in
+from epochal.coordinator.store.journal import Journal, JournalReader
+from epochal.coordinator.store.kept_runs import KeptRun
+from epochal.coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
+from epochal.coordinator.store.object_store.opening import NoteInFile, reader_with_object_stores, with_object_stores
+from epochal.coordinator.store.recorded_blobs import RecordedBlobs
+from epochal.coordinator.store.replication import Program, Replication
+from epochal.runtime.clock import Clock
+from epochal.runtime.http.shown_urls import without_password
+from epochal.state.config.blob_place import BlobPlace
+from epochal.state.errors import ExtraMissing, InvalidInput
 
 ALLOWED = "a folder, file:///PATH/OF/A/FOLDER, or postgresql://USER@HOST/DATABASE"
 DATABASE_SCHEMES = ("postgresql", "postgres")
@@ -227,7 +227,7 @@ def need_driver(url: str) -> None:
 def _database_opening(url: str) -> ModuleType:
     """Return the module that opens a database. Raise `InvalidInput` if the driver is not installed."""
     try:
-        return importlib.import_module("coordinator.store.postgres.opening")
+        return importlib.import_module("epochal.coordinator.store.postgres.opening")
     except ImportError as error:  # psycopg without libpq raises one without a name
         is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "psycopg"
         if not is_missing and "pq wrapper" not in str(error):

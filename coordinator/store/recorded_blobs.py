@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from coordinator.store.blobs import BlobReader, BlobStore, SignedPut, check_growth
-from coordinator.store.layered_blobs import LayeredReader
-from state.blob_checks import HashedReadable
-from state.wire import ClientId, Sha256
+from epochal.coordinator.store.blobs import BlobReader, BlobStore, SignedPut, check_growth
+from epochal.coordinator.store.layered_blobs import LayeredReader
+from epochal.state.blob_checks import HashedReadable
+from epochal.state.wire import ClientId, Sha256
 
 DROPPED_AT_A_TIME = 1024
 """Maximum number of blobs that one transaction deletes; meanwhile no record is appended."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from state.wire import ClientId
+from epochal.state.wire import ClientId
 
 MEETING_S = 0.5
 """Time between two meetings."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.protocol import CorruptData, SourceUnavailable
-from state.errors import ExtraMissing
-from state.limits import MAX_RECORDS_BYTES
-from state.limits import MAX_ROW_GROUP_BYTES as MAX_ROW_GROUP_BYTES
+from epochal.data_providers.protocol import CorruptData, SourceUnavailable
+from epochal.state.errors import ExtraMissing
+from epochal.state.limits import MAX_RECORDS_BYTES
+from epochal.state.limits import MAX_ROW_GROUP_BYTES as MAX_ROW_GROUP_BYTES
 
 EXTRA = "pip install 'epochal[parquet]'"
 INPUTS = "inputs"

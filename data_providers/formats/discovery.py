@@ -12,12 +12,12 @@ parts of files that it needs, is sent their bytes, and returns the token files; 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
-from data_providers.file_names import MDS_INDEX_NAME, NPY_SUFFIX, RAW_SUFFIXES
-from data_providers.formats import mds, megatron, npy
-from data_providers.formats.mds_table import records_of, shape_of
-from data_providers.formats.token_file import TokenFile
-from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.sources.protocol import (
+from epochal.data_providers.file_names import MDS_INDEX_NAME, NPY_SUFFIX, RAW_SUFFIXES
+from epochal.data_providers.formats import mds, megatron, npy
+from epochal.data_providers.formats.mds_table import records_of, shape_of
+from epochal.data_providers.formats.token_file import TokenFile
+from epochal.data_providers.protocol import CorruptData, DatasetSpec
+from epochal.data_providers.sources.protocol import (
     MAX_CONCURRENT_READS,
     ByteSource,
     SourceFile,
@@ -25,9 +25,9 @@ from data_providers.sources.protocol import (
     read,
     run_bounded,
 )
-from data_providers.sources.spool import DataSpool
-from data_providers.sources.unpacked import PackedFile, UnpackedSource
-from state.limits import MAX_MDS_INDEX_BYTES
+from epochal.data_providers.sources.spool import DataSpool
+from epochal.data_providers.sources.unpacked import PackedFile, UnpackedSource
+from epochal.state.limits import MAX_MDS_INDEX_BYTES
 
 MDS_TABLES_AT_A_TIME = 64
 """Number of shards whose offset tables are in memory together while a dataset is opened."""

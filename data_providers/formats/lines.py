@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.protocol import CorruptData
-from state.limits import MAX_LINE_BYTES, MAX_LINES
+from epochal.data_providers.protocol import CorruptData
+from epochal.state.limits import MAX_LINE_BYTES, MAX_LINES
 
 SCANNED_BYTES = 4 * 1024**2
 _MAX_BLANK_BYTES = 4

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from data_providers.file_names import MDS_INDEX_NAME
-from data_providers.formats.mds_table import RecordLayout, RecordsFile, records_of
-from data_providers.formats.token_file import TokenFile
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected
-from data_providers.sources.compression import known_compression
-from data_providers.sources.protocol import SourceFile
-from data_providers.sources.unpacked import PackedFile
-from state.limits import MAX_SHARD_SAMPLES
-from state.wire import load_json
+from epochal.data_providers.file_names import MDS_INDEX_NAME
+from epochal.data_providers.formats.mds_table import RecordLayout, RecordsFile, records_of
+from epochal.data_providers.formats.token_file import TokenFile
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from epochal.data_providers.sources.compression import known_compression
+from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.unpacked import PackedFile
+from epochal.state.limits import MAX_SHARD_SAMPLES
+from epochal.state.wire import load_json
 
 SHARD_SUFFIX = ".mds"
 SHARD_SUFFIXES = (SHARD_SUFFIX, *(f"{SHARD_SUFFIX}.{kind}" for kind in ("zstd", "gz", "bz2", "br", "snappy")))

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.formats.token_file import TokenFile
-from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.sources.protocol import ByteSource, read
-from state.errors import InternalError
+from epochal.data_providers.formats.token_file import TokenFile
+from epochal.data_providers.protocol import CorruptData, DatasetSpec
+from epochal.data_providers.sources.protocol import ByteSource, read
+from epochal.state.errors import InternalError
 
 MAX_TABLE_BYTES = 256 * 1024**2
 """Maximum size of the tables that are kept; the least recently used is dropped first."""

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_providers.formats.token_file import TokenFile
-from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.sources.protocol import SourceFile
+from epochal.data_providers.formats.token_file import TokenFile
+from epochal.data_providers.protocol import CorruptData, DatasetSpec
+from epochal.data_providers.sources.protocol import SourceFile
 
 INDEX_SUFFIX = ".idx"
 TOKENS_SUFFIX = ".bin"

@@ -7,10 +7,10 @@ import ast
 import math
 from typing import Any
 
-from data_providers.formats.token_file import TokenFile
-from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.sources.protocol import SourceFile
-from state.limits import MAX_NPY_HEADER_BYTES
+from epochal.data_providers.formats.token_file import TokenFile
+from epochal.data_providers.protocol import CorruptData, DatasetSpec
+from epochal.data_providers.sources.protocol import SourceFile
+from epochal.state.limits import MAX_NPY_HEADER_BYTES
 
 MAGIC = b"\x93NUMPY"
 HEAD_BYTES = MAX_NPY_HEADER_BYTES

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from data_providers.formats import columns as row_columns
-from data_providers.formats.columns import INPUTS, too_large
-from data_providers.protocol import CorruptData
-from data_providers.sources.range_file import SeekableFile
-from state.limits import MAX_COLUMN_CHUNKS, MAX_COLUMN_DEPTH, MAX_PARQUET_FOOTER_BYTES, MAX_THRIFT_DEPTH
+from epochal.data_providers.formats import columns as row_columns
+from epochal.data_providers.formats.columns import INPUTS, too_large
+from epochal.data_providers.protocol import CorruptData
+from epochal.data_providers.sources.range_file import SeekableFile
+from epochal.state.limits import MAX_COLUMN_CHUNKS, MAX_COLUMN_DEPTH, MAX_PARQUET_FOOTER_BYTES, MAX_THRIFT_DEPTH
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

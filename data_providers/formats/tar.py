@@ -15,9 +15,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from data_providers.protocol import CorruptData
-from state.limits import MAX_LINE_BYTES, MAX_TAR_END_BYTES, MAX_TAR_HEADER_BYTES, MAX_TAR_MEMBERS
-from state.wire import load_json
+from epochal.data_providers.protocol import CorruptData
+from epochal.state.limits import MAX_LINE_BYTES, MAX_TAR_END_BYTES, MAX_TAR_HEADER_BYTES, MAX_TAR_MEMBERS
+from epochal.state.wire import load_json
 
 BLOCK_BYTES = 512
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, b"xX", b"g"

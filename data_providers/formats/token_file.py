@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from data_providers.order import DataFile
-from data_providers.protocol import DatasetSpec
+from epochal.data_providers.order import DataFile
+from epochal.data_providers.protocol import DatasetSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 obstore does not have an error type for every refusal (of a listing, say): the HTTP status is read from the message.
 """
 
-from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from runtime.buckets import obstore, status_of
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
+from epochal.runtime.buckets import obstore, status_of
 
 _TRANSIENT_STATUSES = (408, 425, 429)
 _PERMANENT = ("non-partial response when range requested", "incorrectly configured region")

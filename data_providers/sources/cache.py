@@ -21,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from state.errors import InvalidInput
+from epochal.state.errors import InvalidInput
 
 BLOCK_BYTES = 256 * 1024
 """A miss fetches whole blocks: at most the sample's own bytes and two blocks."""

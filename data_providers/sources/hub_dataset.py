@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_providers.file_names import PARQUET_SUFFIX, is_hidden
-from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.sources.protocol import SourceFile
-from data_providers.splits import names_of_split
-from runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
-from runtime.retry import RetryPolicy
-from state.errors import InvalidInput, ModelUnavailable
+from epochal.data_providers.file_names import PARQUET_SUFFIX, is_hidden
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
+from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.splits import names_of_split
+from epochal.runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import InvalidInput, ModelUnavailable
 
 HUB_SCHEME = "hf"
 CONVERTED = "refs/convert/parquet"

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from data_providers.protocol import CorruptData
+from epochal.data_providers.protocol import CorruptData
 
 log = logging.getLogger(__name__)
 

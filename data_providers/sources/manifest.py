@@ -18,14 +18,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from data_providers.encoding import TokenEncoding
-from data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
-from data_providers.protocol import CorruptData
-from data_providers.sources.protocol import ByteSource, SourceFile, Wanted, closed_on_failure, read, read_many
-from runtime.long_work import BYTES, LongWork, long_work
-from state.errors import InvalidInput
-from state.limits import MAX_MANIFEST_BYTES
-from state.wire import strict_json
+from epochal.data_providers.encoding import TokenEncoding
+from epochal.data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
+from epochal.data_providers.protocol import CorruptData
+from epochal.data_providers.sources.protocol import ByteSource, SourceFile, Wanted, closed_on_failure, read, read_many
+from epochal.runtime.long_work import BYTES, LongWork, long_work
+from epochal.state.errors import InvalidInput
+from epochal.state.limits import MAX_MANIFEST_BYTES
+from epochal.state.wire import strict_json
 
 MANIFEST_NAME = "epochal-manifest.json"
 MAX_MANIFESTS = 64

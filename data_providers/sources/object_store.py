@@ -6,11 +6,11 @@ The rules kept here: `filter_directory` is a folder, not a prefix of names; a fi
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from data_providers.file_names import is_hidden
-from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.sources.bucket_errors import request_error
-from data_providers.sources.protocol import SourceFile, Wanted, run_bounded
-from runtime.buckets import (
+from epochal.data_providers.file_names import is_hidden
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
+from epochal.data_providers.sources.bucket_errors import request_error
+from epochal.data_providers.sources.protocol import SourceFile, Wanted, run_bounded
+from epochal.runtime.buckets import (
     Bucket,
     StoreAccess,
     endpoint_of,
@@ -21,10 +21,10 @@ from runtime.buckets import (
     store_of,
     version_of,
 )
-from runtime.checked_relay import CheckedRelay
-from runtime.lean_transport import has_proxies
-from runtime.permissions import Permissions
-from state.errors import InvalidInput, NotAllowed
+from epochal.runtime.http.checked_relay import CheckedRelay
+from epochal.runtime.http.lean_transport import has_proxies
+from epochal.runtime.permissions import Permissions
+from epochal.state.errors import InvalidInput, NotAllowed
 
 MAX_LISTED_FILES = 100_000
 MAX_CONCURRENT_REQUESTS = 32

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from data_providers.encoding import TokenEncoding
-from state.errors import DataError
+from epochal.data_providers.encoding import TokenEncoding
+from epochal.state.errors import DataError
 
 MAX_CONCURRENT_READS = 8
 """Maximum number of ranges of one request that are read concurrently."""

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from data_providers.protocol import SourceUnavailable
-from data_providers.sources.protocol import ByteSource, SourceFile
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.sources.protocol import ByteSource, SourceFile
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

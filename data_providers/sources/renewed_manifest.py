@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_providers.sources.manifest import (
+from epochal.data_providers.sources.manifest import (
     DEFAULT_BLOCK_BYTES,
     MANIFEST_NAME,
     MAX_BLOCK_BYTES,
@@ -19,10 +19,10 @@ from data_providers.sources.manifest import (
     manifest_text,
     parse_manifest,
 )
-from runtime.durable_files import replace_file
-from runtime.long_work import BYTES, long_work
-from state.errors import DataError, InvalidInput
-from state.wire import strict_json
+from epochal.runtime.files.durable_files import replace_file
+from epochal.runtime.long_work import BYTES, long_work
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.wire import strict_json
 
 ENCODING = "encoding"
 _OF_MANIFEST = frozenset({"format", "block_bytes", "files"})

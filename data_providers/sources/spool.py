@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from state.errors import InvalidInput
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
+from epochal.state.errors import InvalidInput
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

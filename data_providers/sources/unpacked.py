@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, NamedTuple, cast
 
-from data_providers.protocol import CorruptData
-from data_providers.sources.compression import unpacked
-from data_providers.sources.index_hashes import IndexHashes
-from data_providers.sources.protocol import ByteSource, SourceFile
-from data_providers.sources.range_file import RangeFile, SourceThreads
-from data_providers.sources.spool import DataSpool, SpooledFile, SpoolSink
-from state.limits import ALWAYS_UNPACKED_BYTES, MAX_EXPANSION
+from epochal.data_providers.protocol import CorruptData
+from epochal.data_providers.sources.compression import unpacked
+from epochal.data_providers.sources.index_hashes import IndexHashes
+from epochal.data_providers.sources.protocol import ByteSource, SourceFile
+from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
+from epochal.data_providers.sources.spool import DataSpool, SpooledFile, SpoolSink
+from epochal.state.limits import ALWAYS_UNPACKED_BYTES, MAX_EXPANSION
 
 MAX_CONCURRENT_UNPACKS = 4
 MAX_PREFIX_BYTES = 1024**2

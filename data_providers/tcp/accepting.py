@@ -8,11 +8,11 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from data_providers.tcp.limits import ServerLimits
-from data_providers.tcp.stream import ServerStream
-from runtime.by_address import sender_of
-from runtime.os_errors import reason_of
-from runtime.rare_log import RareLog
+from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.stream import ServerStream
+from epochal.runtime.connections.per_address import sender_of
+from epochal.runtime.connections.rare_log import RareLog
+from epochal.runtime.os_errors import reason_of
 
 BACKLOG = 1024
 """Connections that the system holds until they are accepted."""

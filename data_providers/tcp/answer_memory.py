@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from data_providers.protocol import SourceUnavailable
-from state.wire import ClientId
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.state.wire import ClientId
 
 CHECK_PERIOD_S = 0.5
 """Time after which a waiting request looks again for answers that must give way."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from state.intervals import DataIds
+from epochal.state.intervals import DataIds
 
 
 class SampleBytes(Protocol):

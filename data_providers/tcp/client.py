@@ -16,9 +16,9 @@ from typing import Self
 
 import numpy as np
 
-from data_providers.description import describe_spec
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
-from data_providers.tcp.client_connection import (
+from epochal.data_providers.description import describe_spec
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
+from epochal.data_providers.tcp.client_connection import (
     ClientConnection,
     DataServerAccess,
     DataServerAddress,
@@ -26,11 +26,11 @@ from data_providers.tcp.client_connection import (
     WantedPiece,
     connect,
 )
-from data_providers.tcp.frames import Welcome
-from runtime.retry import RetryPolicy, system_jitter
-from runtime.tracing.requests import traced_request
-from state.errors import DataError, InternalError, InvalidInput
-from state.intervals import DataIds
+from epochal.data_providers.tcp.frames import Welcome
+from epochal.runtime.retry import RetryPolicy, system_jitter
+from epochal.runtime.tracing.requests import traced_request
+from epochal.state.errors import DataError, InternalError, InvalidInput
+from epochal.state.intervals import DataIds
 
 ANSWER_TIMEOUT_S = 60.0
 """Time limit for one `get_samples`; after it the connection is dropped."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from data_providers.protocol import OutOfRange, Rejected, SourceUnavailable
-from data_providers.tcp.frames import (
+from epochal.data_providers.protocol import OutOfRange, Rejected, SourceUnavailable
+from epochal.data_providers.tcp.frames import (
     ANY_VERSION,
     CONNECTION_REQUEST,
     HEADER_BYTES,
@@ -31,14 +31,14 @@ from data_providers.tcp.frames import (
     json_frame,
     parse_header,
 )
-from runtime.connecting import connected_socket
-from runtime.http_client import not_trusted
-from runtime.loopback import is_loopback
-from runtime.reach import Reach
-from runtime.visible_text import visible
-from state.errors import DataError, InternalError, InvalidDocument, InvalidInput
-from state.intervals import DataIds
-from state.wire import parse_document
+from epochal.runtime.connections.connecting import connected_socket
+from epochal.runtime.connections.loopback import is_loopback
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.http.client import not_trusted
+from epochal.runtime.visible_text import visible
+from epochal.state.errors import DataError, InternalError, InvalidDocument, InvalidInput
+from epochal.state.intervals import DataIds
+from epochal.state.wire import parse_document
 
 CONNECT_TIMEOUT_S = 15.0
 """Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""

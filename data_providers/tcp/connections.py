@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from data_providers.protocol import SourceUnavailable
-from data_providers.tcp.gate import ANYONE
-from data_providers.tcp.limits import ServerLimits
-from data_providers.tcp.sending import PacedWriter
-from runtime.by_address import ByAddress
-from state.wire import ClientId
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.tcp.gate import ANYONE
+from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.sending import PacedWriter
+from epochal.runtime.connections.per_address import ByAddress
+from epochal.state.wire import ClientId
 
 
 @dataclass(eq=False, slots=True)
@@ -24,7 +24,7 @@ class ServerConnection:
 
     Attributes:
         task: serves it.
-        address: of its peer, as `runtime.by_address` tells senders apart.
+        address: of its peer, as `epochal.runtime.connections.per_address` tells senders apart.
         since_s: when it was accepted, on the loop's clock.
         writer: its sending half; None until it is open, which takes a handshake with TLS.
         busy: a request is being answered; otherwise it waits for its client and may be closed at any time.

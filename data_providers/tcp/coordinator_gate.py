@@ -19,22 +19,22 @@ from typing import TypeVar
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator_client.api import RunRequests
-from coordinator_client.follow import DocumentFeed
-from data_providers.protocol import Rejected, SourceUnavailable
-from data_providers.tcp.frames import ANY_VERSION
-from runtime.broadcast import Broadcast
-from runtime.rare_log import RareLog
-from runtime.retry import RetryPolicy
-from runtime.tracing.names import TracedRound
-from state.assignment import DataAssignments, assign_data_for_state, proven_ahead
-from state.config.state_file import StateFile
-from state.documents import Roster, RoundAhead, RunDocument
-from state.errors import CoordinatorUnreachable, InvalidInput, Refused
-from state.intervals import DataIds, coalesce
-from state.messages import DATA_TICKET_AUDIENCE
-from state.refusals import Refusal
-from state.wire import ClientId, Seed, Sha256
+from epochal.coordinator_client.api import RunRequests
+from epochal.coordinator_client.follow import DocumentFeed
+from epochal.data_providers.protocol import Rejected, SourceUnavailable
+from epochal.data_providers.tcp.frames import ANY_VERSION
+from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.connections.rare_log import RareLog
+from epochal.runtime.retry import RetryPolicy
+from epochal.runtime.tracing.names import TracedRound
+from epochal.state.assignment import DataAssignments, assign_data_for_state, proven_ahead
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import Roster, RoundAhead, RunDocument
+from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
+from epochal.state.intervals import DataIds, coalesce
+from epochal.state.messages.requests import DATA_TICKET_AUDIENCE
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Seed, Sha256
 
 CLOCK_LEEWAY_S = 60.0
 """Allowed difference between the server's clock and the coordinator's when a ticket's expiry is checked."""

@@ -26,7 +26,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from pydantic import Field
 
-from data_providers.protocol import (
+from epochal.data_providers.protocol import (
     MAX_SEQUENCE_BYTES,
     CorruptData,
     DataErrorKind,
@@ -35,13 +35,13 @@ from data_providers.protocol import (
     Rejected,
     SourceUnavailable,
 )
-from runtime.visible_text import visible
-from state.documents import HexSha256
-from state.errors import DataError, InvalidDocument
-from state.intervals import MAX_INDEX, DataIds
-from state.messages import MAX_MESSAGE_CHARS
-from state.wire import canonical_json, parse_document
-from state.wire_document import WireDocument
+from epochal.runtime.visible_text import visible
+from epochal.state.documents import HexSha256
+from epochal.state.errors import DataError, InvalidDocument
+from epochal.state.intervals import MAX_INDEX, DataIds
+from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.wire import canonical_json, parse_document
+from epochal.state.wire_document import WireDocument
 
 PROTOCOL_VERSION = 2
 HEADER = struct.Struct("<2sBBII")

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from state.intervals import DataIds
-from state.wire import ClientId
+from epochal.state.intervals import DataIds
+from epochal.state.wire import ClientId
 
 ANYONE = ClientId("0" * 32)
 """The client id of everyone at an open gate."""

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from data_providers.tcp.coordinator_gate import CoordinatorGate
-from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent, RequestEnded
-from runtime.metrics import LATENCY_BUCKETS_S
+from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
+from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent, RequestEnded
+from epochal.runtime.metrics.registry import LATENCY_BUCKETS_S
 
 ANSWERED = "samples"
 MAX_CLIENT_LABELS = 256

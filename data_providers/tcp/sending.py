@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from data_providers.tcp.answers import SampleBytes
-from data_providers.tcp.frames import HEADER_BYTES
-from data_providers.tcp.limits import ServerLimits
-from data_providers.tcp.stream import ServerStream
-from state.errors import DataError
+from epochal.data_providers.tcp.answers import SampleBytes
+from epochal.data_providers.tcp.frames import HEADER_BYTES
+from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.stream import ServerStream
+from epochal.state.errors import DataError
 
 SEND_PIECE_BYTES = 256 * 1024
 """Bytes of an answer that are sent at a time; at most as many again wait in the connection's own buffer, a copy."""

@@ -18,12 +18,12 @@ from typing import NoReturn, TypeAlias
 
 import numpy as np
 
-from data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.tcp.accepting import accept_for_ever, listen, open_stream
-from data_providers.tcp.answer_memory import AnswerMemory
-from data_providers.tcp.answers import GivesBytes
-from data_providers.tcp.connections import DataConnections, ServerConnection
-from data_providers.tcp.frames import (
+from epochal.data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.tcp.accepting import accept_for_ever, listen, open_stream
+from epochal.data_providers.tcp.answer_memory import AnswerMemory
+from epochal.data_providers.tcp.answers import GivesBytes
+from epochal.data_providers.tcp.connections import DataConnections, ServerConnection
+from epochal.data_providers.tcp.frames import (
     CONNECTION_REQUEST,
     HEADER_BYTES,
     MAX_SAMPLES_BYTES,
@@ -39,14 +39,14 @@ from data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from data_providers.tcp.gate import Gate
-from data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
-from data_providers.tcp.sending import SEND_PIECE_BYTES, AnswerBroken, PacedWriter, SendBuffers, TooSlow
-from data_providers.tcp.stream import READ_AHEAD_BYTES, ServerStream
-from runtime.broadcast import Broadcast
-from runtime.rare_log import RareLog
-from state.errors import DataError, InternalError, InvalidInput
-from state.wire import ClientId, parse_document
+from epochal.data_providers.tcp.gate import Gate
+from epochal.data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
+from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES, AnswerBroken, PacedWriter, SendBuffers, TooSlow
+from epochal.data_providers.tcp.stream import READ_AHEAD_BYTES, ServerStream
+from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.connections.rare_log import RareLog
+from epochal.state.errors import DataError, InternalError, InvalidInput
+from epochal.state.wire import ClientId, parse_document
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from state.errors import InternalError
+from epochal.state.errors import InternalError
 
 READ_AHEAD_BYTES = 4 * 1024
 """Bytes of requests that are read while one is being answered, before the connection is read no further."""

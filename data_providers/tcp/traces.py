@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from data_providers.tcp.coordinator_gate import CoordinatorGate
-from data_providers.tcp.server import DataServerEvent, RequestEnded
-from runtime.tracing.spans import RoundSpan, SpanSink
+from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
+from epochal.data_providers.tcp.server import DataServerEvent, RequestEnded
+from epochal.runtime.tracing.spans import RoundSpan, SpanSink
 
 
 class DataServerTraces:

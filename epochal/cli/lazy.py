@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from runtime.garbage import no_collections
+from epochal.runtime.garbage import no_collections
 
 
 def lazy_app(commands: Mapping[str, str], **settings: Any) -> typer.Typer:

@@ -7,12 +7,12 @@ import typer
 
 from epochal import __version__
 from epochal.cli.lazy import lazy_app
-from epochal.cli.logs import show_warnings
-from epochal.cli.progress import progress_shown
-from epochal.cli.secret_files import take_secret_files
-from runtime.explanations import kind_name, kind_of
-from runtime.visible_text import visible
-from state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
+from epochal.cli.options.secret_files import take_secret_files
+from epochal.cli.output.logs import show_warnings
+from epochal.cli.output.progress import progress_shown
+from epochal.runtime.explanations import kind_name, kind_of
+from epochal.runtime.visible_text import visible
+from epochal.state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -21,112 +21,122 @@ EXIT_STORE_LOST = 74
 SUMMARY = "Train one model together on machines that nobody owns together."
 
 COMMANDS = {
-    "init:init": "Write state.toml and data.toml of a new run, with timers and sizes that its planner finds sensible.",
-    "prepare:prepare": "Turn text into shards of tokens, and write the files of a run that trains on them.",
-    "up:up": (
+    "design.init:init": (
+        "Write state.toml and data.toml of a new run, with timers and sizes that its planner finds sensible."
+    ),
+    "data.prepare:prepare": "Turn text into shards of tokens, and write the files of a run that trains on them.",
+    "serve.up:up": (
         "Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."
     ),
-    "coordinator:coordinator": (
+    "serve.coordinator:coordinator": (
         "Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run."
     ),
-    "data_server:data_server": (
+    "serve.data_server:data_server": (
         "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."
     ),
-    "trainer_service:trainer_service": (
+    "serve.trainer_service:trainer_service": (
         "Compute for clients that cannot train themselves: they send examples, this machine trains on them."
     ),
-    "checker:checker": "Check results that arrive in a run's object store, so that the coordinator need not read them.",
-    "client:client": (
+    "serve.checker:checker": (
+        "Check results that arrive in a run's object store, so that the coordinator need not read them."
+    ),
+    "serve.client:client": (
         "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
     ),
-    "doctor:doctor": (
+    "design.doctor:doctor": (
         "Check whether this machine can train, and the way to a coordinator (exit code 1 if there is a problem)."
     ),
-    "check:check": (
+    "design.check:check": (
         "Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2)."
     ),
-    "plan:plan": (
+    "design.plan:plan": (
         "Say how a run will go before it starts: time of a round, bytes, machines, days, bottleneck, what to change."
     ),
-    "operator:status": "Show a run: phase, progress, clients, loss.",
-    "watch:watch": "Show a run as a full-screen view, or with --to write its figures to where you keep yours.",
-    "operator:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
-    "operator:resume": "Let a paused run continue.",
-    "operator:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
-    "invite:invite": "Invite clients to a run that asks for invitations; list and revoke them.",
-    "operator:eject": "Remove a client from a run. Its key cannot join again.",
-    "notify:notify": (
+    "operate.status:status": "Show a run: phase, progress, clients, loss.",
+    "show.watch:watch": "Show a run as a full-screen view, or with --to write its figures to where you keep yours.",
+    "operate.status:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
+    "operate.status:resume": "Let a paused run continue.",
+    "operate.status:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
+    "operate.invite:invite": "Invite clients to a run that asks for invitations; list and revoke them.",
+    "operate.status:eject": "Remove a client from a run. Its key cannot join again.",
+    "operate.notify:notify": (
         "Send a test message to each webhook of a state file, and show what each answers (exit code 1 if one fails)."
     ),
-    "genesis:genesis": (
+    "operate.genesis:genesis": (
         "Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."
     ),
-    "operator:fingerprint": "Show which data a run trains on and which data its members have, or pin the right data.",
-    "audit:audit": (
+    "operate.status:fingerprint": (
+        "Show which data a run trains on and which data its members have, or pin the right data."
+    ),
+    "operate.audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
-    "plot:plot": (
+    "show.plot:plot": (
         "Draw a run's loss, members, throughput, bytes, waits and its last round as SVG and PNG (epochal\\[plot])."
     ),
-    "report:report": (
+    "show.report:report": (
         "Write a run as one page of HTML: figures, charts, audit, members and configuration. It needs no network."
     ),
-    "runs:runs": (
+    "operate.runs:runs": (
         "List the runs in a database: each one's id, its document's version, its journal and its coordinators."
     ),
-    "move:move": (
+    "operate.move:move": (
         "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
     ),
-    "backup:backup": "Copy a run to a new folder while it goes on; with --verify, read a copy back completely.",
-    "evaluate:evaluate": (
+    "operate.backup:backup": "Copy a run to a new folder while it goes on; with --verify, read a copy back completely.",
+    "show.evaluate:evaluate": (
         "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
     ),
-    "explain:explain": (
+    "show.explain:explain": (
         "Explain a refusal, an error or a warning of the log: why it happens and what to do. Without KIND, list them."
     ),
-    "export:export": (
+    "show.export:export": (
         "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."
     ),
 }
 DATA_COMMANDS = {
-    "data:inspect": (
+    "data.inspect:inspect": (
         "Show what a location holds: files, sequences, tokens, fingerprint, drawings, and the first sample decoded."
     ),
-    "data:manifest": (
+    "data.inspect:manifest": (
         "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."
     ),
-    "data_growth:append": (
+    "data.append:append": (
         "Tell a run that files were appended to its data; they count from a later pass on, which is shown."
     ),
-    "data:verify": "Compare every byte of a folder's files with its manifest.",
-    "data_server:serve": (
+    "data.inspect:verify": "Compare every byte of a folder's files with its manifest.",
+    "serve.data_server:serve": (
         "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."
     ),
-    "pack:pack": "Pack each sample of a location once; show how full the rows are, and save them with --out.",
+    "data.pack:pack": "Pack each sample of a location once; show how full the rows are, and save them with --out.",
 }
 QUARANTINE_COMMANDS = {
-    "quarantine:list_": "List quarantined batches, and batches that wait for another attempt, with the reason of each.",
-    "quarantine:release": (
+    "operate.quarantine:list_": (
+        "List quarantined batches, and batches that wait for another attempt, with the reason of each."
+    ),
+    "operate.quarantine:release": (
         "Attempt quarantined batches again, once their data are mended. A finished run continues for this."
     ),
 }
 KEY_COMMANDS = {
-    "key:new": "Make a client's key in a new file, and print its public key.",
-    "key:show": "Print the public key of a key file, for the run's operator.",
-    "key:forget": (
+    "operate.key:new": "Make a client's key in a new file, and print its public key.",
+    "operate.key:show": "Print the public key of a key file, for the run's operator.",
+    "operate.key:forget": (
         "Forget the keys of the coordinators at an address, so that the next join there takes the one that it is shown."
     ),
 }
 ACCESS_COMMANDS = {
-    "access:add": "Let the owners of public keys join a run that asks for known keys, without a restart.",
-    "access:remove": "Keep the owners of public keys out; those who are members leave.",
-    "access:list_": "List the keys whose owners may join.",
+    "operate.access:add": "Let the owners of public keys join a run that asks for known keys, without a restart.",
+    "operate.access:remove": "Keep the owners of public keys out; those who are members leave.",
+    "operate.access:list_": "List the keys whose owners may join.",
 }
 TOKEN_COMMANDS = {
-    "token:data_server": (
+    "operate.token:data_server": (
         "Print a token for `epochal data-server --token`; a coordinator's address needs the admin token."
     ),
-    "token:checker": "Print a token for `epochal checker --token`; a coordinator's address needs the admin token.",
+    "operate.token:checker": (
+        "Print a token for `epochal checker --token`; a coordinator's address needs the admin token."
+    ),
 }
 
 app = lazy_app(

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 
-from epochal.cli.run import say
+from epochal.cli.output.lines import say
 
 log = logging.getLogger(__name__)
 

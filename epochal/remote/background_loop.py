@@ -10,8 +10,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from runtime.task_errors import first_error
-from state.errors import EpochalError
+from epochal.runtime.task_errors import first_error
+from epochal.state.errors import EpochalError
 
 STOP_S = 10.0
 """Maximum time that a call which is interrupted, or the end of the loop, takes."""

@@ -6,19 +6,19 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
-from coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
+from epochal.coordinator_client.viewing import ViewerClient
 from epochal.remote.background_loop import BackgroundLoop
 from epochal.remote.history_arrays import HistoryArrays
-from runtime.retry import RetryPolicy
-from state.documents import RunDocument
-from state.errors import EpochalError
-from state.evaluations import Evaluation
-from state.explanation import SpeedExplanation
-from state.history import Moment, RoundDetail, RoundFigures
-from state.members import MemberDetail, MembersPage
-from state.messages import RunStatus
-from state.wire import ClientId
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.documents import RunDocument
+from epochal.state.errors import EpochalError
+from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.history import Moment, RoundDetail, RoundFigures
+from epochal.state.messages.member_rows import MemberDetail, MembersPage
+from epochal.state.messages.requests import RunStatus
+from epochal.state.shown.explanation import SpeedExplanation
+from epochal.state.wire import ClientId
 
 CONNECT_S = 10.0
 RECONNECT_S = 3600.0

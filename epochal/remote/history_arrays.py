@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from state.errors import InvalidInput
-from state.history import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures
+from epochal.state.errors import InvalidInput
+from epochal.state.messages.history import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures
 
 
 class HistoryArrays:

@@ -11,19 +11,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Self
 
-from coordinator.store.directory.run_directory import TESTNET_FOLDER
-from coordinator_client.follow import DocumentFeed
-from coordinator_client.http import CoordinatorClient
-from epochal.cli.state_files import read_state
+from epochal.coordinator.store.directory.run_directory import TESTNET_FOLDER
+from epochal.coordinator_client.follow import DocumentFeed
+from epochal.coordinator_client.http import CoordinatorClient
 from epochal.remote.background_loop import BackgroundLoop
 from epochal.remote.connection import RunConnection, connect
-from epochal.testnet.child_processes import Children
-from epochal.testnet.local_run import HOST, LocalRun, LocalRunOptions
-from runtime.retry import RetryPolicy
-from state.config.state_file import StateFile, dump_state
-from state.errors import CoordinatorUnreachable, EpochalError, InvalidInput
-from state.messages import RunStatus
-from state.phases import RunState
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.state_file import StateFile, dump_state
+from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidInput
+from epochal.state.messages.requests import RunStatus
+from epochal.state.phases import RunState
+from epochal.tools.state_files import read_state
+from epochal.tools.testnet.child_processes import Children
+from epochal.tools.testnet.local_run import HOST, LocalRun, LocalRunOptions
 
 MAX_CLIENTS = 64
 WAIT_S = 600.0

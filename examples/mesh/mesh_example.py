@@ -28,7 +28,7 @@ from epochal import (
     loaded_indices,
     system_jitter,
 )
-from epochal.testnet.demo_data import write_demo_data
+from epochal.tools.testnet.demo_data import write_demo_data
 
 SEQUENCE_LENGTH = 128
 BATCH_SIZE = 4

@@ -13,7 +13,7 @@ import numpy as np
 import tinker
 from tinker import types
 
-from epochal.testnet.demo_data import stdlib_text
+from epochal.tools.testnet.demo_data import stdlib_text
 
 SAMPLE_BYTES = 256
 SAMPLES_PER_STEP = 64

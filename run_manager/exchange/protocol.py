@@ -6,8 +6,8 @@ The rule kept here: bytes that come out of `fetch` have the digest that was aske
 from collections.abc import Iterable
 from typing import Protocol
 
-from runtime.spool import SpoolFile
-from state.wire import Sha256
+from epochal.runtime.files.spool import SpoolFile
+from epochal.state.wire import Sha256
 
 
 class Exchange(Protocol):

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coordinator_client.api import BlobRequests
-from run_manager.events import BlobFetched, BlobSent, Observer, ignore
-from runtime.spool import Spool, SpoolFile
-from runtime.spool_part import ReceivedFile
-from state.errors import InvalidDocument, Refused
-from state.refusals import Refusal
-from state.wire import Sha256, sha256_hex
+from epochal.coordinator_client.api import BlobRequests
+from epochal.run_manager.events import BlobFetched, BlobSent, Observer, ignore
+from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.files.spool_part import ReceivedFile
+from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
 

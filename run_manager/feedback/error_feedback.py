@@ -19,24 +19,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from run_manager.feedback.residual_file import (
+from epochal.run_manager.feedback.residual_file import (
     Residual,
     ResidualMark,
     ResidualWriter,
     read_residual,
     residual_bytes,
 )
-from runtime.files_beside import FilesBeside
-from runtime.worker_thread import Worker
-from state.codecs.feedback import parts_with_feedback
-from state.codecs.named import codec_named
-from state.codecs.protocol import Block, Codec
-from state.documents import Outcome, RunDocument
-from state.errors import InvalidDocument, Refused
-from state.refusals import Refusal
-from state.results import ResultHeader, result_of_blocks
-from state.tensors import Float32Array, TensorLayout, TensorStream, layout_of
-from state.wire import ClientId
+from epochal.runtime.files.files_beside import FilesBeside
+from epochal.runtime.worker_thread import Worker
+from epochal.state.codecs.feedback import parts_with_feedback
+from epochal.state.codecs.named import codec_named
+from epochal.state.codecs.protocol import Block, Codec
+from epochal.state.documents import Outcome, RunDocument
+from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.model.tensors import Float32Array, TensorLayout, TensorStream, layout_of
+from epochal.state.refusals import Refusal
+from epochal.state.results import ResultHeader, result_of_blocks
+from epochal.state.wire import ClientId
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """The file of a residual: what a client's codec had left out after one result.
 
-It is a tensor file (`state/tensors.py`) of the residual's float32 tensors, whose metadata say after which result of
-which client, run and history it is, and the SHA-256 of all that and of its values. The rule kept here: a file counts
-only if it is whole and says all of that; it is written under another name, and renamed when its result counts.
+It is a tensor file (`state/model/tensors.py`) of the residual's float32 tensors, whose metadata say after which
+result of which client, run and history it is, and the SHA-256 of all that and of its values. The rule kept here: a
+file counts only if it is whole and says all of that; it is written under another name, and renamed when its result
+counts.
 """
 
 import hashlib
@@ -15,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runtime.durable_files import open_private
-from state.errors import InvalidDocument
-from state.tensors import (
+from epochal.runtime.files.durable_files import open_private
+from epochal.state.errors import InvalidDocument
+from epochal.state.model.tensors import (
     PIECE_BYTES,
     Float32Array,
     InvalidTensorFile,
@@ -26,8 +27,8 @@ from state.tensors import (
     tensor_stream,
     wire_bytes,
 )
-from state.value_checks import check_values
-from state.wire import canonical_json
+from epochal.state.model.value_checks import check_values
+from epochal.state.wire import canonical_json
 
 RESIDUAL_FORMAT = "epochal/residual/v1"
 _CONTENT = "content_sha256"

@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from coordinator_client.api import BlobRequests
-from run_manager.events import BlobFetched, Observer, ignore
-from runtime.broadcast import Broadcast
-from runtime.long_work import BYTES, LongWork, long_work
-from runtime.spool import Spool, SpoolFile
-from runtime.spool_part import CountedBytes, ReceivedBytes, ReceivedFile, ReceivedPart, SentPart
-from runtime.task_errors import first_error
-from runtime.worker_thread import Worker
-from state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_parts
-from state.documents import CheckpointRef
-from state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, Refused
-from state.refusals import Refusal
-from state.wire import Sha256
+from epochal.coordinator_client.api import BlobRequests
+from epochal.run_manager.events import BlobFetched, Observer, ignore
+from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.files.spool_part import CountedBytes, ReceivedBytes, ReceivedFile, ReceivedPart, SentPart
+from epochal.runtime.long_work import BYTES, LongWork, long_work
+from epochal.runtime.task_errors import first_error
+from epochal.runtime.worker_thread import Worker
+from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_parts
+from epochal.state.documents import CheckpointRef
+from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256
 
 log = logging.getLogger(__name__)
 

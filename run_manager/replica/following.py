@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Callable
 
-from state.errors import InternalError
-from state.merging import CHUNK_ELEMENTS, MergeOutput
-from state.replica import CheckpointForm
-from state.replica_digest import ReplicaDigest
+from epochal.state.errors import InternalError
+from epochal.state.merging import CHUNK_ELEMENTS, MergeOutput
+from epochal.state.model.digest import ReplicaDigest
+from epochal.state.model.replica import CheckpointForm
 
 PROGRESS_TIMEOUT_S = 600.0
 """Maximum time to wait for the next chunk."""

@@ -17,22 +17,22 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
-from run_manager.exchange.protocol import Exchange
-from run_manager.replica.checkpoint_download import CheckpointDownload
-from run_manager.replica.merged_outcomes import ExpectedOutcome, MergedOutcomes
-from run_manager.replica.merged_outcomes import HeldReplica as HeldReplica
-from run_manager.replica.merger import Merger
-from runtime.broadcast import Broadcast
-from runtime.spool import Spool, SpoolFile
-from runtime.worker_thread import Worker
-from state.config.state_file import StateFile
-from state.documents import CheckpointRef, Outcome, RunDocument
-from state.errors import Desync, EpochalError, InvalidDocument, Refused
-from state.refusals import Refusal
-from state.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
-from state.results import result_size_bound
-from state.wire import Sha256, document_digest
+from epochal.run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
+from epochal.run_manager.exchange.protocol import Exchange
+from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
+from epochal.run_manager.replica.merged_outcomes import ExpectedOutcome, MergedOutcomes
+from epochal.run_manager.replica.merged_outcomes import HeldReplica as HeldReplica
+from epochal.run_manager.replica.merger import Merger
+from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import CheckpointRef, Outcome, RunDocument
+from epochal.state.errors import Desync, EpochalError, InvalidDocument, Refused
+from epochal.state.model.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
+from epochal.state.refusals import Refusal
+from epochal.state.results import result_size_bound
+from epochal.state.wire import Sha256, document_digest
 
 log = logging.getLogger(__name__)
 

@@ -4,16 +4,16 @@ import asyncio
 import sys
 from dataclasses import dataclass
 
-from run_manager.exchange.protocol import Exchange
-from run_manager.replica.merger import Merger
-from runtime.spool import Spool, SpoolFile
-from state.documents import Outcome, OutcomeEntry
-from state.errors import Refused
-from state.merging import Contribution
-from state.replica import Replica, checkpoint_size_bound
-from state.results import decode_result
-from state.tensors import TensorLayout
-from state.wire import Sha256, document_digest
+from epochal.run_manager.exchange.protocol import Exchange
+from epochal.run_manager.replica.merger import Merger
+from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.state.documents import Outcome, OutcomeEntry
+from epochal.state.errors import Refused
+from epochal.state.merging import Contribution
+from epochal.state.model.replica import Replica, checkpoint_size_bound
+from epochal.state.model.tensors import TensorLayout
+from epochal.state.results import decode_result
+from epochal.state.wire import Sha256, document_digest
 
 MERGED_IN_MEMORY_BYTES = 1024 * 1024
 """A replica whose checkpoint is no larger is merged in memory: a file takes longer to make than that to write."""

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from run_manager.replica.following import MergeProgress, following_digest
-from runtime.spool import SpoolFile
-from runtime.worker_thread import Worker
-from state.errors import EpochalError
-from state.merging import Contribution, MergeOutput, OuterStep, merge, verify_arithmetic
-from state.replica import CheckpointForm, Replica, arrays_in, blank_checkpoint, replica_digest
+from epochal.run_manager.replica.following import MergeProgress, following_digest
+from epochal.runtime.files.spool import SpoolFile
+from epochal.runtime.worker_thread import Worker
+from epochal.state.errors import EpochalError
+from epochal.state.merging import Contribution, MergeOutput, OuterStep, merge, verify_arithmetic
+from epochal.state.model.replica import CheckpointForm, Replica, arrays_in, blank_checkpoint, replica_digest
 
 CALLS_PER_DROP = 16
 """Pieces of at most 1 MiB of each file that are read between two times that their pages are given back."""
@@ -52,7 +52,7 @@ class Merger:
         await self._worker.run(verify_arithmetic)
 
     async def merge(self, replica: Replica, contributions: Sequence[Contribution]) -> Replica:
-        """Return the replica after this outcome, in memory; see `state.merging.merge`.
+        """Return the replica after this outcome, in memory; see `epochal.state.merging.merge`.
 
         Args:
             replica: the round's start.

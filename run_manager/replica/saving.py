@@ -4,11 +4,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
-from run_manager.replica.merged_outcomes import HeldReplica
-from runtime.retry import RetryPolicy
-from state.config.model import ModelSpec
-from state.config.state_file import StateFile
-from state.errors import ModelUnavailable
+from epochal.run_manager.replica.merged_outcomes import HeldReplica
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import ModelUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -3,17 +3,17 @@
 import asyncio
 from functools import partial
 
-from run_manager.context import StepContext
-from run_manager.events import BlobSent
-from run_manager.replica.keeper import HeldReplica
-from runtime.spool import SpoolFile
-from runtime.spool_part import SentPart
-from runtime.task_errors import first_error
-from state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
-from state.first_model import FirstModel, first_checkpoint
-from state.messages import CheckpointReport
-from state.replica import checkpoint_of
-from state.wire import Sha256
+from epochal.run_manager.context import StepContext
+from epochal.run_manager.events import BlobSent
+from epochal.run_manager.replica.keeper import HeldReplica
+from epochal.runtime.files.spool import SpoolFile
+from epochal.runtime.files.spool_part import SentPart
+from epochal.runtime.task_errors import first_error
+from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
+from epochal.state.messages.requests import CheckpointReport
+from epochal.state.model.first_model import FirstModel, first_checkpoint
+from epochal.state.model.replica import checkpoint_of
+from epochal.state.wire import Sha256
 
 UPLOADS_AT_A_TIME = 3
 """Number of parts that are uploaded at a time: below the coordinator's limit for one client."""

@@ -1,9 +1,9 @@
 """The Cooldown step: the epoch's checkpoint. Every client claims a digest; the checkpointer uploads the bytes."""
 
-from run_manager.context import StepContext
-from run_manager.steps.checkpoint import publish_checkpoint
-from state.documents import RunDocument
-from state.messages import CheckpointReport
+from epochal.run_manager.context import StepContext
+from epochal.run_manager.steps.checkpoint import publish_checkpoint
+from epochal.state.documents import RunDocument
+from epochal.state.messages.requests import CheckpointReport
 
 
 class CooldownStep:

@@ -7,14 +7,14 @@ to the one that no longer does, because another client may be asked after the fi
 import asyncio
 import logging
 
-from run_manager.context import StepContext
-from run_manager.replica.keeper import HeldReplica
-from run_manager.steps.checkpoint import publish_checkpoint
-from runtime.background_task import BackgroundTask
-from state.documents import RunDocument
-from state.errors import Refused
-from state.phases import ROUND_PHASES
-from state.refusals import Retry
+from epochal.run_manager.context import StepContext
+from epochal.run_manager.replica.keeper import HeldReplica
+from epochal.run_manager.steps.checkpoint import publish_checkpoint
+from epochal.runtime.background_task import BackgroundTask
+from epochal.state.documents import RunDocument
+from epochal.state.errors import Refused
+from epochal.state.phases import ROUND_PHASES
+from epochal.state.refusals import Retry
 
 log = logging.getLogger(__name__)
 

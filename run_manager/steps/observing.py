@@ -1,6 +1,6 @@
 """The Observing step: nothing to do, so this client asks whether it is the one that the run waits for."""
 
-from run_manager.context import StepContext
+from epochal.run_manager.context import StepContext
 
 
 class ObservingStep:

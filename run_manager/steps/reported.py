@@ -9,8 +9,8 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from data_providers.fetcher import failure_kind
-from state.errors import DataError, TrainerFailed
+from epochal.data_providers.fetcher import failure_kind
+from epochal.state.errors import DataError, TrainerFailed
 
 SAID = {
     "unavailable": "a source of the data does not answer, or not in time",

@@ -9,16 +9,16 @@ list: it learns from the run document that there is an outcome, which names the 
 import asyncio
 import logging
 
-from coordinator_client.api import ResultsQuery
-from run_manager.context import StepContext
-from run_manager.events import Attested
-from run_manager.round_view import RoundView
-from state.documents import RoundHead
-from state.errors import Refused
-from state.messages import Attestation, CommittedResult
-from state.refusals import Retry
-from state.result_bundles import ResultsBundle
-from state.wire import ClientId
+from epochal.coordinator_client.api import ResultsQuery
+from epochal.run_manager.context import StepContext
+from epochal.run_manager.events import Attested
+from epochal.run_manager.round_view import RoundView
+from epochal.state.documents import RoundHead
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import Attestation, CommittedResult
+from epochal.state.messages.result_bundles import ResultsBundle
+from epochal.state.refusals import Retry
+from epochal.state.wire import ClientId
 
 log = logging.getLogger(__name__)
 

@@ -9,29 +9,35 @@ import logging
 from dataclasses import dataclass, replace
 from functools import partial
 
-from batching.packing.packed_batches import AssignedBatches
-from batching.round_plan import plan_round
-from data_providers.fetcher import failure_kind
-from data_providers.waits import WaitTimes
-from run_manager.context import StepContext
-from run_manager.events import BlobSent, PartBegan, RoundFailed, RoundPart, RoundTrained, WorkAssigned
-from run_manager.replica.keeper import HeldReplica, round_bytes
-from run_manager.round_view import round_of
-from run_manager.steps.reported import reported_failure
-from runtime.spool import SpoolFile
-from runtime.visible_text import visible
-from state.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics
-from state.deliveries import MAX_DELIVERED_BYTES, Delivery
-from state.documents import RunDocument
-from state.errors import DataError, Refused, TrainerFailed
-from state.intervals import BatchId, total_batches
-from state.messages import MAX_MESSAGE_CHARS, FailureKind, FailureReport, ResultCommitment, ResultMetrics
-from state.refusals import Refusal
-from state.results import ResultHeader
-from state.round_times import MS_PER_S, WorkTimes
-from state.schedule import InnerSchedule
-from state.wire import Sha256
-from trainers.protocol import TrainedRound
+from epochal.batching.packing.packed_batches import AssignedBatches
+from epochal.batching.round_plan import plan_round
+from epochal.data_providers.fetcher import failure_kind
+from epochal.data_providers.waits import WaitTimes
+from epochal.run_manager.context import StepContext
+from epochal.run_manager.events import BlobSent, PartBegan, RoundFailed, RoundPart, RoundTrained, WorkAssigned
+from epochal.run_manager.replica.keeper import HeldReplica, round_bytes
+from epochal.run_manager.round_view import round_of
+from epochal.run_manager.steps.reported import reported_failure
+from epochal.runtime.files.spool import SpoolFile
+from epochal.runtime.visible_text import visible
+from epochal.state.documents import RunDocument
+from epochal.state.errors import DataError, Refused, TrainerFailed
+from epochal.state.intervals import BatchId, total_batches
+from epochal.state.messages.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics
+from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES, Delivery
+from epochal.state.messages.requests import (
+    MAX_MESSAGE_CHARS,
+    FailureKind,
+    FailureReport,
+    ResultCommitment,
+    ResultMetrics,
+)
+from epochal.state.messages.round_times import MS_PER_S, WorkTimes
+from epochal.state.refusals import Refusal
+from epochal.state.results import ResultHeader
+from epochal.state.schedule import InnerSchedule
+from epochal.state.wire import Sha256
+from epochal.trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)
 

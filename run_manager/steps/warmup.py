@@ -3,19 +3,19 @@
 from functools import partial
 from pathlib import Path
 
-from data_providers.local_places import allowed_path
-from run_manager.context import StepContext
-from run_manager.replica.keeper import HeldReplica
-from run_manager.steps.checkpoint import publish_first_checkpoint
-from runtime.permissions import Permissions
-from state.config.model import LocalCheckpoint
-from state.config.state_file import StateFile
-from state.documents import RunDocument
-from state.replica import replica_digest
-from state.wire import Sha256
-from trainers.genesis import make_first_model
-from trainers.packages import check_may_open
-from trainers.sources.opening import open_source
+from epochal.data_providers.providers.local_places import allowed_path
+from epochal.run_manager.context import StepContext
+from epochal.run_manager.replica.keeper import HeldReplica
+from epochal.run_manager.steps.checkpoint import publish_first_checkpoint
+from epochal.runtime.permissions import Permissions
+from epochal.state.config.model import LocalCheckpoint
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import RunDocument
+from epochal.state.model.replica import replica_digest
+from epochal.state.wire import Sha256
+from epochal.trainers.genesis import make_first_model
+from epochal.trainers.packages import check_may_open
+from epochal.trainers.sources.opening import open_source
 
 
 class WarmupStep:

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 
-from run_manager.context import StepContext
-from run_manager.round_view import round_of
-from run_manager.steps.round_results import RoundResults
-from state.documents import RunDocument
+from epochal.run_manager.context import StepContext
+from epochal.run_manager.round_view import round_of
+from epochal.run_manager.steps.round_results import RoundResults
+from epochal.state.documents import RunDocument
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime.http_client import check_url
-from runtime.rare_log import RareLog
-from runtime.tracing.names import TracedRound
-from runtime.tracing.spans import NS_PER_S, RoundSpan, SpanSink
-from state.errors import ExtraMissing
+from epochal.runtime.connections.rare_log import RareLog
+from epochal.runtime.http.client import check_url
+from epochal.runtime.tracing.names import TracedRound
+from epochal.runtime.tracing.spans import NS_PER_S, RoundSpan, SpanSink
+from epochal.state.errors import ExtraMissing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from state.codecs.named import codec_named
-from state.codecs.protocol import Block, Codec, parts_of
-from state.tensors import Float32Array
-from state.value_checks import check_values
+from epochal.state.codecs.named import codec_named
+from epochal.state.codecs.protocol import Block, Codec, parts_of
+from epochal.state.model.tensors import Float32Array
+from epochal.state.model.value_checks import check_values
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 

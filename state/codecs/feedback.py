@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from state.codecs.clipping import clipped
-from state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
-from state.tensors import Float32Array
+from epochal.state.codecs.clipping import clipped
+from epochal.state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
+from epochal.state.model.tensors import Float32Array
 
 
 def encode_with_feedback(

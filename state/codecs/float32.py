@@ -1,8 +1,8 @@
 """The `float32` codec: values as they are, 4 bytes each."""
 
-from state.codecs.protocol import Block
-from state.tensors import Float32Array, Readable, TensorLayout, value_pieces
-from state.value_checks import check_values, sum_of_squares
+from epochal.state.codecs.protocol import Block
+from epochal.state.model.tensors import Float32Array, Readable, TensorLayout, value_pieces
+from epochal.state.model.value_checks import check_values, sum_of_squares
 
 VALUE_BYTES = 4
 

@@ -15,10 +15,10 @@ with 7.
 import numpy as np
 import numpy.typing as npt
 
-from state.codecs.protocol import LEAST_SCALE
-from state.codecs.records import Bytes, RecordCodec
-from state.tensors import Float32Array
-from state.value_checks import sum_of_squares
+from epochal.state.codecs.protocol import LEAST_SCALE
+from epochal.state.codecs.records import Bytes, RecordCodec
+from epochal.state.model.tensors import Float32Array
+from epochal.state.model.value_checks import sum_of_squares
 
 BLOCK_VALUES = 256
 SCALE_BYTES = 4

@@ -2,11 +2,11 @@
 
 import re
 
-from state.codecs.float32 import Float32Codec
-from state.codecs.integers import IntegerCodec
-from state.codecs.protocol import Codec
-from state.codecs.sparse import MAX_KEEP, SparseCodec
-from state.errors import InternalError
+from epochal.state.codecs.float32 import Float32Codec
+from epochal.state.codecs.integers import IntegerCodec
+from epochal.state.codecs.protocol import Codec
+from epochal.state.codecs.sparse import MAX_KEEP, SparseCodec
+from epochal.state.errors import InternalError
 
 FLOAT32 = Float32Codec()
 

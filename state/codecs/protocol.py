@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from state.tensors import Float32Array, Readable, TensorLayout
+from epochal.state.model.tensors import Float32Array, Readable, TensorLayout
 
 Block: TypeAlias = npt.NDArray[Any]
 """An encoded tensor as it lies in a file: `uint8` of one dimension, or the float32 tensor itself."""

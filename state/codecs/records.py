@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from state.codecs.protocol import PART_VALUES, Block
-from state.errors import InternalError
-from state.tensors import BYTES_TYPE, Float32Array, Readable, TensorLayout
+from epochal.state.codecs.protocol import PART_VALUES, Block
+from epochal.state.errors import InternalError
+from epochal.state.model.tensors import BYTES_TYPE, Float32Array, Readable, TensorLayout
 
 Bytes = npt.NDArray[np.uint8]
 

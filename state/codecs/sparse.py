@@ -7,11 +7,11 @@ codes (2 bits each, four in a byte). A value that was sent is ±l, without arith
 import numpy as np
 import numpy.typing as npt
 
-from state.codecs.protocol import LEAST_SCALE
-from state.codecs.records import Bytes, RecordCodec
-from state.errors import InternalError, InvalidResult
-from state.tensors import Float32Array
-from state.value_checks import sum_of_squares
+from epochal.state.codecs.protocol import LEAST_SCALE
+from epochal.state.codecs.records import Bytes, RecordCodec
+from epochal.state.errors import InternalError, InvalidResult
+from epochal.state.model.tensors import Float32Array
+from epochal.state.model.value_checks import sum_of_squares
 
 CHUNK_VALUES = 4096
 MAX_KEEP = CHUNK_VALUES

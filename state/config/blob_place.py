@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from state.config.data_location import S3, AccountName, Azure, BucketName, ContainerName, Endpoint, Gcp, Region
-from state.config.schema import Section, TaggedEnum
+from epochal.state.config.data_location import S3, AccountName, Azure, BucketName, ContainerName, Endpoint, Gcp, Region
+from epochal.state.config.schema import Section, TaggedEnum
 
 _REGIONAL = r"https://s3\.[a-z0-9-]+\.amazonaws\.com"
 _FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._=-]*(/[A-Za-z0-9_-][A-Za-z0-9._=-]*)*")

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from state.config.mistakes import show_at
-from state.config.model import P2P, P2PGcs
-from state.config.state_file import StateFile
+from epochal.state.config.mistakes import show_at
+from epochal.state.config.model import P2P, P2PGcs
+from epochal.state.config.state_file import StateFile
 
 CHANGEABLE = (
     "config.warmup_time",

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from state.config.data_location import SeedBytes, Server
-from state.config.mistakes import parse_file, show
-from state.config.schema import PathText, Positive, Section, TokenSize
-from state.config.state_file import StateFile
-from state.errors import InvalidConfig, Mistake
+from epochal.state.config.data_location import SeedBytes, Server
+from epochal.state.config.mistakes import parse_file, show
+from epochal.state.config.schema import PathText, Positive, Section, TokenSize
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidConfig, Mistake
 
 
 def _token_size_from_number(value: Any) -> Any:

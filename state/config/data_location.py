@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from state.config.schema import (
+from epochal.state.config.schema import (
     Natural,
     PathText,
     Positive,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from state.config.schema import MAX_INTEGER, Path
+from epochal.state.config.schema import MAX_INTEGER, Path
 
 MAX_NESTING = 32
 """The largest number of tables and lists around a value."""

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import tomli
 from pydantic import BaseModel, ValidationError
 
-from state.config.free_table import WrongEntry
-from state.config.hidden_values import shown_key, shown_line, shown_value
-from state.config.schema import ABSENT, MAX_INTEGER, Known, Path, known_places
-from state.errors import InvalidConfig, Mistake
+from epochal.state.config.free_table import WrongEntry
+from epochal.state.config.hidden_values import shown_key, shown_line, shown_value
+from epochal.state.config.schema import ABSENT, MAX_INTEGER, Known, Path, known_places
+from epochal.state.errors import InvalidConfig, Mistake
 
 MAX_VALUE_CHARS = 80
 MIN_LIKENESS = 0.6

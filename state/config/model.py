@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from state.config.data_location import BucketName, DataLocation, Endpoint, Region
-from state.config.free_table import WrongEntry, check_free_table
-from state.config.schema import HexDigest, Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
+from epochal.state.config.data_location import BucketName, DataLocation, Endpoint, Region
+from epochal.state.config.free_table import WrongEntry, check_free_table
+from epochal.state.config.schema import HexDigest, Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
 MAX_NGRAM_SIZE = 65_536
 MAX_HF_CONFIG_BYTES = 256 * 1024
@@ -291,7 +291,8 @@ class LlmConfig(Section):
 
     Attributes:
         max_seq_len: tokens of one sample, and so of one data index.
-        cold_start_warmup_steps: rounds over which the learning rate grows after a cold start (`state.schedule`).
+        cold_start_warmup_steps: rounds over which the learning rate grows after a cold start
+            (`epochal.state.schedule`).
         tokenizer: SHA-256 of the tokenizer of the run's data. Epochal's addition.
     """
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
-from state.config.schema import Duration, Positive, Section
+from epochal.state.config.schema import Duration, Positive, Section
 
 MAX_WEBHOOKS = 8
 MAX_WEBHOOK_CHARS = 2048

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from state.config.state_file import StateFile
+from epochal.state.config.state_file import StateFile
 
 _LLM = ("model", "LLM")
 _STAND_INS: Mapping[tuple[str, ...], Any] = {

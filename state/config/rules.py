@@ -2,8 +2,8 @@
 
 from fractions import Fraction
 
-from state.config.mistakes import Rule
-from state.config.model import HF_ARCHITECTURES, Architecture, DataType
+from epochal.state.config.mistakes import Rule
+from epochal.state.config.model import HF_ARCHITECTURES, Architecture, DataType
 
 
 def _decimal(number: float) -> Fraction:

@@ -10,18 +10,18 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from state.ceiling import PARTS
-from state.checkpoint_parts import MAX_PART_BYTES, MIN_PART_BYTES
-from state.config.blob_place import OptionalBlobPlace, Origins
-from state.config.mistakes import broken_rules, parse_file
-from state.config.model import LlmConfig
-from state.config.notify import NotifyConfig
-from state.config.rules import RULES
-from state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
-from state.errors import InternalError
-from state.generations import StateGenerations
-from state.intervals import DataIds
-from state.phases import RunState
+from epochal.state.ceiling import PARTS
+from epochal.state.checkpoint_parts import MAX_PART_BYTES, MIN_PART_BYTES
+from epochal.state.config.blob_place import OptionalBlobPlace, Origins
+from epochal.state.config.mistakes import broken_rules, parse_file
+from epochal.state.config.model import LlmConfig
+from epochal.state.config.notify import NotifyConfig
+from epochal.state.config.rules import RULES
+from epochal.state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
+from epochal.state.errors import InternalError
+from epochal.state.generations import StateGenerations
+from epochal.state.intervals import DataIds
+from epochal.state.phases import RunState
 
 MAX_RUN_ID_BYTES = 32
 MAX_ACCESS_ENTRIES = 100_000

@@ -4,12 +4,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from state.config.data_location import MAX_FILES, MIX_PIN, PINNED_LINE, DummyData, Server
-from state.config.mistakes import show
-from state.config.model import HF_ARCHITECTURES, Architecture, DataType, Distro, DummyCheckpoint, Ephemeral
-from state.config.schema import tag_of
-from state.config.state_file import MAX_RUN_ID_BYTES, StateFile
-from state.errors import Mistake, Unsupported
+from epochal.state.config.data_location import MAX_FILES, MIX_PIN, PINNED_LINE, DummyData, Server
+from epochal.state.config.mistakes import show
+from epochal.state.config.model import HF_ARCHITECTURES, Architecture, DataType, Distro, DummyCheckpoint, Ephemeral
+from epochal.state.config.schema import tag_of
+from epochal.state.config.state_file import MAX_RUN_ID_BYTES, StateFile
+from epochal.state.errors import Mistake, Unsupported
 
 SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 RUN_ID_LINE = "letters, digits, '-', '_' and '.', no '.' first: it is part of the run's URL"
@@ -32,7 +32,7 @@ def ensure_supported(state: StateFile, source: str, architectures: Collection[Ar
     Args:
         state: the file.
         source: the file's name, for the message.
-        architectures: those that can be trained (`trainers.architectures`).
+        architectures: those that can be trained (`epochal.trainers.architectures`).
     """
     found = unsupported_values(state.to_plain(), architectures)
     if found:

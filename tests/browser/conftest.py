@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from tests.support.browser import chromium
+from tests.support.browser.browser import chromium
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from tests.support.browser import opened
+from tests.support.browser.browser import opened
+from tests.support.drive.shown_run import ShownRun, shown_run
 from tests.support.heavy import need_module
-from tests.support.shown_run import ShownRun, shown_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page

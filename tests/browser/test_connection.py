@@ -4,16 +4,16 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.serve import ServeOptions, serving
-from runtime.http_server import Endpoint
+from epochal.coordinator.serve import ServeOptions, serving
+from epochal.runtime.http.server import Endpoint
 from tests.support.bounds import BOUND_S
-from tests.support.browser import opened
-from tests.support.certificates import self_signed
-from tests.support.nginx import with_locations
-from tests.support.ports import free_port
-from tests.support.restarted_run import restarted_run
-from tests.support.served import GENESIS
-from tests.support.states import state_file
+from tests.support.browser.browser import opened
+from tests.support.data.states import state_file
+from tests.support.drive.restarted_run import restarted_run
+from tests.support.drive.served import GENESIS
+from tests.support.servers.certificates import self_signed
+from tests.support.servers.nginx import with_locations
+from tests.support.servers.ports import free_port
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

@@ -8,15 +8,15 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from state.members import MEMBER_FIGURES
-from state.messages import Capabilities, FailureReport
-from state.names import name_mistake
-from tests.support import hostile_texts
-from tests.support.browser import opened
-from tests.support.hostile_texts import TEXTS, assert_only_text
-from tests.support.played_answers import Requests, play
-from tests.support.served import WireClient
-from tests.support.shown_run import ShownRun, shown_run
+from epochal.state.messages.member_rows import MEMBER_FIGURES
+from epochal.state.messages.requests import Capabilities, FailureReport
+from epochal.state.names import name_mistake
+from tests.support.browser.browser import opened
+from tests.support.browser.played_answers import Requests, play
+from tests.support.data import hostile_texts
+from tests.support.data.hostile_texts import TEXTS, assert_only_text
+from tests.support.drive.served import WireClient
+from tests.support.drive.shown_run import ShownRun, shown_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page

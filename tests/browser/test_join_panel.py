@@ -9,9 +9,9 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from epochal.cli.main import app
-from tests.support.browser import opened
-from tests.support.played_answers import play
-from tests.support.served import GENESIS, Served, served_over_sockets, training
+from tests.support.browser.browser import opened
+from tests.support.browser.played_answers import play
+from tests.support.drive.served import GENESIS, Served, served_over_sockets, training
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page

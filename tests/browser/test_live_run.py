@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.browser import SIZES, opened
-from tests.support.processes import RealRun, in_training, real_run
+from tests.support.browser.browser import SIZES, opened
+from tests.support.drive.processes import RealRun, in_training, real_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page

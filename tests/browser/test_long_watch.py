@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from state.wire import canonical_json
-from tests.support.browser import opened
-from tests.support.event_stream import viewing
-from tests.support.shown_run import ShownRun, shown_run
+from epochal.state.wire import canonical_json
+from tests.support.browser.browser import opened
+from tests.support.drive.shown_run import ShownRun, shown_run
+from tests.support.servers.event_stream import viewing
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, CDPSession, Page, Route

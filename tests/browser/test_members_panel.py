@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from epochal.cli.event_log import member_page
-from tests.support.browser import SIZES, opened
-from tests.support.many_members import many_members
-from tests.support.played_answers import play
-from tests.support.shown_run import ShownRun, shown_run
+from epochal.cli.output.client_log import member_page
+from tests.support.browser.browser import SIZES, opened
+from tests.support.browser.played_answers import play
+from tests.support.drive.shown_run import ShownRun, shown_run
+from tests.support.simulate.many_members import many_members
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page

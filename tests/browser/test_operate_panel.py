@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from runtime.run_words import PHASES
-from state.phases import RunState
+from epochal.state.phases import RunState
+from epochal.state.shown.glossary import PHASES
 from tests.support.bounds import BOUND_S
-from tests.support.browser import opened
-from tests.support.played_answers import Requests
-from tests.support.shown_run import ShownRun, shown_run
+from tests.support.browser.browser import opened
+from tests.support.browser.played_answers import Requests
+from tests.support.drive.shown_run import ShownRun, shown_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page

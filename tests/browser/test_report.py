@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from epochal.figures.report import write_report
-from epochal.figures.run_record import RunRecord
+from epochal.view.figures.report import write_report
+from epochal.view.figures.run_record import RunRecord
 from tests.browser.test_accessibility import violations
-from tests.support.browser import SIZES, opened
-from tests.support.recorded_run import evaluated, hostile, recorded_run
+from tests.support.browser.browser import SIZES, opened
+from tests.support.data.recorded_run import evaluated, hostile, recorded_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from tests.support.browser import SIZES, opened
-from tests.support.played_rounds import play_round
-from tests.support.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
+from tests.support.browser.browser import SIZES, opened
+from tests.support.drive.played_rounds import play_round
+from tests.support.drive.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Locator, Page, Route

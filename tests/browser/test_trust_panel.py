@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from runtime.explanations import explanations
-from tests.support.browser import opened
-from tests.support.played_answers import play
-from tests.support.shown_run import ShownRun, shown_run
+from epochal.runtime.explanations import explanations
+from tests.support.browser.browser import opened
+from tests.support.browser.played_answers import play
+from tests.support.drive.shown_run import ShownRun, shown_run
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page, Route

@@ -14,8 +14,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from coordinator.audit import audit_store
-from epochal.testnet.report import compare_digests
+from epochal.coordinator.proof.audit import audit_store
+from epochal.tools.testnet.report import compare_digests
 from tests.chaos.faults import Faults
 from tests.chaos.machines import Site
 from tests.chaos.network import FillableDisk, Network

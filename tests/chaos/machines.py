@@ -9,10 +9,10 @@ from pathlib import Path
 
 import tomli_w
 
-from epochal.testnet.demo_data import write_demo_data
-from state.config.state_file import dump_state
+from epochal.state.config.state_file import dump_state
+from epochal.tools.testnet.demo_data import write_demo_data
 from tests.chaos.network import FillableDisk, Group, Network
-from tests.support.states import state_file
+from tests.support.data.states import state_file
 
 COORDINATOR_PORT = 18231
 DATA_PORT = 18232

@@ -6,8 +6,8 @@ Nothing but `InvalidInput` may be raised, and nothing is written but the memory 
 import asyncio
 from typing import Any
 
-from data_providers.tcp.client_connection import ClientConnection, DataServerAddress, WantedPiece
-from data_providers.tcp.frames import (
+from epochal.data_providers.tcp.client_connection import ClientConnection, DataServerAddress, WantedPiece
+from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     FrameKind,
@@ -18,9 +18,9 @@ from data_providers.tcp.frames import (
     parse_get,
     parse_header,
 )
-from state.errors import DataError, InvalidInput
-from state.intervals import DataIds
-from state.wire import parse_document
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.intervals import DataIds
+from epochal.state.wire import parse_document
 
 PIECES = (8, 4)
 """Lengths in bytes of the pieces that the client has asked for."""

@@ -6,15 +6,15 @@ The first byte chooses the size of tokens; then come the index after its length,
 import json
 import struct
 
-from data_providers.formats import mds
-from data_providers.formats.discovery import discovery
-from data_providers.formats.mds_table import RecordsFile, records_of
-from data_providers.protocol import DatasetSpec
-from data_providers.ranged import Layout
-from data_providers.sources.protocol import SourceFile
-from state.errors import DataError
+from epochal.data_providers.formats import mds
+from epochal.data_providers.formats.discovery import discovery
+from epochal.data_providers.formats.mds_table import RecordsFile, records_of
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.providers.ranged import Layout
+from epochal.data_providers.sources.protocol import SourceFile
+from epochal.state.errors import DataError
 from tests.fuzz.several_files import joined, split
-from tests.support.data_formats import driven
+from tests.support.data.data_formats import driven
 
 INDEX, SHARD, PACKED = "index.json", "shard.00000.mds", "shard.00000.mds.gz"
 SEQUENCE_LENGTH = 4

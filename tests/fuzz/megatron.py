@@ -2,12 +2,12 @@
 
 import struct
 
-from data_providers.formats.discovery import discovery
-from data_providers.protocol import DatasetSpec
-from data_providers.sources.protocol import SourceFile
-from state.errors import DataError
+from epochal.data_providers.formats.discovery import discovery
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.sources.protocol import SourceFile
+from epochal.state.errors import DataError
 from tests.fuzz.several_files import joined, split
-from tests.support.data_formats import driven
+from tests.support.data.data_formats import driven
 
 INDEX, TOKENS = "a.idx", "a.bin"
 

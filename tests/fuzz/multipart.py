@@ -3,8 +3,8 @@
 Nothing but `BadMultipart` may be raised, and nothing but what a part held may be kept.
 """
 
-from data_providers.sources.http.filling import Filling
-from data_providers.sources.http.multipart import BadMultipart, MultipartReader, boundary_of
+from epochal.data_providers.sources.http.filling import Filling
+from epochal.data_providers.sources.http.multipart import BadMultipart, MultipartReader, boundary_of
 
 BOUNDARY = b"b"
 SIZE_BYTES = 64

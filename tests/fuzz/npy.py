@@ -4,11 +4,11 @@ import io
 
 import numpy as np
 
-from data_providers.formats.discovery import discovery
-from data_providers.protocol import DatasetSpec
-from data_providers.sources.protocol import SourceFile
-from state.errors import DataError
-from tests.support.data_formats import driven
+from epochal.data_providers.formats.discovery import discovery
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.sources.protocol import SourceFile
+from epochal.state.errors import DataError
+from tests.support.data.data_formats import driven
 
 
 def _saved(tokens: object) -> bytes:

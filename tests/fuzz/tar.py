@@ -3,8 +3,8 @@
 import io
 import tarfile
 
-from data_providers.formats.tar import record_of, samples_of_tar
-from state.errors import DataError
+from epochal.data_providers.formats.tar import record_of, samples_of_tar
+from epochal.state.errors import DataError
 
 
 def _tar(kind: int) -> bytes:

@@ -8,12 +8,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator import long_polls, publication
-from coordinator.long_polls import Pool, ReaderKind
-from runtime import http_server
+from epochal.coordinator.run import long_polls, publication
+from epochal.coordinator.run.long_polls import Pool, ReaderKind
+from epochal.runtime.http import server as http_server
 from tests.support.bounds import BOUND_S
-from tests.support.served import ADMIN, Served, WireClient, problem, served, served_over_sockets, training
-from tests.support.states import state_file
+from tests.support.data.states import state_file
+from tests.support.drive.served import ADMIN, Served, WireClient, problem, served, served_over_sockets, training
 
 STRANGERS = 40
 LONG = {"config__client_timeout_s": 3 * BOUND_S}

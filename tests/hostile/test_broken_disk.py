@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from epochal.cli.main import EXIT_STORE_LOST
-from state.errors import Refused
-from state.phases import RunState
+from epochal.state.errors import Refused
+from epochal.state.phases import RunState
 from tests.support.bounds import BOUND_S
-from tests.support.by_hand import joined_by_hand
-from tests.support.processes import PATIENT, RealRun, in_phase, real_run
+from tests.support.drive.by_hand import joined_by_hand
+from tests.support.drive.processes import PATIENT, RealRun, in_phase, real_run
 
 
 def break_store(run: RealRun) -> None:

@@ -5,9 +5,9 @@ import os
 import shutil
 from pathlib import Path
 
-from state.documents import RunDocument
-from state.phases import RunState
-from tests.support.processes import RealRun, in_training, real_run
+from epochal.state.documents import RunDocument
+from epochal.state.phases import RunState
+from tests.support.drive.processes import RealRun, in_training, real_run
 
 LONG = {"config__total_steps": 100_000}
 SHORT_EPOCHS = {

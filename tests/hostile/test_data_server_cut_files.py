@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data_providers.local
-from data_providers.local import LocalDataProvider
-from data_providers.mapped_file import MAPS
-from data_providers.protocol import DatasetSpec
-from data_providers.tcp.frames import HEADER_BYTES, FrameKind, parse_header
-from data_providers.tcp.limits import ServerLimits
-from data_providers.tcp.sending import READ_BYTES, SEND_PIECE_BYTES
-from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
-from state.intervals import DataIds
+import epochal.data_providers.providers.local
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.mapped_file import MAPS
+from epochal.data_providers.tcp.frames import HEADER_BYTES, FrameKind, parse_header
+from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.sending import READ_BYTES, SEND_PIECE_BYTES
+from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S
-from tests.support.data_files import SEED
-from tests.support.data_server import ask_without_reading, open_client, serving
+from tests.support.data.data_files import SEED
+from tests.support.servers.data_server import ask_without_reading, open_client, serving
 
 pytestmark = pytest.mark.skipif(not MAPS, reason="files are mapped on Linux alone")
 
@@ -125,7 +125,7 @@ async def test_answers_from_memory_are_the_files_bytes(seed: bytes | None, token
 
 @pytest.mark.usefixtures("tokens")
 async def test_files_are_mapped_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_providers.local, "MAX_MAPPED_BYTES", A_BYTES + 1)
+    monkeypatch.setattr(epochal.data_providers.providers.local, "MAX_MAPPED_BYTES", A_BYTES + 1)
     source = LocalDataProvider.open(tmp_path, SPEC)
     await source.get_samples(WHOLE)
     assert source.mapped(0) is not None

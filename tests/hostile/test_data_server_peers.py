@@ -14,30 +14,30 @@ import httpx
 import numpy as np
 import pytest
 
-import data_providers.tcp.coordinator_gate
-from coordinator.auth.signing_key import SigningKey
-from coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
-from coordinator_client.http import CoordinatorClient
-from data_providers.local import LocalDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.sources.renewed_manifest import write_manifest
-from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
-from data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
-from data_providers.tcp.limits import ServerLimits
-from data_providers.tcp.sending import SEND_PIECE_BYTES
-from runtime.descriptors import allow_connections, open_files_limit
-from state.assignment import assign_data_for_state
-from state.documents import WorkList
-from state.intervals import BatchId, DataIds
+import epochal.data_providers.tcp.coordinator_gate
+from epochal.coordinator.auth.signing_key import SigningKey
+from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.data_providers.tcp.client import TcpDataProvider
+from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
+from epochal.data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
+from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES
+from epochal.runtime.connections.descriptors import allow_connections, open_files_limit
+from epochal.state.assignment import assign_data_for_state
+from epochal.state.documents import WorkList
+from epochal.state.intervals import BatchId, DataIds
 from tests.support.bounds import BOUND_S
-from tests.support.data_coordinator import CLIENTS, PublishedRun
-from tests.support.data_files import SPEC, write_dataset
-from tests.support.data_http import http_server
-from tests.support.data_server import HOST, open_client, serving
-from tests.support.documents import round_head
-from tests.support.states import state_file
-from tests.support.token_files import write_in_place
+from tests.support.data.data_files import SPEC, write_dataset
+from tests.support.data.documents import round_head
+from tests.support.data.states import state_file
+from tests.support.data.token_files import write_in_place
+from tests.support.servers.data_coordinator import CLIENTS, PublishedRun
+from tests.support.servers.data_http import http_server
+from tests.support.servers.data_server import HOST, open_client, serving
 
 RUN = "test-run"
 BATCH = 3
@@ -49,7 +49,7 @@ LARGE = DatasetSpec(2, SEND_PIECE_BYTES)
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", BOUND_S)
+    monkeypatch.setattr(epochal.data_providers.tcp.coordinator_gate, "CATCH_UP_S", BOUND_S)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_client_gets_its_own_data_and_not_anothers(
         access = DataServerAccess(lambda: run.tokens.data_ticket(CLIENTS[0], time.time()), lambda: 2)
         client = await TcpDataProvider.open(address, access)
         assert (await client.get_samples(own)).sample_count == own.count
-        monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
+        monkeypatch.setattr(epochal.data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
         with pytest.raises(Rejected, match="not assigned to client"):
             await client.get_samples(anothers)
         assert (await client.get_samples(own)).sample_count == own.count
@@ -113,7 +113,7 @@ async def test_client_ahead_of_its_server_is_told_to_come_again(
     async with asyncio.timeout(BOUND_S), serving_run(run, tmp_path) as address:
         access = DataServerAccess(lambda: run.tokens.data_ticket(CLIENTS[0], time.time()), lambda: 9)
         client = await TcpDataProvider.open(address, access)
-        monkeypatch.setattr(data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
+        monkeypatch.setattr(epochal.data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
         with pytest.raises(SourceUnavailable, match="behind: it follows version 2 of the run document, the request 9"):
             await client.get_samples(DataIds(100, 100))
         await client.aclose()

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.protocol import DatasetSpec, SourceUnavailable
-from data_providers.tcp.client_connection import DataServerAddress
-from data_providers.tcp.frames import (
+from epochal.data_providers.protocol import DatasetSpec, SourceUnavailable
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_SAMPLES_BYTES,
     FrameKind,
@@ -18,13 +18,13 @@ from data_providers.tcp.frames import (
     json_frame,
     parse_header,
 )
-from data_providers.tcp.limits import ServerLimits
-from data_providers.tcp.sending import SEND_PIECE_BYTES
-from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
-from state.intervals import DataIds
-from state.wire import ClientId
+from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES
+from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from epochal.state.intervals import DataIds
+from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S
-from tests.support.data_server import HOST, ask_without_reading, open_client, serving
+from tests.support.servers.data_server import HOST, ask_without_reading, open_client, serving
 
 SPEC = DatasetSpec(2, 2**20)
 """Samples of 2 MiB."""

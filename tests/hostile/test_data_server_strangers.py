@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.protocol import Rejected
-from data_providers.tcp.client import TcpDataProvider
-from data_providers.tcp.client_connection import DataServerAddress
-from data_providers.tcp.frames import FrameKind, frame_header
-from data_providers.tcp.limits import ServerLimits
-from data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
-from state.intervals import DataIds
-from state.wire import ClientId
+from epochal.data_providers.protocol import Rejected
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.tcp.client import TcpDataProvider
+from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.frames import FrameKind, frame_header
+from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from epochal.state.intervals import DataIds
+from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S
-from tests.support.data_files import SPEC
-from tests.support.data_server import HOST, open_client, serving
+from tests.support.data.data_files import SPEC
+from tests.support.servers.data_server import HOST, open_client, serving
 
 HALF_HELLO = frame_header(FrameKind.HELLO, 0, 100)[:5]
 LIMITS = ServerLimits(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from state.phases import RunState
-from tests.support.processes import RealRun, in_training, prepared_run, real_run
+from epochal.state.phases import RunState
+from tests.support.drive.processes import RealRun, in_training, prepared_run, real_run
 
 DESCRIPTORS = 128
 FLOOD_CONNECTIONS = 150

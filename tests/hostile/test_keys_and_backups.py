@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.audit import audit_store
-from state.phases import RunState
+from epochal.coordinator.proof.audit import audit_store
+from epochal.state.phases import RunState
 from tests.support.bounds import BOUND_S
-from tests.support.processes import RealRun, in_training, real_run
+from tests.support.drive.processes import RealRun, in_training, real_run
 
 KEY = "keys/coordinator.key"
 ATTEMPTS = 5

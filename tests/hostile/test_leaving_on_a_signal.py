@@ -6,15 +6,15 @@ import signal
 from pathlib import Path
 
 from epochal.cli.shutdown import EXIT_INTERRUPTED
-from epochal.commands.client import STOP_BOUND_S
-from epochal.testnet.child_processes import Child
-from run_manager.agent import LEAVE_REFUSED_S
-from state.phases import RunState
-from tests.integration.test_full_disk import TORN_BYTES, fill_disk
+from epochal.commands.serve.client import STOP_BOUND_S
+from epochal.run_manager.agent import LEAVE_REFUSED_S
+from epochal.state.phases import RunState
+from epochal.tools.testnet.child_processes import Child
+from tests.integration.coordinators.test_full_disk import TORN_BYTES, fill_disk
 from tests.support.bounds import BOUND_S
-from tests.support.by_hand import hold_in, joined_by_hand
-from tests.support.ports import free_port
-from tests.support.processes import PATIENT, RealRun, in_phase, in_training, prepared_run, real_run
+from tests.support.drive.by_hand import hold_in, joined_by_hand
+from tests.support.drive.processes import PATIENT, RealRun, in_phase, in_training, prepared_run, real_run
+from tests.support.servers.ports import free_port
 
 SLACK_S = 20.0
 """Seconds that the end of a process takes on a very busy machine: less than one that does not obey waits."""

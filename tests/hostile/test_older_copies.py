@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator_client.api import DocumentMark
-from state.messages import Attestation, RunStatus
-from state.replica import replica_digest
-from state.wire import Sha256
+from epochal.coordinator_client.api import DocumentMark
+from epochal.state.messages.requests import Attestation, RunStatus
+from epochal.state.model.replica import replica_digest
+from epochal.state.wire import Sha256
 from tests.support.bounds import BOUND_S
-from tests.support.processes import RealRun, in_training, real_run
-from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, served, training
-from tests.support.states import state_file
+from tests.support.data.states import state_file
+from tests.support.drive.processes import RealRun, in_training, real_run
+from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, served, training
 
 OLDER = "older copy of the run"
 

@@ -7,8 +7,8 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.session import (
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.session import (
     UNREACHABLE,
     ClientProfile,
     CoordinatorSession,
@@ -16,11 +16,11 @@ from coordinator_client.session import (
     RequestRepeated,
     SessionEvent,
 )
-from runtime.accepting import RESET
-from runtime.retry import RetryPolicy
+from epochal.runtime.connections.accepting import RESET
+from epochal.runtime.retry import RetryPolicy
 from tests.support.bounds import BOUND_S
-from tests.support.served import Served, served_over_sockets
-from tests.support.simulated_client import key_of
+from tests.support.drive.served import Served, served_over_sockets
+from tests.support.simulate.simulated_client import key_of
 
 SOON = RetryPolicy(bound_s=BOUND_S, first_delay_s=0.01, max_delay_s=0.01)
 

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime import accept_rates, accepting
-from runtime.connections import ConnectionLimits, ServerConnections, Shed
-from runtime.http_server import Endpoint, serving_app
+from epochal.runtime.connections import accept_rates, accepting
+from epochal.runtime.connections.shedding import ConnectionLimits, ServerConnections, Shed
+from epochal.runtime.http.server import Endpoint, serving_app
 from tests.support.bounds import BOUND_S
-from tests.support.plain_http import PLAIN
-from tests.support.served import Served, WireClient, served_over_sockets
+from tests.support.drive.served import Served, WireClient, served_over_sockets
+from tests.support.servers.plain_http import PLAIN
 
 AT_ONCE = 8
 NEVER_PER_S = 1e-6

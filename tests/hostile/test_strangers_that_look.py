@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import history_views, strangers_time, viewers
-from coordinator.long_polls import Pool, ReaderKind
+from epochal.coordinator.run.long_polls import Pool, ReaderKind
+from epochal.coordinator.views import run_history_views as history_views
+from epochal.coordinator.views import strangers_time, viewers
 from tests.support.bounds import BOUND_S
-from tests.support.event_stream import viewing
-from tests.support.played_rounds import play_round
-from tests.support.served import GENESIS, problem, served_over_sockets, training
+from tests.support.drive.played_rounds import play_round
+from tests.support.drive.served import GENESIS, problem, served_over_sockets, training
+from tests.support.servers.event_stream import viewing
 
 STREAMS = 3
 SMALL = {

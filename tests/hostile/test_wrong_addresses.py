@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.wrong_address import mistake_in
-from runtime.retry import RetryPolicy
-from state.errors import CoordinatorUnreachable
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.wrong_address import mistake_in
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import CoordinatorUnreachable
 from tests.support.bounds import BOUND_S
-from tests.support.certificates import self_signed
-from tests.support.cli import run_main
-from tests.support.ports import free_port
-from tests.support.processes import prepared_run, real_run, run_command
-from tests.support.token_files import write_served_tokens
+from tests.support.data.token_files import write_served_tokens
+from tests.support.drive.cli import run_main
+from tests.support.drive.processes import prepared_run, real_run, run_command
+from tests.support.servers.certificates import self_signed
+from tests.support.servers.ports import free_port
 
 PATIENT = ("--reconnect", "3600", "--trainer", "null")
 """A client that would wait for an hour for a coordinator that does not answer."""

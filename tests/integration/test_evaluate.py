@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.support.processes import prepared_run, real_run
+from tests.support.drive.processes import prepared_run, real_run
 
 ON_DUMMY = ("--data", "dummy", "--samples", "4")
 

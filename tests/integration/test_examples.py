@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from state.phases import RunState
-from tests.support.data_http import FileServer, http_server
-from tests.support.processes import in_training, prepared_run, run_command
+from epochal.state.phases import RunState
+from tests.support.drive.processes import in_training, prepared_run, run_command
+from tests.support.servers.data_http import FileServer, http_server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "states"
 FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/state.toml"))

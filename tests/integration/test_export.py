@@ -6,11 +6,11 @@ A client with `--save` keeps the same folder.
 import json
 from pathlib import Path
 
-from epochal.export.destinations import step_name
-from state.replica import Replica
-from tests.support.processes import real_run
-from tests.support.stored_replica import newest_replica
-from trainers.sources.local import local_source
+from epochal.state.model.replica import Replica
+from epochal.tools.export.destinations import step_name
+from epochal.trainers.sources.local import local_source
+from tests.support.data.stored_replica import newest_replica
+from tests.support.drive.processes import real_run
 
 
 def is_export_of(folder: Path, replica: Replica) -> bool:

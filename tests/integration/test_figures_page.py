@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.bounds import BOUND_S
-from tests.support.cli import run_main_in_thread
+from tests.support.data.states import state_text
+from tests.support.drive.cli import run_main_in_thread
+from tests.support.drive.restarted_run import restarted_run
 from tests.support.heavy import need_module
-from tests.support.restarted_run import restarted_run
-from tests.support.states import state_text
 
 PAGE = Path(__file__).parents[2] / "docs/figures.md"
 URL, STORE = "http://host:8000", "runs/up-1"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.ports import free_port
-from tests.support.processes import in_training, prepared_run
+from tests.support.drive.processes import in_training, prepared_run
+from tests.support.servers.ports import free_port
 
 
 async def test_written_files_start_a_run_that_trains(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from epochal.testnet.child_processes import Child
-from state.phases import RunState
+from epochal.state.phases import RunState
+from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
-from tests.support.processes import RealRun, in_phase, in_training, prepared_run
+from tests.support.drive.processes import RealRun, in_phase, in_training, prepared_run
 from tests.support.scraping import Scrape, scrape
 
 SEQ_LEN = 16

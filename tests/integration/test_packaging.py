@@ -42,8 +42,8 @@ def test_wheel_holds_every_module_and_the_files_of_the_demos(wheel: zipfile.ZipF
     sources = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert sources <= held
     assert {f"{package}/py.typed" for package in PACKAGES} <= held
-    assert {f"epochal/testnet/{name}" for name in DEMO_FILES} <= held
-    page = ROOT / "coordinator" / "dashboard" / "page"
+    assert {f"epochal/tools/testnet/{name}" for name in DEMO_FILES} <= held
+    page = ROOT / "coordinator" / "page" / "assets"
     assert {str(path.relative_to(ROOT)) for path in page.rglob("*") if path.is_file()} <= held
     assert not [name for name in held if name.startswith(("tests/", "docs/", "benchmarks/", "deploy/"))]
 

@@ -14,16 +14,16 @@ from unittest.mock import patch
 
 import pytest
 
-from epochal.planning.costs import Costs
-from epochal.planning.described import ClientGroup, Link
-from epochal.planning.planner import plan_run
-from epochal.planning.plans import Plan, PlanOptions
-from epochal.planning.played_run import Links
-from state.config.state_file import parse_state
-from state.phases import RunState
-from tests.support.limited_link import LimitedLink, ServerBuckets, limited_link
-from tests.support.processes import RealRun, in_training, prepared_run
-from tests.support.timed_trainer import SPEED_FILE
+from epochal.state.config.state_file import parse_state
+from epochal.state.phases import RunState
+from epochal.tools.plan.costs import Costs
+from epochal.tools.plan.described import ClientGroup, Link
+from epochal.tools.plan.planner import plan_run
+from epochal.tools.plan.plans import Plan, PlanOptions
+from epochal.tools.plan.played_run import Links
+from tests.support.drive.processes import RealRun, in_training, prepared_run
+from tests.support.models.timed_trainer import SPEED_FILE
+from tests.support.servers.limited_link import LimitedLink, ServerBuckets, limited_link
 
 CLIENTS = 3
 ROUNDS = 2
@@ -100,7 +100,7 @@ class LimitedRun:
             link = await stack.enter_async_context(limited_link(int(direct.rpartition(":")[2]), self.server))
             self.links.append(link)
             self.run.url = link.url
-            await self.run.start_client(trainer="tests.support.timed_trainer:TimedTrainer")
+            await self.run.start_client(trainer="tests.support.models.timed_trainer:TimedTrainer")
         self.run.url = direct
 
     def become(self, kind: Kind) -> None:

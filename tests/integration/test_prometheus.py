@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.integration.test_metrics import serve_data, start_measured_client
 from tests.support.deployment import DEPLOY
-from tests.support.processes import in_training, prepared_run
-from tests.support.prometheus import Prometheus, prometheus
+from tests.support.drive.processes import in_training, prepared_run
+from tests.support.servers.prometheus import Prometheus, prometheus
 
 VALUES = {
     "$coordinators": "epochal-coordinator-a",

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import epochal
-from state.errors import EpochalError, InvalidInput
-from state.phases import RunState
+from epochal.state.errors import EpochalError, InvalidInput
+from epochal.state.phases import RunState
 from tests.support.bounds import BOUND_S
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.states import state_file
 
 QUICK = {
     "config__total_steps": 2,
@@ -25,7 +25,7 @@ QUICK = {
 KILLED = """
 import os, signal, sys
 import epochal
-from tests.support.states import state_file
+from tests.support.data.states import state_file
 state = state_file(config__total_steps=100000, config__init_min_clients=1)
 run = epochal.run_local(state, clients=1, run_dir=sys.argv[1])
 print(*(child.process.pid for child in run._children.started), flush=True)
@@ -33,7 +33,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 CELLS = (
     "import epochal, asyncio\nassert asyncio.get_running_loop().is_running()",
-    "from tests.support.states import state_file",
+    "from tests.support.data.states import state_file",
     "run = epochal.run_local(state_file(config__total_steps=2, config__waiting_for_members_extra_time=0.001,"
     " config__init_min_clients=1), clients=1, run_dir='local')",
     "rounds = [row.number for row in run.connect().follow()]",

@@ -3,11 +3,11 @@
 import signal
 from pathlib import Path
 
-from runtime.tracing.names import TracedRound
+from epochal.runtime.tracing.names import TracedRound
 from tests.support.bounds import BOUND_S
+from tests.support.drive.processes import RealRun, prepared_run
 from tests.support.heavy import need_module
-from tests.support.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
-from tests.support.processes import RealRun, prepared_run
+from tests.support.servers.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 
 DATA = 'dir = "data"\ntoken_size = "TwoBytes"\nseq_len = 16\n'
 STEPS = 3

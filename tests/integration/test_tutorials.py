@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.drive.tutorial import Tutorial, steps_of
 from tests.support.heavy import need_module, need_program
-from tests.support.ports import free_port
-from tests.support.tutorial import Tutorial, steps_of
+from tests.support.servers.ports import free_port
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 PAGE = PAGES / "first-model.md"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from epochal.figures.run_record import read_record
+from epochal.view.figures.run_record import read_record
 from tests.support.bounds import BOUND_S
+from tests.support.drive.processes import log_lines, run_command
 from tests.support.heavy import need_module
-from tests.support.processes import log_lines, run_command
 
 UP_BOUND_S = 300.0
 """Seconds for `epochal up --trainer torch`, which trains rounds of 37,000 tokens; on two idle cores it takes 40."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.restarted_run import restarted_run
-from tests.support.terminals import LEAVE_SCREEN, Terminal, in_terminal
+from tests.support.drive.restarted_run import restarted_run
+from tests.support.drive.terminals import LEAVE_SCREEN, Terminal, in_terminal
 
 CTRL_C = "\x03"
 

@@ -161,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--count", type=int, default=85, help="number of mutants to draw (default 85; 0: all)")
     parser.add_argument("--seed", type=int, action="append", help="seed of a draw (default 0); may be repeated")
-    parser.add_argument("--module", action="append", help="only this module, such as coordinator.machine.work")
+    parser.add_argument("--module", action="append", help="only this module, such as epochal.coordinator.machine.work")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of mutants tried at once")
     options = parser.parse_args()
     os.environ["HYPOTHESIS_PROFILE"] = "mutation"

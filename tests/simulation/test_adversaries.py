@@ -12,21 +12,21 @@ from functools import cache
 
 import pytest
 
-from batching.round_plan import RoundPlan
-from data_providers.protocol import TokenBatch
-from run_manager.agent import EndReason
-from runtime.worker_thread import Worker
-from state.config.state_file import StateFile
-from state.intervals import total_batches
-from state.phases import RunState
-from state.tensors import Float32Array
-from tests.support.simulated_adversaries import KINDS, Kind, misbehave
-from tests.support.simulated_client import ClientSpec
-from tests.support.simulated_run import RECONNECT_BOUND_S, SimulatedRun, prove, simulated_run, small_state
-from tests.support.virtual_time import run_virtually
-from trainers.architectures import open_model
-from trainers.null import NullTrainer
-from trainers.protocol import TrainedRound, Trainer
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import TokenBatch
+from epochal.run_manager.agent import EndReason
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.state_file import StateFile
+from epochal.state.intervals import total_batches
+from epochal.state.model.tensors import Float32Array
+from epochal.state.phases import RunState
+from epochal.trainers.architectures import open_model
+from epochal.trainers.null import NullTrainer
+from epochal.trainers.protocol import TrainedRound, Trainer
+from tests.support.simulate.simulated_adversaries import KINDS, Kind, misbehave
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_run import RECONNECT_BOUND_S, SimulatedRun, prove, simulated_run, small_state
+from tests.support.simulate.virtual_time import run_virtually
 
 STEPS = 100
 BATCHES_PER_MEMBER = 3

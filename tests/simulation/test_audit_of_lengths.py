@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from coordinator.audit import audit
-from coordinator.machine.records import RecordBody
-from coordinator.machine.stimuli import STIMULI, ResultDelivered, ResultVerified, Stamped
-from coordinator.recompute import recompute
-from coordinator.store.journal import JournalRecord
-from state.documents import Outcome
-from state.weights import norm_hex, number_of
-from state.wire import canonical_json, parse_document
-from tests.support.simulated_client import ClientSpec
-from tests.support.simulated_run import simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator.machine.journal_records import JournalRecord
+from epochal.coordinator.machine.records import RecordBody
+from epochal.coordinator.machine.stimuli import STIMULI, ResultDelivered, ResultVerified, Stamped
+from epochal.coordinator.proof.audit import audit
+from epochal.coordinator.proof.recompute import recompute
+from epochal.state.documents import Outcome
+from epochal.state.weights import norm_hex, number_of
+from epochal.state.wire import canonical_json, parse_document
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_run import simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 NUMPY = ClientSpec(trainer="numpy")
 STATE = state_file(

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from coordinator.machine.instructions import OutcomeDecided, PhaseChanged
-from coordinator.service_events import ServiceEvent
-from coordinator.store.memory import MemoryBlobs
-from state.phases import RunState
-from state.wire import Sha256
-from tests.support.simulated_client import ClientSpec
-from tests.support.simulated_run import prove, simulated_run, small_state
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
+from epochal.coordinator.run.service_events import ServiceEvent
+from epochal.coordinator.store.memory import MemoryBlobs
+from epochal.state.phases import RunState
+from epochal.state.wire import Sha256
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_run import prove, simulated_run, small_state
+from tests.support.simulate.virtual_time import in_virtual_time
 
 BOUND_BYTES = 300_000
 DELETE_S = 0.3

@@ -1,11 +1,11 @@
 """Runs that make checkpoints while rounds go on, under seeded faults, in virtual time."""
 
-from run_manager.events import ReplicaHeld
-from tests.support.simulated_client import ClientSpec
-from tests.support.simulated_network import Weather
-from tests.support.simulated_run import BOUND_S, prove, repeatedly, simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from epochal.run_manager.events import ReplicaHeld
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_network import Weather
+from tests.support.simulate.simulated_run import BOUND_S, prove, repeatedly, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 NUMPY = ClientSpec(trainer="numpy")
 STORM = Weather(loss=0.03, repeat=0.1, delay_s=(0.0, 0.5))

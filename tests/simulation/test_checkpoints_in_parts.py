@@ -1,8 +1,8 @@
 """Runs whose checkpoints have several parts, under seeded faults, in virtual time."""
 
-from tests.support.simulated_network import Weather
-from tests.support.simulated_run import BOUND_S, prove, repeatedly, simulated_run, small_state
-from tests.support.virtual_time import in_virtual_time
+from tests.support.simulate.simulated_network import Weather
+from tests.support.simulate.simulated_run import BOUND_S, prove, repeatedly, simulated_run, small_state
+from tests.support.simulate.virtual_time import in_virtual_time
 
 STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
 PART_BYTES = 1024

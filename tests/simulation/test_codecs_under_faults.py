@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.simulated_network import Weather
-from tests.support.simulated_run import BOUND_S, prove, repeatedly, simulated_run, small_state
-from tests.support.virtual_time import in_virtual_time
+from tests.support.simulate.simulated_network import Weather
+from tests.support.simulate.simulated_run import BOUND_S, prove, repeatedly, simulated_run, small_state
+from tests.support.simulate.virtual_time import in_virtual_time
 
 CODECS: dict[str, dict[str, Any]] = {
     "int8": {"merge__codec": "int8"},

@@ -2,17 +2,17 @@
 
 import asyncio
 
-from coordinator.machine.conduct import LONGEST_REST_S, MISSES_BEFORE_REST
-from data_providers.dummy import DummyDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
-from run_manager.agent import EndReason
-from run_manager.events import RoundFailed
-from state.intervals import DataIds
-from state.phases import RunState
-from tests.support.simulated_client import with_data
-from tests.support.simulated_run import BOUND_S, TOTAL_STEPS, prove, simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, MISSES_BEFORE_REST
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.run_manager.agent import EndReason
+from epochal.run_manager.events import RoundFailed
+from epochal.state.intervals import DataIds
+from epochal.state.phases import RunState
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import with_data
+from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, prove, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 HOURS_S = 2 * 3600.0
 GROWING_RESTS = 8

@@ -5,13 +5,14 @@ import asyncio
 
 import pytest
 
-from coordinator.machine.history import History
-from coordinator.run_history import read_history
-from coordinator.store.journal import Segment, StoredProof
-from tests.support.journaled_run import compact_state
-from tests.support.simulated_coordinator import SlowJournal
-from tests.support.simulated_run import BOUND_S, repeatedly, simulated_run
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator.insight.run_history import read_history
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.journal_records import Segment
+from epochal.coordinator.store.journal import StoredProof
+from tests.support.drive.journaled_run import compact_state
+from tests.support.simulate.simulated_coordinator import SlowJournal
+from tests.support.simulate.simulated_run import BOUND_S, repeatedly, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 SHORT_EPOCHS = {
     "config__epoch_time": 2,
@@ -50,10 +51,10 @@ def content(history: History) -> tuple[object, ...]:
 async def test_history_kept_by_coordinators_is_that_of_the_journal(
     monkeypatch: pytest.MonkeyPatch, seed: int, rows: int
 ) -> None:
-    monkeypatch.setattr("coordinator.machine.history.MAX_ROWS", rows)
-    monkeypatch.setattr("coordinator.machine.history.MAX_DETAILED_ROUNDS", 5)
-    monkeypatch.setattr("coordinator.run_journal.MAX_SEGMENT_RECORDS", 50)
-    monkeypatch.setattr("coordinator.run_history.MIN_ROUNDS_KEPT", 3)
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", rows)
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_ROUNDS", 5)
+    monkeypatch.setattr("epochal.coordinator.run.run_journal.MAX_SEGMENT_RECORDS", 50)
+    monkeypatch.setattr("epochal.coordinator.insight.run_history.MIN_ROUNDS_KEPT", 3)
     async with simulated_run(compact_state(**SHORT_EPOCHS), seed, WholeBeside) as run:
         journal = run.coordinator.journal
         assert isinstance(journal, WholeBeside)

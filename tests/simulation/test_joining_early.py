@@ -2,12 +2,12 @@
 
 import asyncio
 
-from run_manager.events import BlobFetched, ReplicaHeld, StepEntered
-from state.phases import RunState
-from tests.support.simulated_client import ClientSpec
-from tests.support.simulated_run import BOUND_S, simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from epochal.run_manager.events import BlobFetched, ReplicaHeld, StepEntered
+from epochal.state.phases import RunState
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_run import BOUND_S, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 NUMPY = ClientSpec(trainer="numpy")
 

@@ -2,11 +2,11 @@
 
 import random
 
-from coordinator.store.journal import Segment
-from coordinator.store.memory import MemoryJournal
+from epochal.coordinator.machine.journal_records import Segment
+from epochal.coordinator.store.memory import MemoryJournal
 from tests.simulation.test_two_coordinators import check_agrees, coordinators, id_of, join_of
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from tests.support.data.states import state_file
+from tests.support.simulate.virtual_time import in_virtual_time
 
 
 def lose_last(journal: MemoryJournal) -> None:

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from coordinator.run_journal import MAX_SEGMENT_RECORDS
-from coordinator.store.journal import StoredProof
-from tests.support.journaled_run import compact_state
-from tests.support.simulated_client import ClientSpec
-from tests.support.simulated_coordinator import SlowJournal
-from tests.support.simulated_run import BOUND_S, prove, repeatedly, simulated_run
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator.run.run_journal import MAX_SEGMENT_RECORDS
+from epochal.coordinator.store.journal import StoredProof
+from tests.support.drive.journaled_run import compact_state
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_coordinator import SlowJournal
+from tests.support.simulate.simulated_run import BOUND_S, prove, repeatedly, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 MOST_S = 0.2
 """Longest time that a change takes."""
@@ -47,7 +47,7 @@ class SlowlyCompacted(SlowJournal):
 async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(
     monkeypatch: pytest.MonkeyPatch, seed: int, segment_records: int
 ) -> None:
-    monkeypatch.setattr("coordinator.run_journal.MAX_SEGMENT_RECORDS", segment_records)
+    monkeypatch.setattr("epochal.coordinator.run.run_journal.MAX_SEGMENT_RECORDS", segment_records)
     async with simulated_run(compact_state(**SHORT_EPOCHS), seed, SlowlyCompacted) as run:
         journal = run.coordinator.journal
 

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from coordinator.liveness import GONE_AFTER_S
-from coordinator.machine.stimuli import ClientBecameReady, ClientsFellSilent
-from coordinator.opening import ServiceOptions
-from coordinator.service import CoordinatorService
-from coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
-from coordinator.store.replication import LEASE_S, MEETING_S
-from state.config.state_file import StateFile
-from state.errors import Refused, StoreBlocked
-from state.messages import ReadyReport
-from state.refusals import Refusal
-from state.wire import Sha256
+from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientsFellSilent
+from epochal.coordinator.run.liveness import GONE_AFTER_S
+from epochal.coordinator.run.opening import ServiceOptions
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
+from epochal.coordinator.store.replication import LEASE_S, MEETING_S
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import Refused, StoreBlocked
+from epochal.state.messages.requests import ReadyReport
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256
 from tests.simulation.test_two_coordinators import id_of, join_of
-from tests.support.poor_replication import PoorReplication
-from tests.support.states import state_file
-from tests.support.virtual_time import VirtualClock, in_virtual_time
+from tests.support.data.states import state_file
+from tests.support.simulate.poor_replication import PoorReplication
+from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
 TIMEOUT_S = 5.0
 READY = ReadyReport(0, Sha256("0" * 64), "data")

@@ -2,14 +2,14 @@
 
 import pytest
 
-from coordinator.machine.run import Run
-from coordinator.machine.transitions import DRAIN_ROUNDS
-from run_manager.agent import ClientEnd, EndReason
-from run_manager.events import ReplicaHeld, RoundTrained
-from state.phases import RunState
-from tests.support.simulated_network import Weather
-from tests.support.simulated_run import BOUND_S, TOTAL_STEPS, SimulatedRun, prove, simulated_run, small_state
-from tests.support.virtual_time import in_virtual_time, run_virtually
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.transitions import DRAIN_ROUNDS
+from epochal.run_manager.agent import ClientEnd, EndReason
+from epochal.run_manager.events import ReplicaHeld, RoundTrained
+from epochal.state.phases import RunState
+from tests.support.simulate.simulated_network import Weather
+from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, SimulatedRun, prove, simulated_run, small_state
+from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
 
 SLOW = Weather(delay_s=(0.05, 0.4))
 """Slow enough that every phase lasts for a while."""

@@ -8,14 +8,14 @@ import asyncio
 
 import pytest
 
-from run_manager.agent import EndReason
-from state.documents import Outcome
-from state.phases import RunState
-from tests.support.safety import SafetyBroken
-from tests.support.simulated_client import SimulatedClient
-from tests.support.simulated_coordinator import SlowJournal
-from tests.support.simulated_network import Weather
-from tests.support.simulated_run import (
+from epochal.run_manager.agent import EndReason
+from epochal.state.documents import Outcome
+from epochal.state.phases import RunState
+from tests.support.simulate.safety import SafetyBroken
+from tests.support.simulate.simulated_client import SimulatedClient
+from tests.support.simulate.simulated_coordinator import SlowJournal
+from tests.support.simulate.simulated_network import Weather
+from tests.support.simulate.simulated_run import (
     BOUND_S,
     TOTAL_STEPS,
     SimulatedRun,
@@ -24,7 +24,7 @@ from tests.support.simulated_run import (
     simulated_run,
     small_state,
 )
-from tests.support.virtual_time import in_virtual_time, run_virtually
+from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
 
 STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
 LOSSY = Weather(loss=0.1)

@@ -2,8 +2,9 @@
 
 Requests reach another coordinator each time. Coordinators are killed at every point of a transaction, stopped for
 longer than their lease, cut off from the database, and told that each of them ticks; the database fails over with
-answers unknown, is slow, and only reads. Safety is checked throughout (`tests/support/safety.py`) and afterwards by the
-operator's audit; liveness means that the lasting clients reach the end of the run. A seed that fails will fail again.
+answers unknown, is slow, and only reads. Safety is checked throughout (`tests/support/simulate/safety.py`) and
+afterwards by the operator's audit; liveness means that the lasting clients reach the end of the run. A seed that
+fails will fail again.
 """
 
 import asyncio
@@ -12,17 +13,17 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.store.journal import JournalRecord
-from run_manager.agent import EndReason
-from state.documents import Outcome
-from tests.support.safety import SafetyBroken
-from tests.support.simulated_client import SimulatedClient
-from tests.support.simulated_database import QUICK_S, VouchingJournal
-from tests.support.simulated_network import Weather
-from tests.support.simulated_process import ProcessLoop
-from tests.support.simulated_replicas import ReplicatedRun, replicated_run
-from tests.support.simulated_run import BOUND_S, TOTAL_STEPS, prove, repeatedly, small_state
-from tests.support.virtual_time import run_virtually
+from epochal.coordinator.machine.journal_records import JournalRecord
+from epochal.run_manager.agent import EndReason
+from epochal.state.documents import Outcome
+from tests.support.simulate.safety import SafetyBroken
+from tests.support.simulate.simulated_client import SimulatedClient
+from tests.support.simulate.simulated_database import QUICK_S, VouchingJournal
+from tests.support.simulate.simulated_network import Weather
+from tests.support.simulate.simulated_process import ProcessLoop
+from tests.support.simulate.simulated_replicas import ReplicatedRun, replicated_run
+from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, prove, repeatedly, small_state
+from tests.support.simulate.virtual_time import run_virtually
 
 STORM = Weather(loss=0.02, repeat=0.05, delay_s=(0.0, 0.2))
 MORE_SEEDS = int(os.environ.get("EPOCHAL_SIMULATION_SEEDS", "0"))
@@ -183,7 +184,7 @@ def test_seed_of_three_replicas_plays_the_same_run_again() -> None:
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_members_behind_a_balancer_are_never_taken_for_silent(stays: bool, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "coordinator.service")
+    caplog.set_level("INFO", "epochal.coordinator.run.service")
 
     async def main() -> None:
         async with replicated_run(small_state(batches=8, config__client_timeout_s=6), seed=1) as run:
@@ -200,7 +201,7 @@ def test_members_behind_a_balancer_are_never_taken_for_silent(stays: bool, caplo
 
 
 def test_database_whose_clock_was_set_by_a_minute_drops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "coordinator.service")
+    caplog.set_level("INFO", "epochal.coordinator.run.service")
 
     async def main() -> None:
         state = small_state(batches=8, config__client_timeout_s=20, config__total_steps=10)

@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.protocol import DatasetSpec, SourceUnavailable, TokenBatch
-from run_manager.agent import EndReason
-from run_manager.events import BecameReady, Event, RoundTrained, TrainerOpened
-from run_manager.readiness import READY_AHEAD_ROUNDS
-from runtime.worker_thread import Worker
-from state.config.state_file import StateFile
-from state.errors import InvalidInput
-from state.intervals import DataIds
-from state.phases import RunState
+from epochal.data_providers.protocol import DatasetSpec, SourceUnavailable, TokenBatch
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.run_manager.agent import EndReason
+from epochal.run_manager.events import BecameReady, Event, RoundTrained, TrainerOpened
+from epochal.run_manager.readiness import READY_AHEAD_ROUNDS
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import DataIds
+from epochal.state.phases import RunState
+from epochal.trainers.architectures import open_model
+from epochal.trainers.protocol import Trainer
 from tests.simulation.test_adversaries import PacedTrainer
-from tests.support.simulated_client import ClientSpec, FaultyData, SimulatedClient, with_data
-from tests.support.simulated_run import BOUND_S, SimulatedRun, prove, simulated_run, small_state
-from tests.support.virtual_time import in_virtual_time
-from trainers.architectures import open_model
-from trainers.protocol import Trainer
+from tests.support.simulate.simulated_client import ClientSpec, FaultyData, SimulatedClient, with_data
+from tests.support.simulate.simulated_run import BOUND_S, SimulatedRun, prove, simulated_run, small_state
+from tests.support.simulate.virtual_time import in_virtual_time
 
 BATCHES = 12
 PACE_KNOWN_AT = 7

@@ -9,22 +9,22 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.machine.operator_stimuli import KeyAdmitted, KeyRemoved
-from coordinator.machine.records import RecordBody, replay
-from coordinator.machine.stimuli import STIMULI, ClientJoined, ClientWithdrew, PauseRequested, ResumeRequested
-from coordinator.opening import ServiceOptions
-from coordinator.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
-from coordinator.store.journal import JournalRecord
-from coordinator.store.memory import MemoryJournal, MemoryStore
-from state.codecs.named import SPOKEN
-from state.config.state_file import StateFile
-from state.errors import Refused, StoreConflict
-from state.messages import Capabilities
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256, client_id_of, parse_document, sha256_hex
-from tests.support.simulated_coordinator import SlowJournal
-from tests.support.states import state_file
-from tests.support.virtual_time import VirtualClock, in_virtual_time
+from epochal.coordinator.machine.journal_records import JournalRecord
+from epochal.coordinator.machine.operator_stimuli import KeyAdmitted, KeyRemoved
+from epochal.coordinator.machine.records import RecordBody, replay
+from epochal.coordinator.machine.stimuli import STIMULI, ClientJoined, ClientWithdrew, PauseRequested, ResumeRequested
+from epochal.coordinator.run.opening import ServiceOptions
+from epochal.coordinator.run.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
+from epochal.coordinator.store.memory import MemoryJournal, MemoryStore
+from epochal.state.codecs.named import SPOKEN
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import Refused, StoreConflict
+from epochal.state.messages.requests import Capabilities
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256, client_id_of, parse_document, sha256_hex
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_coordinator import SlowJournal
+from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
 CLIENTS = 40
 INVITATION = sha256_hex(b"an invitation")
@@ -92,7 +92,7 @@ async def check_agrees(service: CoordinatorService, journal: MemoryJournal) -> N
 async def test_two_coordinators_of_one_journal_lose_and_double_nothing(
     seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "coordinator.service")
+    caplog.set_level("INFO", "epochal.coordinator.run.service")
     chance = random.Random(seed)
     journal = SlowJournal(chance)
     async with coordinators(journal, chance, state_file(config__init_min_clients=200)) as services:

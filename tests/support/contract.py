@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 
-from coordinator.api.description import OPERATIONS
-from runtime.openapi import EVERY_REQUEST
-from state.refusals import PROBLEM_TYPE_PREFIX
+from epochal.coordinator.api.description import OPERATIONS
+from epochal.runtime.http.openapi import EVERY_REQUEST
+from epochal.state.refusals import PROBLEM_TYPE_PREFIX
 
 
 @cache

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from tests.support.bounds import BOUND_S
-from tests.support.figure_rows import LINEAGE, rows
+from tests.support.data.figure_rows import LINEAGE, rows
 
 RUN_ID = "a run"
 LAST = 3

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from batching.mesh.layout import MeshLayout
-from batching.mesh.torch_mesh import RowBroadcast
-from state.tensors import Float32Array
+from epochal.batching.mesh.layout import MeshLayout
+from epochal.batching.mesh.torch_mesh import RowBroadcast
+from epochal.state.model.tensors import Float32Array
 
 FIRST = 0
 """The process that takes the optimizer's steps."""

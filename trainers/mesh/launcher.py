@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from data_providers.fetcher import FetchSettings
-from runtime.retry import MAX_DELAY_S
-from runtime.task_errors import first_error
-from state.config.model import ModelSpec
-from state.config.state_file import StateFile
-from state.errors import EpochalError, InvalidDocument, InvalidInput
-from trainers.mesh.messages import (
+from epochal.data_providers.fetcher import FetchSettings
+from epochal.runtime.retry import MAX_DELAY_S
+from epochal.runtime.task_errors import first_error
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import EpochalError, InvalidDocument, InvalidInput
+from epochal.trainers.mesh.messages import (
     Failed,
     Ready,
     Reply,
@@ -36,13 +36,13 @@ from trainers.mesh.messages import (
     write_document,
     write_tensor,
 )
-from trainers.mesh.options import MeshOptions
-from trainers.torch.micro_batches import DoesNotFit
-from trainers.torch.remote_code import is_remote_code_trusted
+from epochal.trainers.mesh.options import MeshOptions
+from epochal.trainers.torch.micro_batches import DoesNotFit
+from epochal.trainers.torch.remote_code import is_remote_code_trusted
 
 log = logging.getLogger(__name__)
 
-MODULE = "trainers.mesh.worker"
+MODULE = "epochal.trainers.mesh.worker"
 START_TIMEOUT_S = 120.0
 """Time limit within which the processes find each other; most of it is spent on importing PyTorch."""
 WAIT_FOR_OTHERS_S = 60.0

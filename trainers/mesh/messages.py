@@ -17,12 +17,12 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 from pydantic_core import to_jsonable_python
 
-from batching.round_plan import RoundPlan
-from state.errors import InvalidDocument
-from state.intervals import BatchId
-from state.tensors import Float32Array, wire_bytes
-from state.wire import canonical_json, parse_document
-from trainers.mesh.options import MeshOptions
+from epochal.batching.round_plan import RoundPlan
+from epochal.state.errors import InvalidDocument
+from epochal.state.intervals import BatchId
+from epochal.state.model.tensors import Float32Array, wire_bytes
+from epochal.state.wire import canonical_json, parse_document
+from epochal.trainers.mesh.options import MeshOptions
 
 MAX_DOCUMENT_BYTES = 16 * 1024**2
 MAX_TENSOR_BYTES = 48 * 1024**3

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from batching.mesh.layout import BATCH_AXES, MAX_DEVICES, MeshLayout, parse_mesh, spread_over
-from runtime.permissions import Permissions
-from state.errors import InvalidInput
-from trainers.architectures import NUMPY, TORCH
-from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.batching.mesh.layout import BATCH_AXES, MAX_DEVICES, MeshLayout, parse_mesh, spread_over
+from epochal.runtime.permissions import Permissions
+from epochal.state.errors import InvalidInput
+from epochal.trainers.architectures import NUMPY, TORCH
+from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 MAX_PROCESSES = 64
 MAX_BATCH_SIZE = 2**16

@@ -15,17 +15,17 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from batching.mesh.layout import MeshLayout
-from batching.mesh.rows import RowReader, global_batches
-from batching.micro_batches import Example
-from data_providers.protocol import TokenBatch
-from runtime.worker_thread import Worker
-from state.errors import EpochalError, TrainerFailed
-from state.tensors import Float32Array
-from state.wire import canonical_json
-from trainers.learner import Loss
-from trainers.mesh.collectives import MeshCollectives
-from trainers.mesh.messages import INNER, PARAMETERS, Part, RoundTask, SentTensor
+from epochal.batching.mesh.layout import MeshLayout
+from epochal.batching.mesh.rows import RowReader, global_batches
+from epochal.batching.micro_batches import Example
+from epochal.data_providers.protocol import TokenBatch
+from epochal.runtime.worker_thread import Worker
+from epochal.state.errors import EpochalError, TrainerFailed
+from epochal.state.model.tensors import Float32Array
+from epochal.state.wire import canonical_json
+from epochal.trainers.learner import Loss
+from epochal.trainers.mesh.collectives import MeshCollectives
+from epochal.trainers.mesh.messages import INNER, PARAMETERS, Part, RoundTask, SentTensor
 
 T = TypeVar("T")
 

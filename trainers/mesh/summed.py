@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from batching.micro_batches import Example
-from state.config.model import AdamW
-from state.tensors import Float32Array, Tensors
-from trainers.learner import InnerState, Loss, Model
-from trainers.mesh.collectives import MeshCollectives
-from trainers.mesh.messages import INNER, PARAMETERS, Part
+from epochal.batching.micro_batches import Example
+from epochal.state.config.model import AdamW
+from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.trainers.learner import InnerState, Loss, Model
+from epochal.trainers.mesh.collectives import MeshCollectives
+from epochal.trainers.mesh.messages import INNER, PARAMETERS, Part
 
 
 class SummedLearner:

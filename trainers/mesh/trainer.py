@@ -8,22 +8,22 @@ from typing import NoReturn, Self
 
 import numpy as np
 
-from batching.mesh.rows import global_batches
-from batching.round_plan import RoundPlan
-from data_providers.protocol import CorruptData, OutOfRange, Rejected, SourceUnavailable, TokenBatch
-from data_providers.tcp.client_connection import DataServerAccess, TicketOrAccess
-from runtime.worker_thread import Worker
-from state.config.model import ModelSpec
-from state.config.state_file import StateFile
-from state.errors import DataError, InvalidInput, TrainerFailed
-from state.tensors import Float32Array, Tensors
-from trainers.architectures import open_model
-from trainers.learner import InnerState, Loss, TentativeInnerState
-from trainers.mesh.launcher import MeshBroken, MeshProcesses, RoundTensors
-from trainers.mesh.messages import INNER, PARAMETERS, Failed, RoundDone, RoundTask, SentTensor
-from trainers.mesh.options import MeshOptions
-from trainers.protocol import TrainedRound
-from trainers.torch.micro_batches import DoesNotFit
+from epochal.batching.mesh.rows import global_batches
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import CorruptData, OutOfRange, Rejected, SourceUnavailable, TokenBatch
+from epochal.data_providers.tcp.client_connection import DataServerAccess, TicketOrAccess
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model import ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import DataError, InvalidInput, TrainerFailed
+from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.trainers.architectures import open_model
+from epochal.trainers.learner import InnerState, Loss, TentativeInnerState
+from epochal.trainers.mesh.launcher import MeshBroken, MeshProcesses, RoundTensors
+from epochal.trainers.mesh.messages import INNER, PARAMETERS, Failed, RoundDone, RoundTask, SentTensor
+from epochal.trainers.mesh.options import MeshOptions
+from epochal.trainers.protocol import TrainedRound
+from epochal.trainers.torch.micro_batches import DoesNotFit
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""One process of a client's mesh: `python -m trainers.mesh.worker`, started and ended by the agent.
+"""One process of a client's mesh: `python -m epochal.trainers.mesh.worker`, started and ended by the agent.
 
 It reads the agent's messages from standard input and answers on standard output; anything printed goes to standard
 error instead. When the input ends, the agent is gone and the process exits, whatever it is waiting for.
@@ -13,25 +13,25 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from batching.mesh.rows import loaded_indices
-from batching.round_plan import RoundPlan
-from data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, failure_kind
-from data_providers.following import FollowingDataProvider
-from data_providers.opening import open_provider
-from data_providers.protocol import DataProvider
-from data_providers.sources.cache import BlockCache
-from data_providers.tcp.client_connection import DataServerAccess
-from runtime.retry import system_jitter
-from runtime.task_errors import first_error
-from runtime.worker_thread import WorkerThread
-from state.config.model import AdamW, ModelSpec
-from state.config.state_file import StateFile
-from state.errors import DataError, EpochalError, InvalidInput, Unsupported
-from state.intervals import BatchId
-from state.wire import canonical_json, parse_document
-from trainers.architectures import TORCH, open_model
-from trainers.mesh.collectives import Meeting, MeshCollectives
-from trainers.mesh.messages import (
+from epochal.batching.mesh.rows import loaded_indices
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, failure_kind
+from epochal.data_providers.opening import open_provider
+from epochal.data_providers.protocol import DataProvider
+from epochal.data_providers.providers.following import FollowingDataProvider
+from epochal.data_providers.sources.cache import BlockCache
+from epochal.data_providers.tcp.client_connection import DataServerAccess
+from epochal.runtime.retry import system_jitter
+from epochal.runtime.task_errors import first_error
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.config.model import AdamW, ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import DataError, EpochalError, InvalidInput, Unsupported
+from epochal.state.intervals import BatchId
+from epochal.state.wire import canonical_json, parse_document
+from epochal.trainers.architectures import TORCH, open_model
+from epochal.trainers.mesh.collectives import Meeting, MeshCollectives
+from epochal.trainers.mesh.messages import (
     ENDED_WITH_AGENT,
     Failed,
     Ready,
@@ -45,10 +45,10 @@ from trainers.mesh.messages import (
     write_document,
     write_tensor,
 )
-from trainers.mesh.rounds import AgentTensors, CalledOff, MeshLearner, MeshRounds
-from trainers.mesh.summed import SummedLearner
-from trainers.torch.micro_batches import DoesNotFit
-from trainers.torch.remote_code import trust_remote_code
+from epochal.trainers.mesh.rounds import AgentTensors, CalledOff, MeshLearner, MeshRounds
+from epochal.trainers.mesh.summed import SummedLearner
+from epochal.trainers.torch.micro_batches import DoesNotFit
+from epochal.trainers.torch.remote_code import trust_remote_code
 
 
 class MeshWorker:
@@ -65,7 +65,7 @@ class MeshWorker:
         self._use_device: Callable[[], None] = lambda: None
         torch_options = options.torch
         if options.trainer == TORCH:
-            from trainers.torch.sharding import device_of, use_device
+            from epochal.trainers.torch.sharding import device_of, use_device
 
             device = device_of(torch_options, start.process, options.process_count)
             self._device_type, torch_options = device.type, replace(torch_options, device=str(device))
@@ -114,8 +114,8 @@ class MeshWorker:
         self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker)
 
     def _sharded_learner(self, optimizer: AdamW | None) -> MeshLearner:
-        from trainers.torch.sharded import ShardableModel
-        from trainers.torch.sharding import device_mesh
+        from epochal.trainers.torch.sharded import ShardableModel
+        from epochal.trainers.torch.sharding import device_mesh
 
         assert isinstance(self._model, ShardableModel), "the agent checks the architecture"
         mesh = device_mesh(self._device_type, self._start.options.shard_grid, self._start.timeout_s)

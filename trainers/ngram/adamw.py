@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from state.config.model import AdamW
-from state.tensors import Tensors
+from epochal.state.config.model import AdamW
+from epochal.state.model.tensors import Tensors
 
 FIRST, SECOND = "first/", "second/"
 _NORM_EPSILON = 1e-6

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from batching.micro_batches import Example
-from data_providers.protocol import IGNORED_LABEL
-from state.config.model import AdamW, NgramConfig
-from state.errors import TrainerFailed
-from state.tensors import Float32Array, Tensors
-from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions, Shapes
-from trainers.ngram.adamw import FIRST, SECOND, AdamWState, adamw_step
-from trainers.ngram.model import (
+from epochal.batching.micro_batches import Example
+from epochal.data_providers.protocol import IGNORED_LABEL
+from epochal.state.config.model import AdamW, NgramConfig
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions, Shapes
+from epochal.trainers.ngram.adamw import FIRST, SECOND, AdamWState, adamw_step
+from epochal.trainers.ngram.model import (
     VOCABULARY,
     Gradient,
     add_gradient,

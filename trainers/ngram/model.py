@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.micro_batches import Example
-from data_providers.protocol import IGNORED_LABEL
-from state.config.model import NgramConfig
-from state.errors import TrainerFailed
-from state.tensors import Tensors
+from epochal.batching.micro_batches import Example
+from epochal.data_providers.protocol import IGNORED_LABEL
+from epochal.state.config.model import NgramConfig
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Tensors
 
 VOCABULARY = 256
 """Tokens are bytes."""

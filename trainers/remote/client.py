@@ -13,12 +13,12 @@ from dataclasses import replace
 import httpx
 from pydantic import TypeAdapter
 
-from runtime.http_client import is_temporary, open_client, reason_of, refusal_in, user_mistake, whole_answer
-from runtime.retry import RetryPolicy, retry_after_s
-from state.errors import EpochalError, Refused, TrainerFailed
-from state.refusals import Refusal
-from state.wire import canonical_json, parse_document
-from trainers.remote.wire import (
+from epochal.runtime.http.client import is_temporary, open_client, reason_of, refusal_in, user_mistake, whole_answer
+from epochal.runtime.retry import RetryPolicy, retry_after_s
+from epochal.state.errors import EpochalError, Refused, TrainerFailed
+from epochal.state.refusals import Refusal
+from epochal.state.wire import canonical_json, parse_document
+from epochal.trainers.remote.wire import (
     IDEMPOTENCY_KEY,
     SESSIONS,
     ChunkAnswer,

@@ -15,20 +15,20 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from batching.chunking.columns import ColumnChunk, Rows, chunk_columns
-from batching.chunking.policies import BYTES, ChunkLimits, ChunkPolicy
-from batching.micro_batches import MicroBatch, micro_batches
-from batching.round_plan import RoundPlan
-from data_providers.protocol import TokenBatch
-from runtime.task_errors import first_error
-from runtime.worker_thread import Worker
-from state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
-from state.refusals import Refusal
-from state.tensors import Float32Array, InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
-from trainers.learner import Loss, Model
-from trainers.protocol import TrainedRound
-from trainers.remote.client import TrainingServiceClient
-from trainers.remote.wire import (
+from epochal.batching.chunking.columns import ColumnChunk, Rows, chunk_columns
+from epochal.batching.chunking.policies import BYTES, ChunkLimits, ChunkPolicy
+from epochal.batching.micro_batches import MicroBatch, micro_batches
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import TokenBatch
+from epochal.runtime.task_errors import first_error
+from epochal.runtime.worker_thread import Worker
+from epochal.state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
+from epochal.state.model.tensors import Float32Array, InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
+from epochal.state.refusals import Refusal
+from epochal.trainers.learner import Loss, Model
+from epochal.trainers.protocol import TrainedRound
+from epochal.trainers.remote.client import TrainingServiceClient
+from epochal.trainers.remote.wire import (
     ChunkAnswer,
     OptimStepRequest,
     ServiceLimits,

@@ -19,15 +19,15 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from batching.chunking.columns import Rows
-from batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
-from batching.micro_batches import Example, examples_of
-from data_providers.protocol import CorruptData, TokenBatch
-from state.config.model import AdamW, ModelSpec
-from state.errors import InvalidDocument, Refused, TrainerFailed
-from state.refusals import Refusal
-from state.wire import strict_json
-from state.wire_document import WireDocument
+from epochal.batching.chunking.columns import Rows
+from epochal.batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
+from epochal.batching.micro_batches import Example, examples_of
+from epochal.data_providers.protocol import CorruptData, TokenBatch
+from epochal.state.config.model import AdamW, ModelSpec
+from epochal.state.errors import InvalidDocument, Refused, TrainerFailed
+from epochal.state.refusals import Refusal
+from epochal.state.wire import strict_json
+from epochal.state.wire_document import WireDocument
 
 SESSIONS = "/v1/sessions"
 IDEMPOTENCY_KEY = "Idempotency-Key"

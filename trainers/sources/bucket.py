@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_providers.protocol import SourceUnavailable
-from data_providers.sources.bucket_errors import request_error
-from runtime.buckets import (
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.sources.bucket_errors import request_error
+from epochal.runtime.buckets import (
     Bucket,
     StoreAccess,
     endpoint_of,
@@ -16,8 +16,8 @@ from runtime.buckets import (
     store_of,
     version_of,
 )
-from runtime.permissions import OWNERS, Permissions
-from state.errors import InvalidInput, ModelUnavailable, NotAllowed
+from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.state.errors import InvalidInput, ModelUnavailable, NotAllowed
 
 RANGE_TIMEOUT = "120s"
 """Maximum time for one range of a file, of up to `reading.CHUNK_BYTES`."""

@@ -5,7 +5,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from state.tensors import Float32Array
+from epochal.state.model.tensors import Float32Array
 
 RawBytes = npt.NDArray[np.uint8]
 

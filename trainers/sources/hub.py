@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
-from runtime.retry import RetryPolicy
-from state.errors import InvalidInput, ModelUnavailable
-from trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
-from trainers.sources.local import LocalFile
-from trainers.sources.origin import Origin
+from epochal.runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import InvalidInput, ModelUnavailable
+from epochal.trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from epochal.trainers.sources.local import LocalFile
+from epochal.trainers.sources.origin import Origin
 
 _COMMIT_DIGITS = 40
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from state.errors import InvalidInput
-from state.replica import CHECKPOINT_FORMAT, MOMENTUM_PREFIX, PARAMETERS_PREFIX
-from state.tensors import Float32Array
-from trainers.learner import Shapes
-from trainers.sources.folder_source import ONLY_SAFETENSORS, OTHER_FORMATS, FolderSource
-from trainers.sources.protocol import ModelSource
-from trainers.sources.reading import read_tensors
-from trainers.sources.weights_file import WeightsFile, open_weights
+from epochal.state.errors import InvalidInput
+from epochal.state.model.replica import CHECKPOINT_FORMAT, MOMENTUM_PREFIX, PARAMETERS_PREFIX
+from epochal.state.model.tensors import Float32Array
+from epochal.trainers.learner import Shapes
+from epochal.trainers.sources.folder_source import ONLY_SAFETENSORS, OTHER_FORMATS, FolderSource
+from epochal.trainers.sources.protocol import ModelSource
+from epochal.trainers.sources.reading import read_tensors
+from epochal.trainers.sources.weights_file import WeightsFile, open_weights
 
 
 class LocalFile:

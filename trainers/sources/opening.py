@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from runtime.buckets import Bucket
-from runtime.hub import HUB_HOST
-from runtime.permissions import OWNERS, Permissions
-from state.config.data_location import S3, Gcp
-from state.config.model import Checkpoint, Gcs, Hub, LocalCheckpoint, S3Checkpoint
-from state.errors import InternalError, InvalidInput
-from trainers.sources.bucket import BucketFolder
-from trainers.sources.folder_source import FolderSource
-from trainers.sources.hub import HubFolder
-from trainers.sources.local import local_source
-from trainers.sources.protocol import ModelSource
+from epochal.runtime.buckets import Bucket
+from epochal.runtime.hub import HUB_HOST
+from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.state.config.data_location import S3, Gcp
+from epochal.state.config.model import Checkpoint, Gcs, Hub, LocalCheckpoint, S3Checkpoint
+from epochal.state.errors import InternalError, InvalidInput
+from epochal.trainers.sources.bucket import BucketFolder
+from epochal.trainers.sources.folder_source import FolderSource
+from epochal.trainers.sources.hub import HubFolder
+from epochal.trainers.sources.local import local_source
+from epochal.trainers.sources.protocol import ModelSource
 
 
 def open_source(checkpoint: Checkpoint, permissions: Permissions = OWNERS) -> ModelSource:

@@ -8,13 +8,13 @@ there is one.
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from state.tensors import Float32Array
-from trainers.learner import Shapes
-from trainers.sources.origin import Origin
+from epochal.state.model.tensors import Float32Array
+from epochal.trainers.learner import Shapes
+from epochal.trainers.sources.origin import Origin
 
 
 class ModelSource(Protocol):
-    """Where a model comes from. `trainers.sources.opening.open_source` opens one.
+    """Where a model comes from. `epochal.trainers.sources.opening.open_source` opens one.
 
     Every method raises `InvalidInput` if the source does not hold what it should, or refuses, and `ModelUnavailable`
     if it does not answer now or a disk is full.

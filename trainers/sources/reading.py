@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from state.errors import InvalidInput, TrainerFailed
-from state.layout_difference import MAX_DIFFERENCES_SHOWN
-from state.tensors import Float32Array
-from state.value_checks import check_values
-from trainers.learner import Shapes
-from trainers.sources.experts import stored_forms
-from trainers.sources.float_types import FloatType, float_type_of, to_float32
-from trainers.sources.protocol import ModelFile
-from trainers.sources.weights_file import StoredTensor, WeightsFile, read_bytes
+from epochal.state.errors import InvalidInput, TrainerFailed
+from epochal.state.model.layout_difference import MAX_DIFFERENCES_SHOWN
+from epochal.state.model.tensors import Float32Array
+from epochal.state.model.value_checks import check_values
+from epochal.trainers.learner import Shapes
+from epochal.trainers.sources.experts import stored_forms
+from epochal.trainers.sources.float_types import FloatType, float_type_of, to_float32
+from epochal.trainers.sources.protocol import ModelFile
+from epochal.trainers.sources.weights_file import StoredTensor, WeightsFile, read_bytes
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Bytes of a file that are read at a time."""

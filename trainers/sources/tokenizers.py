@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from state.errors import InvalidInput, ModelUnavailable
-from trainers.sources.protocol import ModelSource
+from epochal.state.errors import InvalidInput, ModelUnavailable
+from epochal.trainers.sources.protocol import ModelSource
 
 TOKENIZER_FILE, VOCABULARY_FILE = "tokenizer.json", "vocab.json"
 LISTS_OF_TOKENS = (TOKENIZER_FILE, VOCABULARY_FILE)

@@ -1,7 +1,7 @@
 """One safetensors file of a model's weights, as any program writes it: its header, and the places of its tensors.
 
-`state.tensors` reads the strict subset of the format in which a run's own tensors travel. Here the types, the order
-and the metadata are the writer's; but the bytes must be there, and no two tensors may share them:
+`epochal.state.model.tensors` reads the strict subset of the format in which a run's own tensors travel. Here the
+types, the order and the metadata are the writer's; but the bytes must be there, and no two tensors may share them:
 https://huggingface.co/docs/safetensors/index#format.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from state.errors import InvalidInput
-from state.tensors import MAX_DIMENSIONS
-from state.wire import check_json_values, unique_keys
-from trainers.sources.protocol import ModelFile
+from epochal.state.errors import InvalidInput
+from epochal.state.model.tensors import MAX_DIMENSIONS
+from epochal.state.wire import check_json_values, unique_keys
+from epochal.trainers.sources.protocol import ModelFile
 
 MAX_WEIGHTS_HEADER_BYTES = 100_000_000
 """Maximum size of a header, as in the safetensors library."""

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from state.config.model import AdamW
-from state.errors import TrainerFailed
-from state.tensors import Float32Array
-from trainers.learner import InnerState
-from trainers.torch.devices import copied_out, copy_in
+from epochal.state.config.model import AdamW
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Float32Array
+from epochal.trainers.learner import InnerState
+from epochal.trainers.torch.devices import copied_out, copy_in
 
 FIRST, SECOND = "first/", "second/"
 """Prefixes of a parameter's name: its first moment, and its second."""

@@ -4,9 +4,9 @@ from importlib.util import find_spec
 
 import torch
 
-from state.errors import InvalidInput
-from trainers.torch.devices import Placement
-from trainers.torch.options import ATTENTIONS, TorchOptions
+from epochal.state.errors import InvalidInput
+from epochal.trainers.torch.devices import Placement
+from epochal.trainers.torch.options import ATTENTIONS, TorchOptions
 
 FLASH_ATTENTION = "flash_attention_2"
 FLASH_PACKAGE = "flash_attn"

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from state.config.model import ModelSpec
-from state.errors import Mistake, Unsupported
-from trainers.torch.devices import is_out_of_memory
-from trainers.torch.forward_trial import (
+from epochal.state.config.model import ModelSpec
+from epochal.state.errors import Mistake, Unsupported
+from epochal.trainers.torch.devices import is_out_of_memory
+from epochal.trainers.torch.forward_trial import (
     TRIED_VOCABULARY,
     check_computable,
     check_shapes,
@@ -21,7 +21,7 @@ from trainers.torch.forward_trial import (
     logits_of,
     tried_row,
 )
-from trainers.torch.hf_config import CONFIG_PLACE, NOT_TRAINED, build_module, hf_config
+from epochal.trainers.torch.hf_config import CONFIG_PLACE, NOT_TRAINED, build_module, hf_config
 
 TOLERANCE = 1e-5
 """Largest movement that is rounding, as a part of the largest logit. Of models that look ahead it is above 1e-4."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from state.errors import InvalidConfig, Mistake
-from trainers.torch.hf_config import CONFIG_PLACE, NEVER_BUILT, quiet
+from epochal.state.errors import InvalidConfig, Mistake
+from epochal.trainers.torch.hf_config import CONFIG_PLACE, NEVER_BUILT, quiet
 
 _ANY_MODEL = """_attn_implementation _commit_hash _name_or_path add_cross_attention architectures attn_implementation
     auto_map code_revision cross_attention_hidden_size dtype experts_implementation finetuning_task is_decoder

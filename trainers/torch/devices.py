@@ -8,10 +8,10 @@ from typing import Self
 import numpy as np
 import torch
 
-from state.errors import InvalidInput, TrainerFailed
-from state.tensors import Float32Array
-from trainers.torch.objective import TensorBatch
-from trainers.torch.options import TorchOptions
+from epochal.state.errors import InvalidInput, TrainerFailed
+from epochal.state.model.tensors import Float32Array
+from epochal.trainers.torch.objective import TensorBatch
+from epochal.trainers.torch.options import TorchOptions
 
 OUT_OF_MEMORY_SIGNS = (
     "out of memory",

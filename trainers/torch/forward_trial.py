@@ -10,9 +10,9 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from state.errors import Mistake, Unsupported
-from trainers.torch.devices import is_out_of_memory
-from trainers.torch.hf_config import CONFIG_PLACE, NOT_TRAINED, first_line, quiet
+from epochal.state.errors import Mistake, Unsupported
+from epochal.trainers.torch.devices import is_out_of_memory
+from epochal.trainers.torch.hf_config import CONFIG_PLACE, NOT_TRAINED, first_line, quiet
 
 TRIED_PLACES = 8
 """Length of the row that is computed."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from state.config.model import Architecture, ModelSpec
-from state.errors import Mistake, Unsupported
-from trainers.sources.origin import CODE_COMMIT_KEY, CODE_KEY, MODEL_CLASSES, REPOSITORY_KEY
-from trainers.sources.reading import ROUTING_BIASES
-from trainers.torch.remote_code import is_remote_code_trusted
+from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.errors import Mistake, Unsupported
+from epochal.trainers.sources.origin import CODE_COMMIT_KEY, CODE_KEY, MODEL_CLASSES, REPOSITORY_KEY
+from epochal.trainers.sources.reading import ROUTING_BIASES
+from epochal.trainers.torch.remote_code import is_remote_code_trusted
 
 MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architecture.HF_DEEPSEEK: "deepseek"}
 """How the `model_type` of an architecture's configs begins; `HfAuto` takes any."""
@@ -72,8 +72,8 @@ def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str,
     import torch
     from transformers import AutoModelForCausalLM
 
-    from trainers.torch.attention import RIGHT_PADDED_SDPA, register_attention
-    from trainers.torch.devices import is_out_of_memory
+    from epochal.trainers.torch.attention import RIGHT_PADDED_SDPA, register_attention
+    from epochal.trainers.torch.devices import is_out_of_memory
 
     register_attention()
     _log_as_others_do()

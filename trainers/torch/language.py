@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from batching.micro_batches import Example
-from data_providers.protocol import IGNORED_LABEL
-from state.errors import TrainerFailed
-from trainers.torch.devices import reason_of
-from trainers.torch.objective import BatchLoss, TensorBatch
+from epochal.batching.micro_batches import Example
+from epochal.data_providers.protocol import IGNORED_LABEL
+from epochal.state.errors import TrainerFailed
+from epochal.trainers.torch.devices import reason_of
+from epochal.trainers.torch.objective import BatchLoss, TensorBatch
 
 CPU_PLACES = 4096
 """Places of a micro-batch on a CPU: more do not make it faster, and where memory ends the system kills the process."""

@@ -9,16 +9,16 @@ from typing import SupportsFloat
 import numpy as np
 import torch
 
-from batching.micro_batches import Example
-from state.config.model import AdamW
-from state.errors import TrainerFailed
-from state.tensors import Float32Array
-from trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions
-from trainers.torch.adamw import FusedAdamW
-from trainers.torch.devices import CopiesAhead, DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
-from trainers.torch.micro_batches import MicroBatchSize, grouped
-from trainers.torch.objective import Objective, TensorBatch
-from trainers.torch.options import TorchOptions
+from epochal.batching.micro_batches import Example
+from epochal.state.config.model import AdamW
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Float32Array
+from epochal.trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions
+from epochal.trainers.torch.adamw import FusedAdamW
+from epochal.trainers.torch.devices import CopiesAhead, DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
+from epochal.trainers.torch.micro_batches import MicroBatchSize, grouped
+from epochal.trainers.torch.objective import Objective, TensorBatch
+from epochal.trainers.torch.options import TorchOptions
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ are the same for every cut, within the rounding of float sums.
 
 from collections.abc import Sequence
 
-from state.errors import EpochalError
+from epochal.state.errors import EpochalError
 
 
 class DoesNotFit(EpochalError):

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from state.config.model import AdamW, ModelSpec
-from state.errors import TrainerFailed, Unsupported
-from state.tensors import Tensors
-from trainers.torch.causality import check_causal, check_untrained
-from trainers.torch.forward_trial import check_computable, check_dimensions
-from trainers.torch.hf_config import build_module, hf_config
-from trainers.torch.language import NextTokenLoss
-from trainers.torch.learner import TorchLearner
-from trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.state.config.model import AdamW, ModelSpec
+from epochal.state.errors import TrainerFailed, Unsupported
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.torch.causality import check_causal, check_untrained
+from epochal.trainers.torch.forward_trial import check_computable, check_dimensions
+from epochal.trainers.torch.hf_config import build_module, hf_config
+from epochal.trainers.torch.language import NextTokenLoss
+from epochal.trainers.torch.learner import TorchLearner
+from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 if TYPE_CHECKING:  # imported where there is a mesh
     from torch.distributed.device_mesh import DeviceMesh
 
-    from trainers.torch.sharded import ShardedLearner
+    from epochal.trainers.torch.sharded import ShardedLearner
 
 MAX_KNOWN_LAYOUTS = 8
 """Models whose parameters' names and shapes are remembered: they are asked for with every checkpoint."""
@@ -88,8 +88,8 @@ class HfModel:
     def sharded_learner(
         self, mesh: "DeviceMesh", optimizer: AdamW | None, fitting_places: int | None
     ) -> "ShardedLearner":
-        """Return this process's part of the model, as `trainers.torch.sharded.ShardableModel` says."""
-        from trainers.torch.sharded import ShardedLearner
+        """Return this process's part of the model, as `epochal.trainers.torch.sharded.ShardableModel` says."""
+        from epochal.trainers.torch.sharded import ShardedLearner
 
         build = partial(build_module, self._spec, self._options.attention)
         return ShardedLearner(build, self._objective(), self._options, mesh, optimizer, fitting_places)

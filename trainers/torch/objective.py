@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from batching.micro_batches import Example
+from epochal.batching.micro_batches import Example
 
 
 @dataclass(frozen=True, slots=True, eq=False)

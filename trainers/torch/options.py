@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from state.errors import InvalidInput
+from epochal.state.errors import InvalidInput
 
 PRECISIONS = ("auto", "bf16", "float32")
 ATTENTIONS = ("auto", "sdpa", "flash_attention_2", "eager")

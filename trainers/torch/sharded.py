@@ -14,17 +14,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from batching.micro_batches import Example
-from state.config.model import AdamW
-from state.errors import EpochalError, TrainerFailed
-from state.tensors import Float32Array
-from trainers.learner import Loss
-from trainers.torch.adamw import FIRST, SECOND, FusedAdamW
-from trainers.torch.devices import CopiesAhead, Placement, is_out_of_memory, reason_of
-from trainers.torch.micro_batches import DoesNotFit, MicroBatchSize, grouped
-from trainers.torch.objective import BatchLoss, Objective
-from trainers.torch.options import TorchOptions
-from trainers.torch.sharding import ShardedModule, norm_over, shard_of, sharded
+from epochal.batching.micro_batches import Example
+from epochal.state.config.model import AdamW
+from epochal.state.errors import EpochalError, TrainerFailed
+from epochal.state.model.tensors import Float32Array
+from epochal.trainers.learner import Loss
+from epochal.trainers.torch.adamw import FIRST, SECOND, FusedAdamW
+from epochal.trainers.torch.devices import CopiesAhead, Placement, is_out_of_memory, reason_of
+from epochal.trainers.torch.micro_batches import DoesNotFit, MicroBatchSize, grouped
+from epochal.trainers.torch.objective import BatchLoss, Objective
+from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.sharding import ShardedModule, norm_over, shard_of, sharded
 
 _NO_EXAMPLE = Example(np.zeros(1, np.uint32))
 """One in which nothing is predicted."""
@@ -48,7 +48,7 @@ class ShardableModel(Protocol):
 
 
 class ShardedLearner:
-    """One process's part of a torch model; `trainers.mesh.rounds.MeshLearner` says what the calls do.
+    """One process's part of a torch model; `epochal.trainers.mesh.rounds.MeshLearner` says what the calls do.
 
     Losses stay on the device until the end of the round.
 

@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from state.errors import InvalidInput
-from state.tensors import Float32Array
-from trainers.torch.devices import Placement, copied_out, copy_in
-from trainers.torch.options import TorchOptions
+from epochal.state.errors import InvalidInput
+from epochal.state.model.tensors import Float32Array
+from epochal.trainers.torch.devices import Placement, copied_out, copy_in
+from epochal.trainers.torch.options import TorchOptions
 
 FIRST = 0
 """The process that exchanges whole tensors with the agent."""

@@ -13,10 +13,10 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as proto
 
-from batching.micro_batches import Example
-from data_providers.protocol import IGNORED_LABEL
-from state.errors import Refused
-from state.refusals import Refusal
+from epochal.batching.micro_batches import Example
+from epochal.data_providers.protocol import IGNORED_LABEL
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
 
 LOSS = "cross_entropy"
 TARGETS, WEIGHTS, LOGPROBS = "target_tokens", "weights", "logprobs"

@@ -5,11 +5,11 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from runtime.http_bodies import read_body, steady_body_pieces
-from state.config.model import AdamW
-from state.errors import Refused
-from state.refusals import Refusal
-from state.wire import strict_json
+from epochal.runtime.http.bodies import read_body, steady_body_pieces
+from epochal.state.config.model import AdamW
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import strict_json
 
 MAX_MODELS_PER_SESSION = 16
 MAX_MESSAGE_BYTES = 64 * 1024

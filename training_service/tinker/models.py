@@ -13,15 +13,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from runtime.durable_files import replace_file
-from state.config.model import AdamW, ModelSpec
-from state.errors import Refused, TrainerFailed
-from state.refusals import Refusal
-from state.tensors import InvalidTensorFile, encode_tensor_file, parse_tensor_file
-from trainers.architectures import ARCHITECTURES
-from trainers.learner import NO_INNER_STATE, InnerState, LossOptions
-from training_service.sessions import open_served_model
-from training_service.tinker.examples import WeightedExamples, encode_output
+from epochal.runtime.files.durable_files import replace_file
+from epochal.state.config.model import AdamW, ModelSpec
+from epochal.state.errors import Refused, TrainerFailed
+from epochal.state.model.tensors import InvalidTensorFile, encode_tensor_file, parse_tensor_file
+from epochal.state.refusals import Refusal
+from epochal.trainers.architectures import ARCHITECTURES
+from epochal.trainers.learner import NO_INNER_STATE, InnerState, LossOptions
+from epochal.training_service.sessions import open_served_model
+from epochal.training_service.tinker.examples import WeightedExamples, encode_output
 
 _SIZES = re.compile(r"\w+=[0-9]{1,9}(?:,\w+=[0-9]{1,9})*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

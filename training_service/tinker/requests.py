@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runtime.clock import Clock
-from runtime.worker_thread import Worker
-from state.errors import EpochalError, Refused
-from state.refusals import Refusal
+from epochal.runtime.clock import Clock
+from epochal.runtime.worker_thread import Worker
+from epochal.state.errors import EpochalError, Refused
+from epochal.state.refusals import Refusal
 
 log = logging.getLogger(__name__)
 

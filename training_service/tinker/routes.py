@@ -12,11 +12,11 @@ from fastapi import APIRouter, Depends, Header, Request
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from state.errors import Refused
-from state.refusals import Refusal
-from training_service.bodies import sender_of_request
-from training_service.tinker.examples import ForwardBackward, decode_request
-from training_service.tinker.messages import (
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.training_service.bodies import sender_of_request
+from epochal.training_service.tinker.examples import ForwardBackward, decode_request
+from epochal.training_service.tinker.messages import (
     ADAMW,
     AboutModel,
     AboutSession,
@@ -28,9 +28,9 @@ from training_service.tinker.messages import (
     SaveWeights,
     read_message,
 )
-from training_service.tinker.models import base_models, parse_base_model, saved_base_model
-from training_service.tinker.requests import QueuedRequest
-from training_service.tinker.service import ServedModel, TinkerService, number_of
+from epochal.training_service.tinker.models import base_models, parse_base_model, saved_base_model
+from epochal.training_service.tinker.requests import QueuedRequest
+from epochal.training_service.tinker.service import ServedModel, TinkerService, number_of
 
 PREFIX = "/api/v1"
 MAX_TELEMETRY_BYTES = 8 * 1024**2

@@ -4,16 +4,16 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.clock import Clock
-from runtime.worker_thread import Worker
-from state.errors import Refused
-from state.refusals import Refusal
-from training_service.bodies import BodyRoom
-from training_service.metrics import TrainingMetrics
-from training_service.service import TrainingService, TrainingServiceOptions
-from training_service.sessions import SessionTable
-from training_service.tinker.models import TinkerModel
-from training_service.tinker.requests import RequestQueue
+from epochal.runtime.clock import Clock
+from epochal.runtime.worker_thread import Worker
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.training_service.bodies import BodyRoom
+from epochal.training_service.metrics import TrainingMetrics
+from epochal.training_service.service import TrainingService, TrainingServiceOptions
+from epochal.training_service.sessions import SessionTable
+from epochal.training_service.tinker.models import TinkerModel
+from epochal.training_service.tinker.requests import RequestQueue
 
 log = logging.getLogger(__name__)
 

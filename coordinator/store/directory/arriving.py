@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.store.directory.failures import is_passing, repeated_while_passing, store_failure
-from runtime.durable_files import Disk, open_private
-from state.errors import StoreFailed
-from state.tensors import Buffer
-from state.wire import Sha256
+from epochal.coordinator.store.directory.failures import is_passing, repeated_while_passing, store_failure
+from epochal.runtime.files.durable_files import Disk, open_private
+from epochal.state.errors import StoreFailed
+from epochal.state.model.tensors import Buffer
+from epochal.state.wire import Sha256
 
 MIN_PIECE_BYTES = 128 * 1024
 MAX_PIECE_BYTES = 1024 * 1024

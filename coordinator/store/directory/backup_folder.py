@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.directory.journal_files import proof_file, segment_file
-from coordinator.store.directory.keys import ADMIN_FILE, KEY_FILE, KEYS_FOLDER
-from coordinator.store.directory.segments import encode_mark, encode_segment
-from coordinator.store.journal import Segment, StoredProof
-from coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
-from runtime.durable_files import (
+from epochal.coordinator.machine.journal_records import Segment
+from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.directory.journal_files import proof_file, segment_file
+from epochal.coordinator.store.directory.keys import ADMIN_FILE, KEY_FILE, KEYS_FOLDER
+from epochal.coordinator.store.directory.segments import encode_mark, encode_segment
+from epochal.coordinator.store.journal import StoredProof
+from epochal.coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
+from epochal.runtime.files.durable_files import (
     PRIVATE_FOLDER_MODE,
     PRIVATE_MODE,
     make_folder,
@@ -31,8 +32,8 @@ from runtime.durable_files import (
     replace_file,
     sync_folder,
 )
-from state.errors import InvalidDocument, InvalidInput, StoreFailed
-from state.wire import Sha256, canonical_json, parse_document, sha256_hex
+from epochal.state.errors import InvalidDocument, InvalidInput, StoreFailed
+from epochal.state.wire import Sha256, canonical_json, parse_document, sha256_hex
 
 NOTE_FILE = "backup.json"
 INCOMPLETE_FILE = "incomplete-backup"

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
-from coordinator.store.blobs import (
+from epochal.coordinator.store.blobs import (
     STREAM_BYTES,
     BytesOfBlob,
     OpenBlob,
@@ -22,13 +22,20 @@ from coordinator.store.blobs import (
     check_growth,
     check_room,
 )
-from coordinator.store.directory.arriving import Arriving, in_thread, piece_bytes
-from coordinator.store.directory.byte_counts import ByteCounts
-from coordinator.store.directory.failures import store_failure
-from coordinator.store.directory.packs import MAX_PACKED_BYTES, PackedBlobs, PackedPlace, read_packed
-from runtime.durable_files import PRIVATE_FOLDER_MODE, REAL_DISK, Disk, create_file, make_folder, sync_folder
-from state.errors import StoreBlocked, StoreFailed
-from state.wire import Sha256
+from epochal.coordinator.store.directory.arriving import Arriving, in_thread, piece_bytes
+from epochal.coordinator.store.directory.byte_counts import ByteCounts
+from epochal.coordinator.store.directory.failures import store_failure
+from epochal.coordinator.store.directory.packs import MAX_PACKED_BYTES, PackedBlobs, PackedPlace, read_packed
+from epochal.runtime.files.durable_files import (
+    PRIVATE_FOLDER_MODE,
+    REAL_DISK,
+    Disk,
+    create_file,
+    make_folder,
+    sync_folder,
+)
+from epochal.state.errors import StoreBlocked, StoreFailed
+from epochal.state.wire import Sha256
 
 BLOBS_FOLDER = "blobs"
 FORGOTTEN_AFTER_S = 86_400.0

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from runtime.os_errors import Obstacle, obstacle_of, reason_of
-from state.errors import StoreBlocked, StoreFailed
+from epochal.runtime.os_errors import Obstacle, obstacle_of, reason_of
+from epochal.state.errors import StoreBlocked, StoreFailed
 
 PASSING_S = 5.0
 """Maximum time for which work is repeated while descriptors or memory have run out."""

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from coordinator.store.directory.failures import repeated_while_passing, store_failure
-from coordinator.store.directory.journal_files import (
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
+from epochal.coordinator.store.directory.failures import repeated_while_passing, store_failure
+from epochal.coordinator.store.directory.journal_files import (
     HISTORY_FILE,
     number_of,
     path_of,
@@ -19,11 +20,17 @@ from coordinator.store.directory.journal_files import (
     read_if_there,
     segment_paths,
 )
-from coordinator.store.directory.segments import ParsedSegment, encode_entry, encode_mark, encode_segment, parse_segment
-from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
-from runtime.durable_files import PRIVATE_MODE, Disk, open_new_file, replace_file, sync_folder
-from runtime.worker_thread import WorkerThread
-from state.errors import StoreBlocked, StoreConflict, StoreFailed
+from epochal.coordinator.store.directory.segments import (
+    ParsedSegment,
+    encode_entry,
+    encode_mark,
+    encode_segment,
+    parse_segment,
+)
+from epochal.coordinator.store.journal import StoredProof, Tail
+from epochal.runtime.files.durable_files import PRIVATE_MODE, Disk, open_new_file, replace_file, sync_folder
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.errors import StoreBlocked, StoreConflict, StoreFailed
 
 log = logging.getLogger(__name__)
 

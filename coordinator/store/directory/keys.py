@@ -7,10 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.store.keys import KEY_LOST
-from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE, make_folder, replace_file, sync_folder
-from runtime.key_file import load_or_create_private_key, load_private_key
-from state.errors import StoreFailed
+from epochal.coordinator.store.keys import KEY_LOST
+from epochal.runtime.files.durable_files import (
+    PRIVATE_FOLDER_MODE,
+    PRIVATE_MODE,
+    make_folder,
+    replace_file,
+    sync_folder,
+)
+from epochal.runtime.files.key_file import load_or_create_private_key, load_private_key
+from epochal.state.errors import StoreFailed
 
 KEYS_FOLDER = "keys"
 KEY_FILE = "coordinator.key"

@@ -8,8 +8,8 @@ moved-to     once the run lies elsewhere
 
 from pathlib import Path
 
-from runtime.durable_files import PRIVATE_MODE, replace_file, sync_folder
-from state.errors import InvalidInput
+from epochal.runtime.files.durable_files import PRIVATE_MODE, replace_file, sync_folder
+from epochal.state.errors import InvalidInput
 
 MOVED_FILE = "moved-to"
 MOVING_FILE = "moving-to"

@@ -24,11 +24,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from coordinator.store.directory.arriving import in_thread
-from coordinator.store.directory.byte_counts import ByteCounts
-from runtime.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE, Disk, make_folder, open_private, sync_folder
-from state.errors import StoreBlocked, StoreFailed
-from state.wire import Sha256
+from epochal.coordinator.store.directory.arriving import in_thread
+from epochal.coordinator.store.directory.byte_counts import ByteCounts
+from epochal.runtime.files.durable_files import (
+    PRIVATE_FOLDER_MODE,
+    PRIVATE_MODE,
+    Disk,
+    make_folder,
+    open_private,
+    sync_folder,
+)
+from epochal.state.errors import StoreBlocked, StoreFailed
+from epochal.state.wire import Sha256
 
 PACKS_FOLDER = "packs"
 MAX_PACKED_BYTES = 64 * 1024

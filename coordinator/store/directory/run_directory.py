@@ -7,7 +7,7 @@ RUN_DIR/
 ├── backup.json             in a backup from which nobody has started (coordinator/store/directory/backup_folder.py)
 ├── state.toml              the run's state file, rewritten at phase changes; a new run can start from it
 ├── journal/00000000.log    numbered segments (coordinator/store/directory/segments.py)
-├── journal/history.kept    the run's history, derived from the segments (coordinator/kept_history.py)
+├── journal/history.kept    the run's history, derived from the segments (coordinator/insight/kept_history.py)
 ├── object-stores.json      which object stores hold blobs (coordinator/store/object_store/opening.py)
 ├── blobs/ab/abcd…          results and checkpoints by SHA-256 (coordinator/store/directory/blobs.py)
 ├── blobs/packs/            small ones, many in a file (coordinator/store/directory/packs.py)
@@ -25,19 +25,19 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from coordinator.store.blobs import BlobReader, BlobStore
-from coordinator.store.directory import sweep_lock
-from coordinator.store.directory.backup_folder import NOTE_FILE
-from coordinator.store.directory.blobs import BLOBS_FOLDER, DirectoryBlobs
-from coordinator.store.directory.journal import DirectoryHistory, DirectoryJournal, WritingThread
-from coordinator.store.directory.journal_files import JOURNAL_FOLDER, segment_paths
-from coordinator.store.directory.keys import KEYS_FOLDER, DirectoryKeys
-from coordinator.store.journal import STORE_RETRY_S
-from coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
-from coordinator.store.recorded_blobs import RecordedBlobs
-from coordinator.store.replication import Replication
-from runtime.clock import Clock
-from runtime.durable_files import (
+from epochal.coordinator.store.blobs import BlobReader, BlobStore
+from epochal.coordinator.store.directory import sweep_lock
+from epochal.coordinator.store.directory.backup_folder import NOTE_FILE
+from epochal.coordinator.store.directory.blobs import BLOBS_FOLDER, DirectoryBlobs
+from epochal.coordinator.store.directory.journal import DirectoryHistory, DirectoryJournal, WritingThread
+from epochal.coordinator.store.directory.journal_files import JOURNAL_FOLDER, segment_paths
+from epochal.coordinator.store.directory.keys import KEYS_FOLDER, DirectoryKeys
+from epochal.coordinator.store.journal import STORE_RETRY_S
+from epochal.coordinator.store.object_store.opening import NOTE_FILE as STORES_FILE
+from epochal.coordinator.store.recorded_blobs import RecordedBlobs
+from epochal.coordinator.store.replication import Replication
+from epochal.runtime.clock import Clock
+from epochal.runtime.files.durable_files import (
     PRIVATE_FOLDER_MODE,
     PRIVATE_MODE,
     REAL_DISK,
@@ -48,7 +48,7 @@ from runtime.durable_files import (
     open_private,
     replace_file,
 )
-from state.errors import StoreFailed
+from epochal.state.errors import StoreFailed
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from coordinator.store.journal import JournalRecord, Segment, Snapshot
-from state.errors import StoreFailed
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
+from epochal.state.errors import StoreFailed
 
 MAGIC = b"EPOCHJ02"
 MAX_RECORD_BYTES = 1024 * 1024 * 1024

@@ -1,7 +1,7 @@
 """Sweeps and copies of a run directory, each in its own process, keep out of each other's way by `RUN_DIR/sweep.lock`.
 
 A sweep holds the lock alone, copies share it. The operating system releases it when a process ends, however it ends. A
-sweep does not wait: it is put off, and how long is for the coordinator to say (`coordinator/maintenance.py`).
+sweep does not wait: it is put off, and how long is for the coordinator to say (`coordinator/run/maintenance.py`).
 """
 
 import asyncio
@@ -11,8 +11,8 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from runtime.durable_files import open_private
-from state.errors import StoreFailed
+from epochal.runtime.files.durable_files import open_private
+from epochal.state.errors import StoreFailed
 
 SWEEP_LOCK_FILE = "sweep.lock"
 MAX_SWEEP_S = 60.0

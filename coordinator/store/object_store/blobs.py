@@ -22,15 +22,22 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
-from coordinator.store.blobs import SignedPut, blob_not_found, check_content, check_growth, check_room, one_piece
-from coordinator.store.object_store.granted_puts import GrantedPuts
-from coordinator.store.object_store.objects import OWNER, SIGNED_FOR_S, ObjectMissing, Objects, StoredObject
-from coordinator.store.object_store.reading import BLOBS, ObjectReader, OpenObject, key_of
-from coordinator.store.object_store.signing import bound_put
-from runtime.keyed_locks import KeyedLocks
-from state.errors import Refused, StoreBlocked
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256
+from epochal.coordinator.store.blobs import (
+    SignedPut,
+    blob_not_found,
+    check_content,
+    check_growth,
+    check_room,
+    one_piece,
+)
+from epochal.coordinator.store.object_store.granted_puts import GrantedPuts
+from epochal.coordinator.store.object_store.objects import OWNER, SIGNED_FOR_S, ObjectMissing, Objects, StoredObject
+from epochal.coordinator.store.object_store.reading import BLOBS, ObjectReader, OpenObject, key_of
+from epochal.coordinator.store.object_store.signing import bound_put
+from epochal.runtime.keyed_locks import KeyedLocks
+from epochal.state.errors import Refused, StoreBlocked
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256
 
 log = logging.getLogger(__name__)
 

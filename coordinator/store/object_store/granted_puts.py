@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from state.wire import ClientId
+from epochal.state.wire import ClientId
 
 TAKEN_WITHIN_S = 900.0
 """Time from a signed PUT to the end of its upload; it takes no room beyond that."""

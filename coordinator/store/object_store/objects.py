@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from runtime.buckets import (
+from epochal.runtime.buckets import (
     StoreAccess,
     is_anonymous,
     location_of,
@@ -22,8 +22,8 @@ from runtime.buckets import (
     tag_of,
     version_of,
 )
-from state.config.blob_place import BlobPlace
-from state.errors import InvalidInput, StoreBlocked
+from epochal.state.config.blob_place import BlobPlace
+from epochal.state.errors import InvalidInput, StoreBlocked
 
 REQUEST_TIMEOUT = "30s"
 """Maximum time for one request of a few megabytes, and its answer."""

@@ -19,16 +19,16 @@ from typing import Annotated, Protocol
 
 from pydantic import Field, ValidationError
 
-from coordinator.store.blobs import BlobReader, BlobStore
-from coordinator.store.layered_blobs import LayeredBlobs, LayeredReader
-from coordinator.store.object_store.blobs import ObjectBlobs
-from coordinator.store.object_store.objects import OWNER, ObjectMissing, Objects
-from coordinator.store.object_store.reading import ObjectReader
-from coordinator.store.object_store.shared_blobs import SharedObjectBlobs
-from runtime.durable_files import PRIVATE_MODE, replace_file
-from state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs, S3Blobs
-from state.config.schema import Section, TaggedEnum
-from state.errors import StoreFailed
+from epochal.coordinator.store.blobs import BlobReader, BlobStore
+from epochal.coordinator.store.layered_blobs import LayeredBlobs, LayeredReader
+from epochal.coordinator.store.object_store.blobs import ObjectBlobs
+from epochal.coordinator.store.object_store.objects import OWNER, ObjectMissing, Objects
+from epochal.coordinator.store.object_store.reading import ObjectReader
+from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
+from epochal.runtime.files.durable_files import PRIVATE_MODE, replace_file
+from epochal.state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs, S3Blobs
+from epochal.state.config.schema import Section, TaggedEnum
+from epochal.state.errors import StoreFailed
 
 log = logging.getLogger(__name__)
 

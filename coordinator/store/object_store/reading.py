@@ -5,12 +5,12 @@ import mmap
 import tempfile
 from collections.abc import AsyncIterator
 
-from coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found
-from coordinator.store.object_store.objects import ObjectMissing, Objects
-from runtime.windows import WINDOW_BYTES, Windows
-from state.errors import Refused
-from state.refusals import Refusal
-from state.wire import Sha256
+from epochal.coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found
+from epochal.coordinator.store.object_store.objects import ObjectMissing, Objects
+from epochal.runtime.files.mapped_reads import WINDOW_BYTES, Windows
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256
 
 BLOBS = "blobs"
 """The folder of a run's blobs."""

@@ -6,10 +6,10 @@ blob that this one has not settled itself is held once no original of it is left
 
 import asyncio
 
-from coordinator.store.object_store.blobs import INCOMING, ObjectBlobs, digest_in
-from coordinator.store.object_store.reading import BLOBS, OpenObject
-from state.errors import Refused
-from state.wire import Sha256
+from epochal.coordinator.store.object_store.blobs import INCOMING, ObjectBlobs, digest_in
+from epochal.coordinator.store.object_store.reading import BLOBS, OpenObject
+from epochal.state.errors import Refused
+from epochal.state.wire import Sha256
 
 
 class SharedObjectBlobs(ObjectBlobs):

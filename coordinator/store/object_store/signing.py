@@ -11,8 +11,8 @@ import hmac
 from collections.abc import Mapping
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
-from coordinator.store.blobs import SignedPut
-from state.wire import Sha256
+from epochal.coordinator.store.blobs import SignedPut
+from epochal.state.wire import Sha256
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _UNSIGNED = "UNSIGNED-PAYLOAD"

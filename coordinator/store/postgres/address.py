@@ -6,8 +6,8 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from runtime.shown_urls import without_password
-from state.errors import InvalidInput
+from epochal.runtime.http.shown_urls import without_password
+from epochal.state.errors import InvalidInput
 
 ALLOWED = "postgresql://USER@HOST:PORT/DATABASE?run=RUN_ID"
 CONNECT_S = 5

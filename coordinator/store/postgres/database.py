@@ -17,8 +17,8 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 
-from coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
-from state.errors import StoreBlocked, StoreFailed
+from epochal.coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
+from epochal.state.errors import StoreBlocked, StoreFailed
 
 BULK_S = 30.0
 """Maximum time of a statement that reads or deletes a part of a history."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof
-from coordinator.store.postgres.database import BULK_S, Connection, Database
-from coordinator.store.postgres.notes import HISTORY, PostgresNotes
-from state.errors import StoreFailed
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
+from epochal.coordinator.store.journal import StoredProof
+from epochal.coordinator.store.postgres.database import BULK_S, Connection, Database
+from epochal.coordinator.store.postgres.notes import HISTORY, PostgresNotes
+from epochal.state.errors import StoreFailed
 
 RECORDS_AT_A_TIME = 500
 """Maximum number of records that one statement reads."""

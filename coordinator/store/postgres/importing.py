@@ -4,15 +4,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 
-from coordinator.store.journal import Segment, StoredProof
-from coordinator.store.postgres.address import DatabaseAddress
-from coordinator.store.postgres.database import BULK_S, Connection, Database
-from coordinator.store.postgres.history import RECORDS_AT_A_TIME, head_of
-from coordinator.store.postgres.migrations import migrate
-from coordinator.store.postgres.notes import MOVED, ORIGIN, PostgresNotes, origin_of
-from coordinator.store.postgres.replication import is_served
-from coordinator.store.replication import LEASE_S
-from state.errors import InvalidInput, StoreFailed
+from epochal.coordinator.machine.journal_records import Segment
+from epochal.coordinator.store.journal import StoredProof
+from epochal.coordinator.store.postgres.address import DatabaseAddress
+from epochal.coordinator.store.postgres.database import BULK_S, Connection, Database
+from epochal.coordinator.store.postgres.history import RECORDS_AT_A_TIME, head_of
+from epochal.coordinator.store.postgres.migrations import migrate
+from epochal.coordinator.store.postgres.notes import MOVED, ORIGIN, PostgresNotes, origin_of
+from epochal.coordinator.store.postgres.replication import is_served
+from epochal.coordinator.store.replication import LEASE_S
+from epochal.state.errors import InvalidInput, StoreFailed
 
 _BEGIN = """
 INSERT INTO epochal_runs (run_id, sequence, head, version, segment, is_opening, journal_bytes)

@@ -23,22 +23,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from coordinator.store.journal import JournalRecord, Segment, Snapshot, StoredProof, Tail
-from coordinator.store.postgres.blob_statements import BLOBS_PLACE, DROP_BLOBS, with_blobs
-from coordinator.store.postgres.database import BULK_S, Connection, Database
-from coordinator.store.postgres.history import RECORDS_AT_A_TIME, PostgresHistory, head_of
-from coordinator.store.postgres.limits import STATEMENT_S
-from coordinator.store.postgres.names import channel_of
-from coordinator.store.postgres.notes import HISTORY, PostgresNotes
-from coordinator.store.postgres.server_identity import (
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
+from epochal.coordinator.store.journal import StoredProof, Tail
+from epochal.coordinator.store.postgres.blob_statements import BLOBS_PLACE, DROP_BLOBS, with_blobs
+from epochal.coordinator.store.postgres.database import BULK_S, Connection, Database
+from epochal.coordinator.store.postgres.history import RECORDS_AT_A_TIME, PostgresHistory, head_of
+from epochal.coordinator.store.postgres.limits import STATEMENT_S
+from epochal.coordinator.store.postgres.names import channel_of
+from epochal.coordinator.store.postgres.notes import HISTORY, PostgresNotes
+from epochal.coordinator.store.postgres.server_identity import (
     IS_SYNCHRONOUS,
     NOTE,
     ServerIdentity,
     identity_of,
     parse_identity,
 )
-from coordinator.store.recorded_blobs import RecordedBytes
-from state.errors import StoreBlocked, StoreConflict
+from epochal.coordinator.store.recorded_blobs import RecordedBytes
+from epochal.state.errors import StoreBlocked, StoreConflict
 
 PASSING_S = 2.0
 """Maximum time for which a change is repeated while the database does not take it; then the run holds."""

@@ -8,8 +8,8 @@ import json
 
 import psycopg
 
-from coordinator.store.postgres.database import Connection
-from state.errors import InvalidInput, StoreFailed
+from epochal.coordinator.store.postgres.database import Connection
+from epochal.state.errors import InvalidInput, StoreFailed
 
 LOCK = 0x45504F4348414C00
 """Number of the advisory lock that is held while steps are applied."""

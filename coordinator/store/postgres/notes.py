@@ -3,10 +3,10 @@
 import os
 from functools import partial
 
-from coordinator.store.keys import KEY_LOST
-from coordinator.store.postgres.database import Connection, Database
-from runtime.key_file import RAW_KEY_BYTES
-from state.errors import StoreFailed
+from epochal.coordinator.store.keys import KEY_LOST
+from epochal.coordinator.store.postgres.database import Connection, Database
+from epochal.runtime.files.key_file import RAW_KEY_BYTES
+from epochal.state.errors import StoreFailed
 
 KEY = "coordinator.key"
 ADMIN_TOKEN = "admin-token.sha256"

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import psycopg
 
-from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.kept_runs import KeptRun, KnownCoordinator
-from coordinator.store.layered_blobs import layered_reader
-from coordinator.store.memory import MemoryBlobs
-from coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
-from coordinator.store.postgres.address import DatabaseAddress, parse_address
-from coordinator.store.postgres.database import Connection, Database
-from coordinator.store.postgres.migrations import LAST_STEP, check_readable
-from coordinator.store.postgres.notes import BLOBS, BLOBS_OWNER, NoteInDatabase
-from coordinator.store.postgres.store import PostgresReader, PostgresStore
-from coordinator.store.replication import LEASE_S, Program
-from state.config.blob_place import BlobPlace
-from state.errors import InvalidInput
+from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.kept_runs import KeptRun, KnownCoordinator
+from epochal.coordinator.store.layered_blobs import layered_reader
+from epochal.coordinator.store.memory import MemoryBlobs
+from epochal.coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
+from epochal.coordinator.store.postgres.address import DatabaseAddress, parse_address
+from epochal.coordinator.store.postgres.database import Connection, Database
+from epochal.coordinator.store.postgres.migrations import LAST_STEP, check_readable
+from epochal.coordinator.store.postgres.notes import BLOBS, BLOBS_OWNER, NoteInDatabase
+from epochal.coordinator.store.postgres.store import PostgresReader, PostgresStore
+from epochal.coordinator.store.replication import LEASE_S, Program
+from epochal.state.config.blob_place import BlobPlace
+from epochal.state.errors import InvalidInput
 
 UNBOUNDED_BYTES = 2**62
 MAX_LISTED = 20

@@ -7,11 +7,11 @@ from typing import Any
 
 import psycopg
 
-from coordinator.store.blobs import BytesOfBlob, OpenBlob, blob_not_found
-from coordinator.store.postgres.database import Connection, Database
-from coordinator.store.postgres.journal import PostgresJournal
-from state.errors import StoreFailed
-from state.wire import Sha256
+from epochal.coordinator.store.blobs import BytesOfBlob, OpenBlob, blob_not_found
+from epochal.coordinator.store.postgres.database import Connection, Database
+from epochal.coordinator.store.postgres.journal import PostgresJournal
+from epochal.state.errors import StoreFailed
+from epochal.state.wire import Sha256
 
 _SIZE = "SELECT size_bytes FROM epochal_blobs WHERE run_id = %(run)s AND sha256 = %(sha256)s"
 _READ = "SELECT sha256, body FROM epochal_blobs WHERE run_id = %(run)s AND sha256 = ANY(%(digests)b)"

@@ -14,11 +14,11 @@ from contextlib import aclosing
 
 from psycopg.sql import SQL, Identifier
 
-from coordinator.store.postgres.database import Connection, Database, limited
-from coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
-from coordinator.store.postgres.names import channel_of
-from coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Program
-from state.errors import StoreBlocked, StoreFailed
+from epochal.coordinator.store.postgres.database import Connection, Database, limited
+from epochal.coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
+from epochal.coordinator.store.postgres.names import channel_of
+from epochal.coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Program
+from epochal.state.errors import StoreBlocked, StoreFailed
 
 log = logging.getLogger(__name__)
 

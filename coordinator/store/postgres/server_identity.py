@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import psycopg
 
-from coordinator.store.postgres.database import Connection
+from epochal.coordinator.store.postgres.database import Connection
 
 NOTE = "server"
 """Name of the note with the server on which the run's last records were kept."""

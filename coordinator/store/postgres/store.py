@@ -10,20 +10,28 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
-from coordinator.store.blobs import BlobReader, BlobStore
-from coordinator.store.postgres.address import DatabaseAddress
-from coordinator.store.postgres.database import BULK_S, CONNECT_WITHIN_S, Connection, Database
-from coordinator.store.postgres.history import PostgresHistory
-from coordinator.store.postgres.journal import PostgresJournal
-from coordinator.store.postgres.migrations import migrate
-from coordinator.store.postgres.names import lock_of
-from coordinator.store.postgres.notes import BLOBS, MOVED, ORIGIN, STATE_FILE, PostgresKeys, PostgresNotes, origin_of
-from coordinator.store.postgres.recorded_blobs import PostgresBlobReader, PostgresRecordedBlobs
-from coordinator.store.postgres.replication import PostgresReplication, is_served, served_at
-from coordinator.store.recorded_blobs import WithRecordedBlobs
-from coordinator.store.replication import Program
-from runtime.clock import Clock
-from state.errors import InvalidInput, StoreBlocked, StoreFailed
+from epochal.coordinator.store.blobs import BlobReader, BlobStore
+from epochal.coordinator.store.postgres.address import DatabaseAddress
+from epochal.coordinator.store.postgres.database import BULK_S, CONNECT_WITHIN_S, Connection, Database
+from epochal.coordinator.store.postgres.history import PostgresHistory
+from epochal.coordinator.store.postgres.journal import PostgresJournal
+from epochal.coordinator.store.postgres.migrations import migrate
+from epochal.coordinator.store.postgres.names import lock_of
+from epochal.coordinator.store.postgres.notes import (
+    BLOBS,
+    MOVED,
+    ORIGIN,
+    STATE_FILE,
+    PostgresKeys,
+    PostgresNotes,
+    origin_of,
+)
+from epochal.coordinator.store.postgres.recorded_blobs import PostgresBlobReader, PostgresRecordedBlobs
+from epochal.coordinator.store.postgres.replication import PostgresReplication, is_served, served_at
+from epochal.coordinator.store.recorded_blobs import WithRecordedBlobs
+from epochal.coordinator.store.replication import Program
+from epochal.runtime.clock import Clock
+from epochal.state.errors import InvalidInput, StoreBlocked, StoreFailed
 
 log = logging.getLogger(__name__)
 

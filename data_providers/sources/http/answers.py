@@ -5,12 +5,12 @@ import time
 
 import httpx
 
-from data_providers.protocol import Rejected, SourceUnavailable
-from data_providers.sources.http.connection import Body, Head
-from data_providers.sources.http.filling import Filling
-from data_providers.sources.http.multipart import BadMultipart, MultipartReader
-from runtime.http_client import is_temporary
-from runtime.retry import retry_after_s
+from epochal.data_providers.protocol import Rejected, SourceUnavailable
+from epochal.data_providers.sources.http.connection import Body, Head
+from epochal.data_providers.sources.http.filling import Filling
+from epochal.data_providers.sources.http.multipart import BadMultipart, MultipartReader
+from epochal.runtime.http.client import is_temporary
+from epochal.runtime.retry import retry_after_s
 
 MAX_WHOLE_FILE_BYTES = 1024**2
 """Maximum size of a file that a server may send as a whole, ignoring ranges."""

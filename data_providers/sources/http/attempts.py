@@ -7,9 +7,9 @@ answer of a proxy or CDN on a bad day, but only if nothing else comes.
 
 import asyncio
 
-from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from runtime.retry import RetryPolicy
-from state.errors import DataError
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import DataError
 
 MAX_ANSWERS_PER_READ = 64
 """Maximum number of answers for one read, as long as each of them has brought some bytes."""

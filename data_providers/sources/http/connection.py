@@ -14,7 +14,7 @@ from typing import Protocol
 
 import httptools
 
-from state.errors import DataError
+from epochal.state.errors import DataError
 
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum size of an answer's head, interim answers included."""

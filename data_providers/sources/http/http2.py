@@ -17,7 +17,7 @@ import h2.exceptions
 import h2.settings
 import httpx
 
-from data_providers.sources.http.connection import (
+from epochal.data_providers.sources.http.connection import (
     MAX_HEAD_BYTES,
     SILENCE_TIMEOUT_S,
     Body,
@@ -26,9 +26,9 @@ from data_providers.sources.http.connection import (
     Head,
     SilentConnection,
 )
-from data_providers.sources.http.http2_frames import MAX_FRAME_BYTES, Frames, GoAway, Violation
-from data_providers.sources.http.target import Target
-from state.errors import DataError
+from epochal.data_providers.sources.http.http2_frames import MAX_FRAME_BYTES, Frames, GoAway, Violation
+from epochal.data_providers.sources.http.target import Target
+from epochal.state.errors import DataError
 
 MAX_STREAMS = 64
 """Maximum number of requests at a time; a server may allow fewer."""

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
-from data_providers.protocol import CorruptData, Rejected
-from data_providers.sources.http.source import HttpOptions, HttpSource, file_names
-from data_providers.sources.manifest import (
+from epochal.data_providers.protocol import CorruptData, Rejected
+from epochal.data_providers.sources.http.source import HttpOptions, HttpSource, file_names
+from epochal.data_providers.sources.manifest import (
     HEAD_BYTES,
     MANIFEST_NAME,
     ListedFile,
@@ -20,8 +20,14 @@ from data_providers.sources.manifest import (
     looks_like_one,
     read_manifest,
 )
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, ByteSource, closed_on_failure, read, run_bounded
-from runtime.reach import Reach
+from epochal.data_providers.sources.protocol import (
+    MAX_CONCURRENT_READS,
+    ByteSource,
+    closed_on_failure,
+    read,
+    run_bounded,
+)
+from epochal.runtime.connections.reach import Reach
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from data_providers.sources.http.connection import Body, BrokenConnection, Head
-from data_providers.sources.http.http2 import Http1Required, Http2Connection, request_head
-from data_providers.sources.http.target import HttpOrigin, Target
+from epochal.data_providers.sources.http.connection import Body, BrokenConnection, Head
+from epochal.data_providers.sources.http.http2 import Http1Required, Http2Connection, request_head
+from epochal.data_providers.sources.http.target import HttpOrigin, Target
 
 FAR_S = 0.025
 """Minimum time to an answer's first byte: below it, 16 connections with one range each bring more than HTTP/2 does."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import httpx
 
-from data_providers.sources.http.connection import (
+from epochal.data_providers.sources.http.connection import (
     SCRATCH_BYTES,
     Body,
     BrokenConnection,
@@ -19,11 +19,11 @@ from data_providers.sources.http.connection import (
     Head,
     HttpConnection,
 )
-from data_providers.sources.http.http2 import Http2Connection
-from data_providers.sources.http.multiplexing import IDLE_S, Multiplexing
-from data_providers.sources.http.target import HttpOrigin, Proxies, Proxy, Target
-from runtime.connecting import check_behind_proxy, connected_socket
-from runtime.reach import Reach
+from epochal.data_providers.sources.http.http2 import Http2Connection
+from epochal.data_providers.sources.http.multiplexing import IDLE_S, Multiplexing
+from epochal.data_providers.sources.http.target import HttpOrigin, Proxies, Proxy, Target
+from epochal.runtime.connections.connecting import check_behind_proxy, connected_socket
+from epochal.runtime.connections.reach import Reach
 
 MAX_CONNECTIONS = 16
 """Maximum number of connections, those under way included, beyond which an idle one is closed for a new one."""

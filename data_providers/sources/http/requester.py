@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import httpx
 
-from data_providers.protocol import Rejected, SourceUnavailable
-from data_providers.sources.http.connection import Body, BrokenConnection, Discarded, Head, SilentConnection
-from data_providers.sources.http.http2 import MAX_STREAMS
-from data_providers.sources.http.pool import MAX_CONNECTIONS, ConnectionPool
-from data_providers.sources.http.target import Target
-from runtime.reach import Reach
-from runtime.tracing.requests import traced_request
-from state.errors import DataError
+from epochal.data_providers.protocol import Rejected, SourceUnavailable
+from epochal.data_providers.sources.http.connection import Body, BrokenConnection, Discarded, Head, SilentConnection
+from epochal.data_providers.sources.http.http2 import MAX_STREAMS
+from epochal.data_providers.sources.http.pool import MAX_CONNECTIONS, ConnectionPool
+from epochal.data_providers.sources.http.target import Target
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.tracing.requests import traced_request
+from epochal.state.errors import DataError
 
 ANSWER_TIMEOUT_S = 60.0
 """Time limit for one answer from its request to its last byte; the bytes received until then are kept."""

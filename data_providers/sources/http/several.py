@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import httpx
 
-from data_providers.sources.http.answers import (
+from epochal.data_providers.sources.http.answers import (
     SeveralBody,
     UnfitAnswer,
     check_temporary,
@@ -17,10 +17,10 @@ from data_providers.sources.http.answers import (
     version_of,
     visible,
 )
-from data_providers.sources.http.connection import Head
-from data_providers.sources.http.filling import Filling
-from data_providers.sources.http.multipart import MultipartReader, boundary_of, most_bytes
-from data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.http.connection import Head
+from epochal.data_providers.sources.http.filling import Filling
+from epochal.data_providers.sources.http.multipart import MultipartReader, boundary_of, most_bytes
+from epochal.data_providers.sources.protocol import SourceFile
 
 MAX_PARTS = 64
 """Maximum number of ranges of one request: its header stays below 4 KiB, and servers limit the number."""

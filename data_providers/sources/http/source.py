@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 import httpx
 
-from data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from data_providers.sources.http.answers import (
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
+from epochal.data_providers.sources.http.answers import (
     RangeBody,
     SeveralBody,
     UnfitAnswer,
@@ -26,17 +26,23 @@ from data_providers.sources.http.answers import (
     version_of,
     visible,
 )
-from data_providers.sources.http.attempts import Attempts
-from data_providers.sources.http.connection import Body, Discarded, Head
-from data_providers.sources.http.filling import Filling
-from data_providers.sources.http.pool import MAX_CONNECTIONS
-from data_providers.sources.http.requester import WITH_BYTES, Requester, without_secrets
-from data_providers.sources.http.several import Servers, plan_groups, range_field, several_body
-from data_providers.sources.protocol import MAX_CONCURRENT_READS, SourceFile, Wanted, closed_on_failure, run_bounded
-from runtime.http_client import is_temporary
-from runtime.reach import Reach
-from runtime.retry import Backoff, RetryPolicy
-from state.errors import DataError, InvalidInput
+from epochal.data_providers.sources.http.attempts import Attempts
+from epochal.data_providers.sources.http.connection import Body, Discarded, Head
+from epochal.data_providers.sources.http.filling import Filling
+from epochal.data_providers.sources.http.pool import MAX_CONNECTIONS
+from epochal.data_providers.sources.http.requester import WITH_BYTES, Requester, without_secrets
+from epochal.data_providers.sources.http.several import Servers, plan_groups, range_field, several_body
+from epochal.data_providers.sources.protocol import (
+    MAX_CONCURRENT_READS,
+    SourceFile,
+    Wanted,
+    closed_on_failure,
+    run_bounded,
+)
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.http.client import is_temporary
+from epochal.runtime.retry import Backoff, RetryPolicy
+from epochal.state.errors import DataError, InvalidInput
 
 __all__ = ["MAX_CONNECTIONS", "RETRY", "HttpOptions", "HttpSource", "file_names", "without_secrets"]
 

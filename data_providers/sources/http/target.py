@@ -7,8 +7,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from state.config.data_location import MAX_PORT
-from state.errors import InvalidInput
+from epochal.state.config.data_location import MAX_PORT
+from epochal.state.errors import InvalidInput
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _PROXY_SCHEMES = ("http", "https")

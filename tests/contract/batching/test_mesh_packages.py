@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batching.mesh.detect import compute_batch_size, layout_of_mesh
-from batching.mesh.layout import MeshLayout
-from state.errors import InvalidInput
+from epochal.batching.mesh.detect import compute_batch_size, layout_of_mesh
+from epochal.batching.mesh.layout import MeshLayout
+from epochal.state.errors import InvalidInput
+from tests.support.drive.other_process import OtherProcess, other_process
 from tests.support.heavy import need_module
-from tests.support.other_process import OtherProcess, other_process
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def torch_rows(rank: int, store: str) -> tuple[list[list[int]], int]:
     import torch
     import torch.distributed as dist
 
-    from batching.mesh.torch_mesh import RowBroadcast
+    from epochal.batching.mesh.torch_mesh import RowBroadcast
 
     os.environ["GLOO_SOCKET_IFNAME"] = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     bound = timedelta(seconds=30)
@@ -106,7 +106,7 @@ def jax_alone() -> list[tuple[tuple[bool, int], int, float, list[list[int]]]]:
     import jax
     from jax.sharding import Mesh
 
-    from batching.mesh.jax_mesh import global_rows
+    from epochal.batching.mesh.jax_mesh import global_rows
 
     found = []
     for shape, axes, batch_axes in (

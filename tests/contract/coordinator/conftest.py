@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.s3_door import S3Door, s3_door
-from tests.support.served import Served, served
-from tests.support.states import state_file
-from tests.support.stored_run import stored_run
+from tests.support.data.states import state_file
+from tests.support.drive.served import Served, served
+from tests.support.drive.stored_run import stored_run
+from tests.support.servers.s3_door import S3Door, s3_door
 
 
 @pytest.fixture

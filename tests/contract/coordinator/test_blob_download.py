@@ -9,14 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.plain_blobs import MAX_BLOB_ANSWERS, PlainBlobs
-from runtime.spool import MAX_IN_MEMORY_BYTES, Spool
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused, SpoolFull
-from state.wire import sha256_hex
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.plain_blobs import MAX_BLOB_ANSWERS, PlainBlobs
+from epochal.runtime.files.spool import MAX_IN_MEMORY_BYTES, Spool
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused, SpoolFull
+from epochal.state.wire import sha256_hex
 from tests.support.bounds import BOUND_S
-from tests.support.data_http import Answer, HttpReply, HttpRequest, http_server
-from tests.support.spooled import fetched, spooled
+from tests.support.data.spooled import fetched, spooled
+from tests.support.servers.data_http import Answer, HttpReply, HttpRequest, http_server
 
 BLOB = bytes(range(256)) * 40
 SHA256 = sha256_hex(BLOB)

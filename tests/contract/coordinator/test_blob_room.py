@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.blob_room import BlobRoom, room_needed
-from tests.support.served import Served, served, training
-from tests.support.states import state_file
+from epochal.coordinator.blobs.room import BlobRoom, room_needed
+from tests.support.data.states import state_file
+from tests.support.drive.served import Served, served, training
 
 ROOM_FOR_TWO_BYTES = 17_000
 """More than two clients of this tiny model need, whose files are nearly all header; less than three do."""
@@ -32,7 +32,7 @@ async def test_room_is_checked_again_when_more_clients_take_part(
     tight: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = BlobRoom(tight.service, tight.handlers.uploads.form)
-    with caplog.at_level(logging.WARNING, "coordinator.blob_room"):
+    with caplog.at_level(logging.WARNING, "epochal.coordinator.blobs.room"):
         await room.check()
         assert caplog.records == []
         await training(tight, 3)

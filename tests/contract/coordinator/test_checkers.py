@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator import leased_checks
-from coordinator.machine.records import RecordBody
-from coordinator.machine.stimuli import STIMULI, ResultRejected, ResultVerified
-from coordinator_client.http import CoordinatorClient
-from epochal.checking import checker as checking
-from epochal.checking.checker import Checker
-from runtime.retry import RetryPolicy
-from state.wire import parse_document, sha256_hex
-from tests.support.data_http import HttpReply
-from tests.support.object_blobs import PREFIX
-from tests.support.s3_door import S3Door, s3_error
-from tests.support.s3_server import BUCKET
-from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, measured, problem, training
-from tests.support.spooled import spooled
+from epochal.coordinator.blobs import leased_checks
+from epochal.coordinator.machine.records import RecordBody
+from epochal.coordinator.machine.stimuli import STIMULI, ResultRejected, ResultVerified
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.wire import parse_document, sha256_hex
+from epochal.tools.check_results import checker as checking
+from epochal.tools.check_results.checker import Checker
+from tests.support.data.object_blobs import PREFIX
+from tests.support.data.spooled import spooled
+from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, measured, problem, training
+from tests.support.servers.data_http import HttpReply
+from tests.support.servers.s3_door import S3Door, s3_error
+from tests.support.servers.s3_server import BUCKET
 
 LEASE_S = 0.4
 

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator.api.metrics import CoordinatorMetrics
-from tests.support.served import Served, WireClient, measured, served, training
-from tests.support.states import state_file
+from epochal.coordinator.api.metrics import CoordinatorMetrics
+from tests.support.data.states import state_file
+from tests.support.drive.served import Served, WireClient, measured, served, training
 
 
 @pytest.fixture

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-import coordinator.notify.notifier as notifier_module
-from coordinator.notify.notifier import MAX_SHOWN_ANSWER_CHARS, Notifier, open_webhook_client, tell
-from coordinator.notify.webhooks import Address, addresses_of
-from coordinator.serve import ServeOptions, serving
-from coordinator.store.memory import MemoryStore
-from runtime.http_server import Endpoint
-from runtime.retry import RetryPolicy
-from state.config.state_file import StateFile
-from state.notices import Notice
+import epochal.coordinator.notify.notifier as notifier_module
+from epochal.coordinator.notify.notifier import MAX_SHOWN_ANSWER_CHARS, Notifier, open_webhook_client, tell
+from epochal.coordinator.notify.webhooks import Address, addresses_of
+from epochal.coordinator.serve import ServeOptions, serving
+from epochal.coordinator.store.memory import MemoryStore
+from epochal.runtime.http.server import Endpoint
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.state_file import StateFile
+from epochal.state.shown.notices import Notice
 from tests.support.bounds import BOUND_S
-from tests.support.played_rounds import play_round
-from tests.support.served import GENESIS, Served, served, training
-from tests.support.states import state_file
-from tests.support.webhook_server import HANG, Told, WebhookServer, webhook_server
+from tests.support.data.states import state_file
+from tests.support.drive.played_rounds import play_round
+from tests.support.drive.served import GENESIS, Served, served, training
+from tests.support.servers.webhook_server import HANG, Told, WebhookServer, webhook_server
 
 CHECK_S = 0.02
 NO_ROOM = 2**59

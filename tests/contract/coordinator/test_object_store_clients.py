@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.store.object_store.objects import SIGNED_FOR_S
-from coordinator_client.stored_blobs import MAX_STORE_REFUSALS
-from runtime.spool import Spool
-from runtime.spool_part import ReceivedFile
-from state.errors import Refused
-from state.wire import sha256_hex
-from tests.support.data_http import HttpReply
-from tests.support.object_blobs import PREFIX
-from tests.support.s3_door import DoorRequest, S3Door, s3_error
-from tests.support.s3_server import BUCKET
-from tests.support.served import DIFFERENCE, REPLICA, Served, WireClient, training
-from tests.support.spooled import SPOOL_PARENT, spooled
+from epochal.coordinator.store.object_store.objects import SIGNED_FOR_S
+from epochal.coordinator_client.stored_blobs import MAX_STORE_REFUSALS
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.files.spool_part import ReceivedFile
+from epochal.state.errors import Refused
+from epochal.state.wire import sha256_hex
+from tests.support.data.object_blobs import PREFIX
+from tests.support.data.spooled import SPOOL_PARENT, spooled
+from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, training
+from tests.support.servers.data_http import HttpReply
+from tests.support.servers.s3_door import DoorRequest, S3Door, s3_error
+from tests.support.servers.s3_server import BUCKET
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ async def test_store_that_hangs_is_named_after_its_time(
     await client.commit(data)
     door.fault = first_ones(1, HttpReply(200, b"", announced_bytes=10, hangs=True), method)
     with monkeypatch.context() as patch:
-        patch.setattr("coordinator_client.stored_blobs.BLOB_TIMEOUT_S", 2)  # enough for the other way
+        patch.setattr("epochal.coordinator_client.stored_blobs.BLOB_TIMEOUT_S", 2)  # enough for the other way
         with pytest.raises(Refused, match=f"does not answer {method}") as refused:
             await both_ways(client, data)
     assert refused.value.kind == "store-failed"
@@ -150,7 +150,7 @@ async def test_client_is_told_that_an_object_has_vanished(
 ) -> None:
     import obstore
 
-    monkeypatch.setattr("coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
+    monkeypatch.setattr("epochal.coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
 
     data = client.result(REPLICA, DIFFERENCE)
     await client.commit(data)

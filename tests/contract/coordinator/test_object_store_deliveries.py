@@ -7,18 +7,18 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator.store.object_store.blobs import ObjectBlobs
-from coordinator.store.object_store.objects import SIGNED_FOR_S, Objects
-from state.messages import FailureReport
-from state.wire import Sha256, sha256_hex
-from tests.support.data_http import HttpReply
-from tests.support.object_blobs import PREFIX, RUN_ID, s3_place
-from tests.support.s3_door import DoorRequest, S3Door, s3_error
-from tests.support.s3_server import BUCKET
-from tests.support.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, training
-from tests.support.spooled import spooled
-from tests.support.stored_blobs import blob_bytes
-from tests.support.stored_run import LIMIT
+from epochal.coordinator.store.object_store.blobs import ObjectBlobs
+from epochal.coordinator.store.object_store.objects import SIGNED_FOR_S, Objects
+from epochal.state.messages.requests import FailureReport
+from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.object_blobs import PREFIX, RUN_ID, s3_place
+from tests.support.data.spooled import spooled
+from tests.support.data.stored_blobs import blob_bytes
+from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, training
+from tests.support.drive.stored_run import LIMIT
+from tests.support.servers.data_http import HttpReply
+from tests.support.servers.s3_door import DoorRequest, S3Door, s3_error
+from tests.support.servers.s3_server import BUCKET
 
 INCOMING = f"/{BUCKET}/{PREFIX}/incoming/"
 BLOBS = f"/{BUCKET}/{PREFIX}/blobs/"
@@ -198,7 +198,7 @@ async def test_object_of_another_size_is_refused(run: Served, bucket: Any, diffe
 
 
 async def test_object_that_never_arrived_is_named(run: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
+    monkeypatch.setattr("epochal.coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
     client, _ = await training(run)
     data = client.result(REPLICA, DIFFERENCE)
     await granted(client, data)
@@ -247,7 +247,7 @@ async def test_object_that_vanished_is_named_once_somebody_misses_it(
 ) -> None:
     import obstore
 
-    monkeypatch.setattr("coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
+    monkeypatch.setattr("epochal.coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
     client, _ = await training(run)
     data = client.result(REPLICA, DIFFERENCE)
     await deliver(client, data)

@@ -7,21 +7,21 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.machine.run import new_run
-from coordinator.maintenance import Maintenance
-from coordinator.store.blobs import BlobReader
-from coordinator.store.journal import Snapshot
-from coordinator.store.object_store.opening import NOTE_FILE
-from coordinator.store.open import Store, open_store, open_store_reader
-from state.config.blob_place import BlobPlace
-from state.errors import InvalidInput, Refused, StoreFailed
-from state.wire import Sha256, sha256_hex
+from epochal.coordinator.machine.journal_records import Snapshot
+from epochal.coordinator.machine.run import new_run
+from epochal.coordinator.run.maintenance import Maintenance
+from epochal.coordinator.store.blobs import BlobReader
+from epochal.coordinator.store.object_store.opening import NOTE_FILE
+from epochal.coordinator.store.open import Store, open_store, open_store_reader
+from epochal.state.config.blob_place import BlobPlace
+from epochal.state.errors import InvalidInput, Refused, StoreFailed
+from epochal.state.wire import Sha256, sha256_hex
 from tests.support.bounds import BOUND_S
-from tests.support.object_blobs import RUN_ID, s3_place
-from tests.support.s3_door import s3_door
-from tests.support.s3_server import BUCKET, s3_server
-from tests.support.states import state_file
-from tests.support.stored_blobs import blob_bytes
+from tests.support.data.object_blobs import RUN_ID, s3_place
+from tests.support.data.states import state_file
+from tests.support.data.stored_blobs import blob_bytes
+from tests.support.servers.s3_door import s3_door
+from tests.support.servers.s3_server import BUCKET, s3_server
 
 LIMIT = 1_000_000
 PIECES = (b"kept on the disk", b"kept in the bucket", b"kept on the disk again")

@@ -4,12 +4,12 @@ import gc
 
 import pytest
 
-from coordinator.machine.stimuli import ClientBecameReady
-from state.errors import Refused
-from state.messages import ReadyReport
-from state.wire import ClientId, sha256_hex
-from tests.support.served import served
-from tests.support.states import state_file
+from epochal.coordinator.machine.stimuli import ClientBecameReady
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import ReadyReport
+from epochal.state.wire import ClientId, sha256_hex
+from tests.support.data.states import state_file
+from tests.support.drive.served import served
 
 
 def refusals() -> int:

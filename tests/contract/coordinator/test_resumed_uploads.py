@@ -10,25 +10,26 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator import rates, resumable_uploads, transfers
-from coordinator.genesis import Genesis
-from coordinator.result_checks import MAX_CHECKS
-from coordinator.store.directory.run_directory import RunDirectory
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.plain_blobs import PlainBlobs
-from coordinator_client.resumed_uploads import ASKED_FROM_BYTES
-from coordinator_client.session import ClientProfile, CoordinatorSession, RequestRepeated, SessionEvent
-from runtime.retry import RetryPolicy
-from state.config.model import ModelSpec
-from state.errors import CoordinatorUnreachable, Refused, StoreBlocked
-from state.first_model import FirstModel
-from state.refusals import Refusal
-from state.replica import Replica
-from state.tensors import TensorLayout
-from state.wire import Sha256, sha256_hex
+from epochal.coordinator.auth import request_rates as rates
+from epochal.coordinator.blobs import resumable_uploads, transfers
+from epochal.coordinator.blobs.result_checks import MAX_CHECKS
+from epochal.coordinator.run.genesis import Genesis
+from epochal.coordinator.store.directory.run_directory import RunDirectory
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.plain_blobs import PlainBlobs
+from epochal.coordinator_client.resumed_uploads import ASKED_FROM_BYTES
+from epochal.coordinator_client.session import ClientProfile, CoordinatorSession, RequestRepeated, SessionEvent
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.model import ModelSpec
+from epochal.state.errors import CoordinatorUnreachable, Refused, StoreBlocked
+from epochal.state.model.first_model import FirstModel
+from epochal.state.model.replica import Replica
+from epochal.state.model.tensors import TensorLayout
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256, sha256_hex
 from tests.support.bounds import BOUND_S
-from tests.support.cutting_relay import CuttingRelay, cutting_relay, until
-from tests.support.served import (
+from tests.support.data.spooled import fetched, spooled
+from tests.support.drive.served import (
     DIFFERENCE,
     REPLICA,
     SPEC,
@@ -38,8 +39,8 @@ from tests.support.served import (
     served_over_sockets,
     training,
 )
-from tests.support.simulated_client import key_of
-from tests.support.spooled import fetched, spooled
+from tests.support.servers.cutting_relay import CuttingRelay, cutting_relay, until
+from tests.support.simulate.simulated_client import key_of
 
 BROKEN_AT = 100
 LARGE = Replica(0, {"w": np.ones((1024, 1025), np.float32)}, {"w": np.zeros((1024, 1025), np.float32)})

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
-from coordinator_client.viewing import ViewerClient
-from runtime.retry import RetryPolicy
-from state.errors import CoordinatorUnreachable, InvalidInput, Refused
-from state.refusals import Refusal
+from epochal.coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
+from epochal.coordinator_client.viewing import ViewerClient
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
+from epochal.state.refusals import Refusal
 from tests.support.bounds import BOUND_S
-from tests.support.restarted_run import RestartedRun, restarted_run
+from tests.support.drive.restarted_run import RestartedRun, restarted_run
 
 QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)
 
@@ -105,7 +105,7 @@ async def test_silent_coordinator_is_given_up_after_the_bound(run: RestartedRun)
 async def test_older_rows_come_merged_where_the_coordinator_merged_them(
     monkeypatch: pytest.MonkeyPatch, run: RestartedRun
 ) -> None:
-    monkeypatch.setattr("coordinator.machine.history.MAX_ROWS", 4)
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", 4)
     await run.play(5)
     async with await viewer(run) as client:
         feed = RoundFeed(client, QUICK)

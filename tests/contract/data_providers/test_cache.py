@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_providers.protocol import SourceUnavailable
-from data_providers.sources.cache import (
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.sources.cache import (
     BLOCK_BYTES,
     CHUNK_BYTES,
     MIN_CACHE_BYTES,
@@ -19,9 +19,9 @@ from data_providers.sources.cache import (
     BlockCache,
     CacheBlock,
 )
-from data_providers.sources.cached_source import CachedSource
-from data_providers.sources.protocol import SourceFile, Wanted, read
-from state.errors import InvalidInput
+from epochal.data_providers.sources.cached_source import CachedSource
+from epochal.data_providers.sources.protocol import SourceFile, Wanted, read
+from epochal.state.errors import InvalidInput
 
 DATA = np.random.default_rng(0).integers(0, 256, 5 * BLOCK_BYTES + 1000, dtype=np.uint8).tobytes()
 LARGE_CACHE_BYTES = 4 * MIN_CACHE_BYTES

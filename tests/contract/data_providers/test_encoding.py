@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batching.data_check import DataNeeds, look_at_data
-from data_providers.encoding import TokenEncoding
-from data_providers.local import LocalDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.ranged import RangedDataProvider
-from data_providers.sources.http.manifests import open_checked
-from data_providers.sources.manifest import MANIFEST_NAME, hashed_file, manifest_text
-from data_providers.weighted import Weighted, WeightedDataProvider
-from tests.support.data_http import FileServer, http_server
+from epochal.batching.data_check import DataNeeds, look_at_data
+from epochal.data_providers.encoding import TokenEncoding
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
+from epochal.data_providers.protocol import CorruptData, DatasetSpec
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources.http.manifests import open_checked
+from epochal.data_providers.sources.manifest import MANIFEST_NAME, hashed_file, manifest_text
+from tests.support.servers.data_http import FileServer, http_server
 
 OURS, OTHERS = "a" * 64, "b" * 64
 SPEC = DatasetSpec(2, 16)

@@ -10,29 +10,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.local import LocalDataProvider
-from data_providers.opening import OpenOptions, open_location
-from data_providers.order import MAX_PASSES
-from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import MAX_REQUEST_SAMPLES, DataProvider, DatasetSpec, OutOfRange, Rejected, TokenBatch
-from data_providers.ranged import RangedDataProvider
-from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
-from data_providers.sources.cached_source import CachedSource
-from data_providers.sources.http.source import HttpSource
-from data_providers.sources.manifest import MIN_BLOCK_BYTES
-from data_providers.sources.object_store import ObjectStoreSource
-from data_providers.sources.renewed_manifest import write_manifest
-from data_providers.weighted import Weighted, WeightedDataProvider
-from runtime.permissions import OWNERS
-from state.config.data_location import Urls
-from state.errors import InternalError
-from state.intervals import MAX_INDEX, DataIds
-from tests.support.data_files import FILE_TOKENS, SEED, SEQUENCE_COUNT, SPEC, expected_tokens, write_dataset
-from tests.support.data_http import FileServer, http_server
-from tests.support.data_oracle import slow_order
-from tests.support.data_server import open_client, serving
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.order import MAX_PASSES
+from epochal.data_providers.protocol import (
+    MAX_REQUEST_SAMPLES,
+    DataProvider,
+    DatasetSpec,
+    OutOfRange,
+    Rejected,
+    TokenBatch,
+)
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from epochal.data_providers.sources.cached_source import CachedSource
+from epochal.data_providers.sources.http.source import HttpSource
+from epochal.data_providers.sources.manifest import MIN_BLOCK_BYTES
+from epochal.data_providers.sources.object_store import ObjectStoreSource
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import Urls
+from epochal.state.errors import InternalError
+from epochal.state.intervals import MAX_INDEX, DataIds
+from tests.support.data.data_files import FILE_TOKENS, SEED, SEQUENCE_COUNT, SPEC, expected_tokens, write_dataset
+from tests.support.data.data_oracle import slow_order
 from tests.support.heavy import need_module
+from tests.support.servers.data_http import FileServer, http_server
+from tests.support.servers.data_server import open_client, serving
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "provider_package" / "epochal_text_provider.py"
 Opener = Callable[[Path, DatasetSpec], AbstractAsyncContextManager[DataProvider]]
@@ -122,7 +129,7 @@ async def open_preprocessed(_: AsyncExitStack, folder: Path, spec: DatasetSpec) 
 
 @closing
 async def open_example(_: AsyncExitStack, folder: Path, spec: DatasetSpec) -> DataProvider:
-    """Open by the example package, which `tests/integration/test_provider_package.py` installs."""
+    """Open by the example package, which `tests/integration/data/test_provider_package.py` installs."""
     found = spec_from_file_location("epochal_text_provider", EXAMPLE)
     assert found is not None
     assert found.loader is not None

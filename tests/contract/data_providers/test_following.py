@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.following import FollowingDataProvider, found_among
-from data_providers.local import LocalDataProvider
-from data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable
-from data_providers.sources.renewed_manifest import write_manifest
-from runtime.retry import RetryPolicy
-from state.generations import DataGeneration, Generations, SizedDataset, with_appended
-from state.intervals import DataIds
+from epochal.data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.providers.following import FollowingDataProvider, found_among
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.generations import DataGeneration, Generations, SizedDataset, with_appended
+from epochal.state.intervals import DataIds
 
 SPEC = DatasetSpec(2, 16, bytes(32))
 

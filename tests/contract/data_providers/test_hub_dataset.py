@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.locations import parse_location
-from data_providers.opening import OpenOptions, open_location
-from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.sources import hub_dataset
-from data_providers.sources.hub_dataset import HubDataset, downloaded, parse_hub_dataset
-from runtime.permissions import OWNERS
-from runtime.retry import RetryPolicy
-from state.config.data_location import Preprocessed
-from state.errors import InvalidInput
-from state.intervals import DataIds
+from epochal.data_providers.locations import parse_location
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.sources import hub_dataset
+from epochal.data_providers.sources.hub_dataset import HubDataset, downloaded, parse_hub_dataset
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.data_location import Preprocessed
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import DataIds
 from tests.support.heavy import need_module
-from tests.support.hub_server import CONVERTED_COMMIT, FakeHub, fake_hub, point_at
+from tests.support.servers.hub_server import CONVERTED_COMMIT, FakeHub, fake_hub, point_at
 
 NAME = "hf://datasets/org/model"
 ONCE = RetryPolicy(attempts=1, first_delay_s=0.001, max_delay_s=0.001)

@@ -7,27 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data_providers.local_manifest
-from data_providers.identity import BY_CONTENT, BY_NAME
-from data_providers.local import LocalDataProvider
-from data_providers.opening import OpenOptions, open_location
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected
-from data_providers.ranged import RangedDataProvider
-from data_providers.sources.manifest import (
+import epochal.data_providers.providers.local_manifest
+from epochal.data_providers.identity import BY_CONTENT, BY_NAME
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources.manifest import (
     MANIFEST_NAME,
     MIN_BLOCK_BYTES,
     VerifiedSource,
     verify_folder,
 )
-from data_providers.sources.object_store import ObjectStoreSource
-from data_providers.sources.renewed_manifest import write_manifest
-from epochal.cli.named_files import data_names
-from runtime.permissions import OWNERS
-from state.config.data_location import Urls
-from state.datasets import dataset_difference, dataset_in_words
-from state.intervals import DataIds
-from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
+from epochal.data_providers.sources.object_store import ObjectStoreSource
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import Urls
+from epochal.state.datasets import dataset_difference, dataset_in_words
+from epochal.state.intervals import DataIds
+from epochal.tools.run_inputs import data_names
 from tests.support.heavy import need_module
+from tests.support.servers.data_http import FileServer, HttpReply, HttpRequest, http_server
 
 SPEC = DatasetSpec(2, 16, bytes(32))
 NESTED = {"de/a.bin": 100, "en/a.bin": 200, "en/more/b.bin": 50}
@@ -177,7 +177,7 @@ def test_single_file_has_the_content_that_the_manifest_beside_it_names(folder: P
 def test_of_large_data_evenly_spread_blocks_are_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.arange(4096 * 10, dtype="<u2").tofile(folder / "en/large.bin")
     write_manifest(folder, data_names(folder), MIN_BLOCK_BYTES)
-    monkeypatch.setattr(data_providers.local_manifest, "CHECKED_BYTES", 10 * MIN_BLOCK_BYTES)
+    monkeypatch.setattr(epochal.data_providers.providers.local_manifest, "CHECKED_BYTES", 10 * MIN_BLOCK_BYTES)
     data = bytearray((folder / "en/large.bin").read_bytes())
     whole = bytes(len(data))
     data[MIN_BLOCK_BYTES + 1] ^= 1

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batching.packing.samples import RawSample
-from batching.packing.task_encoder import EncoderContext, TaskEncoder
-from data_providers import protocol
-from data_providers.formats import lines as lines_module
-from data_providers.locations import parse_location
-from data_providers.opening import OpenOptions, open_location
-from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.records import RecordsDataProvider
-from data_providers.weighted import Weighted, WeightedDataProvider
-from runtime.permissions import OWNERS
-from state.errors import InternalError, InvalidInput
-from state.intervals import DataIds
-from tests.support.data_files import open_lines
+from epochal.batching.packing.samples import RawSample
+from epochal.batching.packing.task_encoder import EncoderContext, TaskEncoder
+from epochal.data_providers import protocol
+from epochal.data_providers.formats import lines as lines_module
+from epochal.data_providers.locations import parse_location
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.records import RecordsDataProvider
+from epochal.runtime.permissions import OWNERS
+from epochal.state.errors import InternalError, InvalidInput
+from epochal.state.intervals import DataIds
+from tests.support.data.data_files import open_lines
 from tests.support.heavy import need_module
 
 RECORDS = [json.dumps({"text": f"record {number}" * (number % 3)}) for number in range(25)]

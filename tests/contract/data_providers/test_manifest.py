@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.opening import OpenOptions, open_location
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
-from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
-from data_providers.sources.manifest import (
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
+from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from epochal.data_providers.sources.manifest import (
     MANIFEST_NAME,
     MAX_BLOCK_BYTES,
     MIN_BLOCK_BYTES,
     parse_manifest,
     verify_folder,
 )
-from data_providers.sources.renewed_manifest import write_manifest
-from runtime.permissions import OWNERS
-from state.config.data_location import Urls
-from state.errors import InvalidInput
-from state.intervals import DataIds
-from tests.support.data_files import assert_serves_the_files
-from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import Urls
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import DataIds
+from tests.support.data.data_files import assert_serves_the_files
+from tests.support.servers.data_http import FileServer, HttpReply, HttpRequest, http_server
 
 SPEC = DatasetSpec(2, 64, bytes(32))
 NAMES = ["a.bin", "b.bin"]

@@ -14,25 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.formats import mds_table
-from data_providers.local_source import LocalSource
-from data_providers.open_files import open_local_tokens, open_samples, open_tokens
-from data_providers.opening import open_described
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected
-from data_providers.ranged import RangedDataProvider
-from data_providers.sources import index_hashes, unpacked
-from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
-from data_providers.sources.cached_source import CachedSource
-from data_providers.sources.http.source import HttpSource
-from data_providers.sources.index_hashes import XXHASHES
-from data_providers.sources.spool import DataSpool
-from data_providers.token_records import TokenRecordsDataProvider
-from state.config.data_file import parse_data_config
-from state.intervals import DataIds
-from tests.support.data_formats import write_mds
-from tests.support.data_http import FileServer, http_server
-from tests.support.data_server import open_client, serving
+from epochal.data_providers.formats import mds_table
+from epochal.data_providers.opening import open_described
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from epochal.data_providers.providers.local_source import LocalSource
+from epochal.data_providers.providers.open_files import open_local_tokens, open_samples, open_tokens
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.providers.token_records import TokenRecordsDataProvider
+from epochal.data_providers.sources import index_hashes, unpacked
+from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from epochal.data_providers.sources.cached_source import CachedSource
+from epochal.data_providers.sources.http.source import HttpSource
+from epochal.data_providers.sources.index_hashes import XXHASHES
+from epochal.data_providers.sources.spool import DataSpool
+from epochal.state.config.data_file import parse_data_config
+from epochal.state.intervals import DataIds
+from tests.support.data.data_formats import write_mds
 from tests.support.heavy import need_module
+from tests.support.servers.data_http import FileServer, http_server
+from tests.support.servers.data_server import open_client, serving
 
 SPEC = DatasetSpec(2, 8)
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.mixture import PERIOD
-from data_providers.opening import open_provider
-from data_providers.protocol import (
+from epochal.data_providers.mixes.mixture import PERIOD
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
+from epochal.data_providers.opening import open_provider
+from epochal.data_providers.protocol import (
     MAX_REQUEST_BYTES,
     CorruptData,
     DataProvider,
@@ -18,13 +18,13 @@ from data_providers.protocol import (
     Rejected,
     SourceUnavailable,
 )
-from data_providers.weighted import Weighted, WeightedDataProvider
-from runtime.permissions import OWNERS
-from state.errors import EpochalError, InternalError, InvalidInput
-from state.intervals import DataIds
-from state.limits import MAX_MIX_BYTES
-from tests.support.data_http import FileServer, http_server
-from tests.support.states import state_file
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.runtime.permissions import OWNERS
+from epochal.state.errors import EpochalError, InternalError, InvalidInput
+from epochal.state.intervals import DataIds
+from epochal.state.limits import MAX_MIX_BYTES
+from tests.support.data.states import state_file
+from tests.support.servers.data_http import FileServer, http_server
 
 LENGTH = 16
 COUNTS = {"en": 300, "de": 100}

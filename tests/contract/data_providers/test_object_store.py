@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.local import LocalDataProvider
-from data_providers.locations import parse_location
-from data_providers.opening import OpenOptions, open_location
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
-from data_providers.ranged import RangedDataProvider
-from data_providers.sources import object_store
-from data_providers.sources.manifest import MIN_BLOCK_BYTES
-from data_providers.sources.object_store import ObjectStoreSource
-from data_providers.sources.renewed_manifest import write_manifest
-from runtime import buckets
-from runtime.buckets import location_of
-from runtime.permissions import OWNERS
-from state.config.data_location import S3, Azure, Gcp
-from state.errors import InvalidInput
-from state.intervals import DataIds
-from tests.support.data_files import SPEC, assert_serves_the_files, write_dataset
-from tests.support.data_formats import write_mds
+from epochal.data_providers.locations import parse_location
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources import object_store
+from epochal.data_providers.sources.manifest import MIN_BLOCK_BYTES
+from epochal.data_providers.sources.object_store import ObjectStoreSource
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.runtime import buckets
+from epochal.runtime.buckets import location_of
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import S3, Azure, Gcp
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import DataIds
+from tests.support.data.data_files import SPEC, assert_serves_the_files, write_dataset
+from tests.support.data.data_formats import write_mds
 from tests.support.heavy import need_module
-from tests.support.s3_server import AWS, BUCKET
+from tests.support.servers.s3_server import AWS, BUCKET
 
 
 async def upload(store: Any, folder: Path, prefix: str) -> None:

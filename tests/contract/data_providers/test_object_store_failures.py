@@ -8,19 +8,19 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from data_providers.opening import OpenOptions, open_location
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.sources.object_store import MAX_CONCURRENT_REQUESTS, ObjectStoreSource
-from data_providers.sources.protocol import Wanted, read
-from runtime import buckets
-from runtime.buckets import MAX_RETRIES
-from runtime.permissions import OWNERS
-from state.config.data_location import S3, Azure
-from state.errors import DataError, InvalidInput
-from state.intervals import DataIds
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.sources.object_store import MAX_CONCURRENT_REQUESTS, ObjectStoreSource
+from epochal.data_providers.sources.protocol import Wanted, read
+from epochal.runtime import buckets
+from epochal.runtime.buckets import MAX_RETRIES
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import S3, Azure
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S
-from tests.support.data_http import Answer, HttpReply, HttpRequest, http_server
 from tests.support.heavy import need_module
+from tests.support.servers.data_http import Answer, HttpReply, HttpRequest, http_server
 
 TOKENS = np.arange(64, dtype="<u2")
 WRITTEN = "Mon, 02 Jan 2023 10:00:00 GMT"

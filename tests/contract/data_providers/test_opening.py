@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.local import LocalDataProvider
-from data_providers.locations import Registered, parse_location
-from data_providers.opening import OpenOptions, open_described, open_location, open_provider
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.ranged import RangedDataProvider
-from data_providers.tcp.client import TcpDataProvider
-from runtime.permissions import OWNERS
-from state.config.data_file import parse_data_config
-from state.config.data_location import DummyData, Local, Server, SingleUrl
-from state.config.state_file import StateFile
-from state.errors import InvalidConfig, InvalidInput
-from state.intervals import DataIds
-from tests.support.data_files import SEED, write_dataset
-from tests.support.data_http import FileServer, http_server
-from tests.support.data_server import serving
+from epochal.data_providers.locations import Registered, parse_location
+from epochal.data_providers.opening import OpenOptions, open_described, open_location, open_provider
+from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.tcp.client import TcpDataProvider
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_file import parse_data_config
+from epochal.state.config.data_location import DummyData, Local, Server, SingleUrl
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidConfig, InvalidInput
+from epochal.state.intervals import DataIds
+from tests.support.data.data_files import SEED, write_dataset
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.states import state_file
+from tests.support.servers.data_http import FileServer, http_server
+from tests.support.servers.data_server import serving
 
 DATA_TOML = 'dir = "tokens"\ntoken_size = "TwoBytes"\nseq_len = 16\nshuffle_seed = ' + str(list(SEED))
 
@@ -166,7 +166,7 @@ def register(folder: Path, monkeypatch: pytest.MonkeyPatch, opener: str) -> None
 
 async def test_factory_opens_a_registered_provider_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opener = (
-        "from data_providers.dummy import DummyDataProvider\n"
+        "from epochal.data_providers.providers.dummy import DummyDataProvider\n"
         "async def open_it(location, spec):\n"
         "    provider = DummyDataProvider(spec)\n"
         "    provider.location = location\n"
@@ -204,7 +204,7 @@ async def test_registered_opener_raises_data_errors_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = (
-        "from data_providers.protocol import SourceUnavailable",
+        "from epochal.data_providers.protocol import SourceUnavailable",
         "async def open_it(location, spec):",
         "    raise SourceUnavailable('closed on Sundays')",
     )

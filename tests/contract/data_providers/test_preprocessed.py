@@ -9,15 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_providers import preprocessed, protocol
-from data_providers.formats import columns
-from data_providers.opening import OpenOptions, open_location
-from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from runtime.permissions import OWNERS
-from state.config.data_location import Preprocessed
-from state.errors import DataError, InvalidInput
-from state.intervals import DataIds
+from epochal.data_providers import protocol
+from epochal.data_providers.formats import columns
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.providers import preprocessed
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import Preprocessed
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.intervals import DataIds
 from tests.support.heavy import need_module
 
 ROWS = [[number, number + 1, *range(number % 4)] for number in range(23)]

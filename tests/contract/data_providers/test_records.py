@@ -16,29 +16,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_providers.formats import lines as lines_module
-from data_providers.formats import tar as tar_module
-from data_providers.formats.tar import samples_of_tar
-from data_providers.local_source import LocalSource
-from data_providers.locations import parse_location
-from data_providers.open_files import open_samples
-from data_providers.opening import OpenOptions, open_location
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
-from data_providers.records import RecordsDataProvider
-from data_providers.sources import unpacked
-from data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
-from data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES
-from data_providers.sources.object_store import ObjectStoreSource
-from data_providers.sources.range_file import RangeFile
-from data_providers.sources.renewed_manifest import write_manifest
-from data_providers.sources.spool import DataSpool
-from runtime.permissions import OWNERS
-from state.config.data_location import Urls
-from state.errors import DataError, InvalidInput
-from state.intervals import DataIds
-from tests.support.data_files import open_lines
-from tests.support.data_http import FileServer, HttpReply, HttpRequest, http_server
+from epochal.data_providers.formats import lines as lines_module
+from epochal.data_providers.formats import tar as tar_module
+from epochal.data_providers.formats.tar import samples_of_tar
+from epochal.data_providers.locations import parse_location
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.providers.local_source import LocalSource
+from epochal.data_providers.providers.open_files import open_samples
+from epochal.data_providers.providers.records import RecordsDataProvider
+from epochal.data_providers.sources import unpacked
+from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from epochal.data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES
+from epochal.data_providers.sources.object_store import ObjectStoreSource
+from epochal.data_providers.sources.range_file import RangeFile
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.data_providers.sources.spool import DataSpool
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import Urls
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.intervals import DataIds
+from tests.support.data.data_files import open_lines
 from tests.support.heavy import need_module
+from tests.support.servers.data_http import FileServer, HttpReply, HttpRequest, http_server
 
 RECORDS = [json.dumps({"text": f"record {number} " + "é" * (number % 7)}) for number in range(60)]
 TEXT = "\n".join(RECORDS).encode()

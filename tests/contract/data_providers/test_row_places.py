@@ -12,19 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_providers.formats import columns
-from data_providers.locations import parse_location
-from data_providers.open_files import open_rows
-from data_providers.opening import OpenOptions, open_location
-from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec
-from data_providers.sources.object_store import ObjectStoreSource
-from runtime.permissions import OWNERS
-from state.config.data_location import Preprocessed, Urls
-from state.errors import DataError, InvalidInput
-from state.intervals import DataIds
-from tests.support.data_http import FileServer, http_server
+from epochal.data_providers.formats import columns
+from epochal.data_providers.locations import parse_location
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DatasetSpec
+from epochal.data_providers.providers.open_files import open_rows
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.sources.object_store import ObjectStoreSource
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import Preprocessed, Urls
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.intervals import DataIds
 from tests.support.heavy import need_module
+from tests.support.servers.data_http import FileServer, http_server
 
 ROWS = [[number, number + 1] * (number % 5) for number in range(200)]
 SPEC = DatasetSpec(2, 16)

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 import epochal
-from coordinator.serve import ServeOptions, serving
 from epochal import CoordinatorUnreachable, InvalidInput, Refused, RunConnection, RunWentBack
-from runtime.http_server import Endpoint
-from state.errors import EpochalError
-from state.history import RoundFigures
-from state.phases import RunState
+from epochal.coordinator.serve import ServeOptions, serving
+from epochal.runtime.http.server import Endpoint
+from epochal.state.errors import EpochalError
+from epochal.state.messages.history import RoundFigures
+from epochal.state.phases import RunState
 from tests.support.bounds import BOUND_S
-from tests.support.certificates import self_signed
-from tests.support.restarted_run import RestartedRun, restarted_run
-from tests.support.served import GENESIS
-from tests.support.states import state_file
+from tests.support.data.states import state_file
+from tests.support.drive.restarted_run import RestartedRun, restarted_run
+from tests.support.drive.served import GENESIS
+from tests.support.servers.certificates import self_signed
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.sources import index_hashes
-from tests.support.cli import Ran, run_main, run_main_in_thread
-from tests.support.data_formats import write_mds, write_megatron
+from epochal.data_providers.sources import index_hashes
+from tests.support.data.data_formats import write_mds, write_megatron
+from tests.support.data.states import state_text
+from tests.support.drive.cli import Ran, run_main, run_main_in_thread
 from tests.support.heavy import need_module
-from tests.support.states import state_text
 
 TEXT = b"Shall I compare thee to a summer's day? Thou art more lovely and more temperate."
 

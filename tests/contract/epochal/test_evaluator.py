@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.evaluation import losses
-from epochal.evaluation.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions
-from epochal.evaluation.losses import EvaluationOptions
-from runtime.permissions import OWNERS
-from runtime.retry import RetryPolicy
-from state.config.model import ModelSpec
-from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused, TrainerFailed
-from state.evaluations import Evaluation, EvaluationReport
-from state.refusals import Refusal
-from state.replica import Replica, first_replica
-from state.wire import sha256_hex
-from tests.support.listed_run import ListedRun
-from tests.support.states import state_file
-from trainers.architectures import open_model
-from trainers.torch.options import TorchOptions
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.model import ModelSpec
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused, TrainerFailed
+from epochal.state.messages.evaluations import Evaluation, EvaluationReport
+from epochal.state.model.replica import Replica, first_replica
+from epochal.state.refusals import Refusal
+from epochal.state.wire import sha256_hex
+from epochal.tools.evaluate import losses
+from epochal.tools.evaluate.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions
+from epochal.tools.evaluate.losses import EvaluationOptions
+from epochal.trainers.architectures import open_model
+from epochal.trainers.torch.options import TorchOptions
+from tests.support.data.states import state_file
+from tests.support.drive.listed_run import ListedRun
 
 STATE = state_file(model__LLM__ngram={"context": 2, "embedding": 4, "hidden": 8})
 SPEC = STATE.model.LLM.spec

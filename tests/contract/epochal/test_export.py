@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.export import folder as export_folder
-from epochal.export import plan as export_plan
-from epochal.export.destinations import BucketDestination, HubDestination, parse_destination, step_name
-from epochal.export.exporter import Exporter, ExportOptions
-from epochal.export.folder import read_note
-from runtime.retry import RetryPolicy
-from state.config.data_location import S3
-from state.config.model import Architecture, ModelSpec
-from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, ModelUnavailable, Refused
-from state.refusals import Refusal
-from state.replica import Replica, first_replica
-from state.tensors import Tensors
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.data_location import S3
+from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, ModelUnavailable, Refused
+from epochal.state.model.replica import Replica, first_replica
+from epochal.state.model.tensors import Tensors
+from epochal.state.refusals import Refusal
+from epochal.tools.export import folder as export_folder
+from epochal.tools.export import plan as export_plan
+from epochal.tools.export.destinations import BucketDestination, HubDestination, parse_destination, step_name
+from epochal.tools.export.exporter import Exporter, ExportOptions
+from epochal.tools.export.folder import read_note
+from epochal.trainers.sources.float_types import FloatType
+from epochal.trainers.sources.local import local_source
+from tests.support.data.states import state_file
+from tests.support.drive.listed_run import ListedRun
 from tests.support.heavy import need_module
-from tests.support.hub_server import REPOSITORY, FakeHub, fake_hub, point_at
-from tests.support.listed_run import ListedRun
-from tests.support.s3_server import BUCKET
-from tests.support.states import state_file
-from trainers.sources.float_types import FloatType
-from trainers.sources.local import local_source
+from tests.support.servers.hub_server import REPOSITORY, FakeHub, fake_hub, point_at
+from tests.support.servers.s3_server import BUCKET
 
 VALUES: Tensors = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3) / np.float32(3),
@@ -310,7 +310,7 @@ async def test_transformers_loads_a_mixture_of_experts(tmp_path: Path, hf: dict[
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    from trainers.torch.hf_config import build_module
+    from epochal.trainers.torch.hf_config import build_module
 
     torch.manual_seed(3)
     spec = ModelSpec(architecture=Architecture.HF_AUTO, hf=SMALL | hf)

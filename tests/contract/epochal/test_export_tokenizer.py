@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from epochal.checkpoints.runs import RunView
-from epochal.export.tokenizer import find_tokenizer
-from state.config.model import ModelSpec
-from state.errors import InvalidInput
+from epochal.state.config.model import ModelSpec
+from epochal.state.errors import InvalidInput
+from epochal.tools.checkpoints.runs import RunView
+from epochal.tools.export.tokenizer import find_tokenizer
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.hub_server import COMMIT, REPOSITORY, fake_hub, point_at
-from tests.support.states import state_file
+from tests.support.servers.hub_server import COMMIT, REPOSITORY, fake_hub, point_at
 
 HF = {"model_type": "llama"}
 TOKENIZER = {"tokenizer.json": b"{}"}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from epochal.preparation.options import PrepareOptions
-from epochal.preparation.preparing import prepare
-from state.errors import InvalidInput
-from tests.support.cli import run_main
-from tests.support.data_http import FileServer, http_server
-from tests.support.prepared import everything_in, write_records
+from epochal.state.errors import InvalidInput
+from epochal.tools.prepare.options import PrepareOptions
+from epochal.tools.prepare.preparing import prepare
+from tests.support.data.prepared import everything_in, write_records
+from tests.support.drive.cli import run_main
+from tests.support.servers.data_http import FileServer, http_server
 
 SMALL = PrepareOptions(seq_len=16, workers=1, validation="20%")
 

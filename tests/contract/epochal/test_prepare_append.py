@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from data_providers.following import found_among
-from data_providers.local import LocalDataProvider
-from data_providers.protocol import DatasetSpec
-from data_providers.sources.manifest import verify_folder
-from epochal.preparation.appending import APPENDING
-from epochal.preparation.options import PrepareOptions
-from epochal.preparation.preparing import PrepareProgress, prepare
-from tests.support.cli import Ran, run_main
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.providers.following import found_among
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.sources.manifest import verify_folder
+from epochal.tools.prepare.appending import APPENDING
+from epochal.tools.prepare.options import PrepareOptions
+from epochal.tools.prepare.preparing import PrepareProgress, prepare
+from tests.support.data.prepared import documents_in, everything_in, write_records
+from tests.support.drive.cli import Ran, run_main
 from tests.support.heavy import need_module
-from tests.support.prepared import documents_in, everything_in, write_records
 
 OPTIONS = {"seq_len": 16, "shard_tokens": 480, "validation": "20%", "workers": 1}
 SMALL = PrepareOptions(**OPTIONS)  # type: ignore[arg-type]

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.preprocessed import PreprocessedDataProvider
-from data_providers.protocol import IGNORED_LABEL
-from epochal.preparation.options import PrepareOptions
-from epochal.preparation.preparing import PrepareProgress, prepare
-from state.errors import InvalidInput
-from state.intervals import DataIds
-from tests.support.cli import run_main
+from epochal.data_providers.protocol import IGNORED_LABEL
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import DataIds
+from epochal.tools.prepare.options import PrepareOptions
+from epochal.tools.prepare.preparing import PrepareProgress, prepare
+from tests.support.data.prepared import everything_in
+from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
-from tests.support.prepared import everything_in
 
 COUNT = 400
 OPTIONS: dict[str, Any] = {"chat": True, "seq_len": 128, "validation": "10%", "dedup": True, "shard_tokens": 4096}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from epochal.preparation.options import PrepareOptions
-from epochal.preparation.preparing import prepare
-from state.errors import InvalidInput
-from tests.support.cli import run_main
+from epochal.state.errors import InvalidInput
+from epochal.tools.prepare.options import PrepareOptions
+from epochal.tools.prepare.preparing import prepare
+from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
 
 

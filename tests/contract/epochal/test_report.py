@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from epochal.figures.charts import MAX_MARKS, Line, LineChart, charts_of, smoothed, ticks, waterfall
-from epochal.figures.report import report_html
-from epochal.figures.run_record import RunRecord, read_record
-from epochal.figures.svg import HEIGHT, chart_svg
-from state.wire import ClientId
+from epochal.state.wire import ClientId
+from epochal.view.figures.charts import MAX_MARKS, Line, LineChart, charts_of, smoothed, ticks, waterfall
+from epochal.view.figures.report import report_html
+from epochal.view.figures.run_record import RunRecord, read_record
+from epochal.view.figures.svg import HEIGHT, chart_svg
 from tests.support.bounds import BOUND_S
-from tests.support.cli import run_main, run_main_in_thread
-from tests.support.figure_rows import as_one, rows
+from tests.support.data.figure_rows import as_one, rows
+from tests.support.data.hostile_texts import OBEYED, TEXTS
+from tests.support.data.recorded_run import evaluated, hostile, recorded_run
+from tests.support.drive.cli import run_main, run_main_in_thread
+from tests.support.drive.restarted_run import restarted_run
 from tests.support.heavy import need_module
-from tests.support.hostile_texts import OBEYED, TEXTS
-from tests.support.recorded_run import evaluated, hostile, recorded_run
-from tests.support.restarted_run import restarted_run
 
 NAMES = ["loss", "members", "throughput", "bytes", "waits", "waterfall"]
 
@@ -159,7 +159,7 @@ def test_place_that_cannot_be_written_is_refused_first(folder: Path) -> None:
 
 async def test_plot_draws_the_same_files_again(record: RunRecord, folder: Path, tmp_path: Path) -> None:
     need_module("matplotlib")
-    from epochal.figures.matplotlib_files import draw_files
+    from epochal.view.figures.matplotlib_files import draw_files
 
     ran = await run_main_in_thread("plot", str(folder), "--out", str(tmp_path / "first" / "plots"), environment={})
     ran.expect(0, "plots/waterfall.png")
@@ -178,7 +178,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 async def test_hostile_names_are_drawn(record: RunRecord, tmp_path: Path) -> None:
     need_module("matplotlib")
-    from epochal.figures.matplotlib_files import draw_files
+    from epochal.view.figures.matplotlib_files import draw_files
 
     assert len(draw_files(charts_of(hostile(record))[-1:], tmp_path)) == 2
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator_client.viewing import ViewerClient
-from epochal.terminal import run_reader
-from epochal.terminal.picture import RunPicture
-from epochal.terminal.run_reader import RunReader
-from runtime.retry import RetryPolicy
+from epochal.coordinator_client.viewing import ViewerClient
+from epochal.runtime.retry import RetryPolicy
+from epochal.view.terminal import run_reader
+from epochal.view.terminal.picture import RunPicture
+from epochal.view.terminal.run_reader import RunReader
 from tests.support.bounds import BOUND_S
-from tests.support.event_stream import viewing
-from tests.support.restarted_run import RestartedRun, restarted_run
+from tests.support.drive.restarted_run import RestartedRun, restarted_run
+from tests.support.servers.event_stream import viewing
 
 QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)
 

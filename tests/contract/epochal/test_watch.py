@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from epochal.sinks.csv_file import CsvSink
-from state.history import RoundFigures
+from epochal.state.messages.history import RoundFigures
+from epochal.view.sinks.csv_file import CsvSink
 from tests.support.bounds import BOUND_S
-from tests.support.cli import run_main_in_thread
-from tests.support.forked import start_forked
-from tests.support.restarted_run import RestartedRun, restarted_run
-from tests.support.watched_file import writes_to
+from tests.support.data.watched_file import writes_to
+from tests.support.drive.cli import run_main_in_thread
+from tests.support.drive.forked import start_forked
+from tests.support.drive.restarted_run import RestartedRun, restarted_run
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ async def test_follower_of_a_run_that_goes_back_under_it_replaces_what_was(run: 
 async def test_rounds_that_were_merged_meanwhile_are_written_as_their_rest(
     monkeypatch: pytest.MonkeyPatch, run: RestartedRun, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("coordinator.machine.history.MAX_ROWS", 4)
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", 4)
     path = tmp_path / "run.csv"
     await run.play(3)
     await once(run, "--to", f"csv:{path}")

@@ -11,19 +11,19 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from coordinator import run_history
-from coordinator_client.operator import connect_operator
-from coordinator_client.viewing import ViewerClient
-from epochal.terminal import run_reader, watch_app
-from epochal.terminal.operator_desk import OperatorDesk
-from epochal.terminal.picture import RunPicture
-from epochal.terminal.run_reader import RunReader
-from epochal.terminal.watch_app import WatchApp
-from runtime.retry import RetryPolicy
-from state.evaluations import EvaluationReport
-from state.wire import Sha256
+from epochal.coordinator.insight import run_history
+from epochal.coordinator_client.operator import connect_operator
+from epochal.coordinator_client.viewing import ViewerClient
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.messages.evaluations import EvaluationReport
+from epochal.state.wire import Sha256
+from epochal.view.terminal import run_reader, watch_app
+from epochal.view.terminal.operator_desk import OperatorDesk
+from epochal.view.terminal.picture import RunPicture
+from epochal.view.terminal.run_reader import RunReader
+from epochal.view.terminal.watch_app import WatchApp
 from tests.support.bounds import BOUND_S
-from tests.support.restarted_run import RestartedRun, restarted_run
+from tests.support.drive.restarted_run import RestartedRun, restarted_run
 from tests.support.screens import screen_text, until_shown
 
 QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)

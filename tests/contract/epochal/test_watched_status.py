@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator_client.http import CoordinatorClient
-from epochal.cli import watched_status
-from epochal.cli.watched_status import follow_status
-from runtime.retry import RetryPolicy
-from state.messages import RunStatus
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.messages.requests import RunStatus
+from epochal.view import watched_status
+from epochal.view.watched_status import follow_status
 from tests.support.bounds import BOUND_S
-from tests.support.restarted_run import restarted_run
-from tests.unit.epochal.test_status_panel import status_of
+from tests.support.drive.restarted_run import restarted_run
+from tests.unit.epochal.view.test_status_panel import status_of
 
 QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batching.round_plan import RoundPlan
-from data_providers.protocol import TokenBatch
-from runtime.worker_thread import Worker
-from state.config.state_file import StateFile
-from state.merging import Diverged
-from state.tensors import Float32Array
-from tests.support.simulated_client import ClientSpec
-from tests.support.simulated_run import simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
-from trainers.architectures import open_model
-from trainers.null import NullTrainer
-from trainers.protocol import TrainedRound
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import TokenBatch
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.state_file import StateFile
+from epochal.state.merging import Diverged
+from epochal.state.model.tensors import Float32Array
+from epochal.trainers.architectures import open_model
+from epochal.trainers.null import NullTrainer
+from epochal.trainers.protocol import TrainedRound
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_run import simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 LARGEST = 1e30
 

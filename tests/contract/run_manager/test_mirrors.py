@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator_client.mirrors import Mirror
-from run_manager.replica.checkpoint_download import CheckpointDownload
-from runtime.spool import Spool
-from runtime.spool_part import ReceivedFile
-from runtime.worker_thread import InlineWorker
-from state.checkpoint_parts import CheckpointManifest, CheckpointPart, part_ranges, parts_digest
-from state.documents import CheckpointRef
-from state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument
-from state.wire import Sha256, sha256_hex
-from tests.support.held_blobs import HeldBlobs
-from tests.support.nginx import Nginx, nginx
+from epochal.coordinator_client.mirrors import Mirror
+from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.files.spool_part import ReceivedFile
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, part_ranges, parts_digest
+from epochal.state.documents import CheckpointRef
+from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument
+from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.held_blobs import HeldBlobs
+from tests.support.servers.nginx import Nginx, nginx
 
 DATA = random.Random(2).randbytes(1_000_000)
 RANGES = list(part_ranges(len(DATA), 150_000))

@@ -10,29 +10,29 @@ import httpx
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from coordinator.serve import ServeOptions, serving
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.session import UNREACHABLE, Joined, RequestRepeated
-from data_providers.dummy import DummyDataProvider
-from data_providers.protocol import DatasetSpec
-from data_providers.tcp.coordinator_gate import CoordinatorGate
-from data_providers.tcp.metrics import DataServerMetrics
-from data_providers.tcp.server import DataServer
 from docs.metrics_tables import PROGRAMS, table
-from epochal.commands.trainer_service import serving_training
-from run_manager.events import ResultSettled, RoundFailed, RoundTrained, StepRefused
-from run_manager.metrics import ClientMetrics
-from runtime.connections import Shed
-from runtime.http_server import Endpoint
-from runtime.metrics import METHODS, new_registry
-from runtime.metrics_server import serving_metrics
-from state.errors import InvalidInput
-from state.refusals import Refusal
-from state.wire import ClientId, Sha256
-from tests.support.open_gate import OpenGate
+from epochal.commands.serve.trainer_service import serving_training
+from epochal.coordinator.serve import ServeOptions, serving
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.session import UNREACHABLE, Joined, RequestRepeated
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
+from epochal.data_providers.tcp.metrics import DataServerMetrics
+from epochal.data_providers.tcp.server import DataServer
+from epochal.run_manager.events import ResultSettled, RoundFailed, RoundTrained, StepRefused
+from epochal.run_manager.metrics import ClientMetrics
+from epochal.runtime.connections.shedding import Shed
+from epochal.runtime.http.metrics_server import serving_metrics
+from epochal.runtime.http.server import Endpoint
+from epochal.runtime.metrics.registry import METHODS, new_registry
+from epochal.state.errors import InvalidInput
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256
+from epochal.training_service.service import TrainingServiceOptions
+from tests.support.data.open_gate import OpenGate
+from tests.support.data.states import state_file
 from tests.support.scraping import OPENMETRICS, Scrape, scrape
-from tests.support.states import state_file
-from training_service.service import TrainingServiceOptions
 
 TYPES = frozenset({"counter", "gauge", "histogram", "info"})
 WRONG_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|kib|kilobytes|megabytes|percent)(_|$)")

@@ -8,34 +8,34 @@ import httpx
 import numpy as np
 import pytest
 
-from batching.micro_batches import Example
-from batching.round_plan import RoundPlan
-from data_providers.opening import open_provider
-from data_providers.protocol import TokenBatch
-from epochal.commands.trainer_service import serving_training
-from epochal.evaluation.losses import EvaluationOptions, opened_evaluation
-from runtime.clock import SystemClock
-from runtime.http_server import Endpoint
-from runtime.permissions import OWNERS
-from runtime.retry import RetryPolicy
-from runtime.worker_thread import InlineWorker
-from state.config.model import AdamW
-from state.config.state_file import StateFile
-from state.errors import TrainerFailed
-from state.intervals import BatchId, DataIds
-from state.tensors import Tensors
-from tests.support.bag_of_bytes import ARCHITECTURE, ENTRY, WEIGHT, BagLearner, BagOfBytes
+from epochal.batching.micro_batches import Example
+from epochal.batching.round_plan import RoundPlan
+from epochal.commands.serve.trainer_service import serving_training
+from epochal.data_providers.opening import open_provider
+from epochal.data_providers.protocol import TokenBatch
+from epochal.runtime.clock import SystemClock
+from epochal.runtime.http.server import Endpoint
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.retry import RetryPolicy
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.model import AdamW
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import TrainerFailed
+from epochal.state.intervals import BatchId, DataIds
+from epochal.state.model.tensors import Tensors
+from epochal.tools.evaluate.losses import EvaluationOptions, opened_evaluation
+from epochal.trainers.architectures import ARCHITECTURES
+from epochal.trainers.learner_trainer import LearnerTrainer
+from epochal.trainers.mesh import launcher
+from epochal.trainers.mesh.options import MeshOptions
+from epochal.trainers.protocol import TrainedRound, Trainer
+from epochal.trainers.registry import RemoteOptions, TrainerOptions, open_mesh_trainer, open_trainer
+from epochal.trainers.remote.wire import ServiceLimits
+from epochal.training_service.service import TrainingServiceOptions
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.local_training import rounds
-from tests.support.states import state_file
-from trainers.architectures import ARCHITECTURES
-from trainers.learner_trainer import LearnerTrainer
-from trainers.mesh import launcher
-from trainers.mesh.options import MeshOptions
-from trainers.protocol import TrainedRound, Trainer
-from trainers.registry import RemoteOptions, TrainerOptions, open_mesh_trainer, open_trainer
-from trainers.remote.wire import ServiceLimits
-from training_service.service import TrainingServiceOptions
+from tests.support.models.bag_of_bytes import ARCHITECTURE, ENTRY, WEIGHT, BagLearner, BagOfBytes
+from tests.support.models.local_training import rounds
 
 SEQ_LEN = 16
 SAMPLES = 24
@@ -101,7 +101,7 @@ async def test_loss_that_is_read_late_is_checked_all_the_same(state: StateFile) 
 @pytest.mark.timeout(150)
 async def test_mesh_trains_it_as_one_process_does(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
-    monkeypatch.setattr(launcher, "MODULE", "tests.support.bag_worker")
+    monkeypatch.setattr(launcher, "MODULE", "tests.support.models.bag_worker")
     wanted, _ = await trained(numpy_trainer(state), state)
     mesh = await open_mesh_trainer(
         MeshOptions("data=2", 2, 2, permissions=OWNERS), state, state.model.LLM.spec, lambda: "", InlineWorker()
@@ -154,8 +154,8 @@ def test_tinker_model_learns_it_and_goes_on_with_what_it_saved(tmp_path: Path) -
     need_module("tinker")
     from tinker.proto import tinker_public_pb2 as proto
 
-    from training_service.tinker.examples import WeightedExamples
-    from training_service.tinker.models import TinkerModel
+    from epochal.training_service.tinker.examples import WeightedExamples
+    from epochal.training_service.tinker.models import TinkerModel
 
     optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8)
     tokens = np.frombuffer(b"abcabc", np.uint8).astype(np.uint32)

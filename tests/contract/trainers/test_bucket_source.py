@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from state.config.data_location import S3, Gcp
-from state.config.model import Gcs, S3Checkpoint
-from state.errors import InvalidInput, ModelUnavailable
-from tests.support.data_http import HttpReply, HttpRequest, http_server
+from epochal.state.config.data_location import S3, Gcp
+from epochal.state.config.model import Gcs, S3Checkpoint
+from epochal.state.errors import InvalidInput, ModelUnavailable
+from epochal.trainers.sources import reading
+from epochal.trainers.sources.bucket import BucketFolder
+from epochal.trainers.sources.folder_source import FolderSource
+from epochal.trainers.sources.opening import names_a_source, open_source
 from tests.support.heavy import need_module
-from tests.support.model_files import CONFIG, write_model
-from tests.support.s3_server import BUCKET
-from trainers.sources import reading
-from trainers.sources.bucket import BucketFolder
-from trainers.sources.folder_source import FolderSource
-from trainers.sources.opening import names_a_source, open_source
+from tests.support.models.model_files import CONFIG, write_model
+from tests.support.servers.data_http import HttpReply, HttpRequest, http_server
+from tests.support.servers.s3_server import BUCKET
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 B = np.array([0.5, -1.25], np.float32)

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from epochal.cli.logs import LogFormat, start_logging
-from state.config.model import Architecture
-from state.errors import InvalidInput, Unsupported
-from tests.support.bag_of_bytes import ENTRY, WEIGHT, BagOfBytes
-from tests.support.cli import run_main
+from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.state.config.model import Architecture
+from epochal.state.errors import InvalidInput, Unsupported
+from epochal.trainers.architectures import ARCHITECTURES, open_model
+from epochal.trainers.genesis import make_first_model
+from epochal.trainers.sources.hub import commit_of
+from epochal.trainers.sources.origin import Origin, with_origin
+from tests.support.data.states import state_file, state_text
+from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
-from tests.support.hub_server import COMMIT, REPOSITORY, FakeHub, fake_hub, point_at
-from tests.support.local_training import SEED
-from tests.support.model_files import CONFIG, write_model
-from tests.support.states import state_file, state_text
-from tests.support.tiny_llama import LLAMA, LLAMA_SPEC
-from trainers.architectures import ARCHITECTURES, open_model
-from trainers.genesis import make_first_model
-from trainers.sources.hub import commit_of
-from trainers.sources.origin import Origin, with_origin
+from tests.support.models.bag_of_bytes import ENTRY, WEIGHT, BagOfBytes
+from tests.support.models.local_training import SEED
+from tests.support.models.model_files import CONFIG, write_model
+from tests.support.models.tiny_llama import LLAMA, LLAMA_SPEC
+from tests.support.servers.hub_server import COMMIT, REPOSITORY, FakeHub, fake_hub, point_at
 
 WEIGHTS = BagOfBytes().initial_parameters(bytes(32))
 
@@ -104,7 +104,7 @@ def test_code_of_a_repository_is_pinned_and_opened_by_every_client(
     point_at(hub, tmp_path / "cache", monkeypatch)
     from transformers import dynamic_module_utils
 
-    from trainers.torch import remote_code
+    from epochal.trainers.torch import remote_code
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(remote_code, "_IS_TRUSTED", False)

@@ -15,27 +15,27 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from batching.round_plan import RoundPlan
-from data_providers.opening import open_provider
-from data_providers.protocol import CorruptData, TokenBatch
-from runtime.permissions import OWNERS
-from runtime.worker_thread import InlineWorker
-from state.config.model import NgramConfig
-from state.config.state_file import StateFile
-from state.errors import InvalidInput, TrainerFailed, Unsupported
-from state.intervals import BatchId
-from state.tensors import Tensors
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.opening import open_provider
+from epochal.data_providers.protocol import CorruptData, TokenBatch
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.model import NgramConfig
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidInput, TrainerFailed, Unsupported
+from epochal.state.intervals import BatchId
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.mesh import launcher
+from epochal.trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_document
+from epochal.trainers.mesh.options import MeshOptions
+from epochal.trainers.mesh.trainer import MeshTrainer
+from epochal.trainers.ngram.learner import NgramModel
+from epochal.trainers.protocol import TrainedRound, Trainer
+from epochal.trainers.registry import open_mesh_trainer, open_trainer
 from tests.support.bounds import BOUND_S
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.local_training import rounds
-from tests.support.states import state_file
-from trainers.mesh import launcher
-from trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_document
-from trainers.mesh.options import MeshOptions
-from trainers.mesh.trainer import MeshTrainer
-from trainers.ngram.learner import NgramModel
-from trainers.protocol import TrainedRound, Trainer
-from trainers.registry import open_mesh_trainer, open_trainer
+from tests.support.models.local_training import rounds
 
 SEQ_LEN = 16
 SEQUENCES = 200

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from runtime.retry import RetryPolicy
-from state.errors import InvalidInput, TrainerFailed
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import InvalidInput, TrainerFailed
+from epochal.trainers.remote.client import TrainingServiceClient
+from epochal.trainers.remote.wire import ServiceLimits
 from tests.support.bounds import BOUND_S
-from tests.support.local_training import bytes_of
-from tests.support.served_training import (
+from tests.support.drive.served_training import (
     FEW,
     Faults,
     HandClock,
@@ -23,8 +24,7 @@ from tests.support.served_training import (
     service,
     train,
 )
-from trainers.remote.client import TrainingServiceClient
-from trainers.remote.wire import ServiceLimits
+from tests.support.models.local_training import bytes_of
 
 
 async def test_repeated_requests_keep_their_key_and_are_counted_once() -> None:

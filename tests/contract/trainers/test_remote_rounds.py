@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from batching.chunking.policies import NUMBERS
-from runtime.worker_thread import InlineWorker
-from state.errors import TrainerFailed
-from tests.support.local_training import bytes_of
-from tests.support.served_training import (
+from epochal.batching.chunking.policies import NUMBERS
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.errors import TrainerFailed
+from epochal.trainers.remote import trainer as remote_trainer
+from epochal.trainers.remote.wire import ServiceLimits
+from epochal.training_service.app import create_app
+from epochal.training_service.service import TrainingServiceOptions
+from epochal.training_service.sessions import SessionBounds
+from tests.support.drive.served_training import (
     FEW,
     START,
     Faults,
@@ -24,11 +28,7 @@ from tests.support.served_training import (
     service,
     train,
 )
-from trainers.remote import trainer as remote_trainer
-from trainers.remote.wire import ServiceLimits
-from training_service.app import create_app
-from training_service.service import TrainingServiceOptions
-from training_service.sessions import SessionBounds
+from tests.support.models.local_training import bytes_of
 
 
 @pytest.mark.parametrize("limits", [ServiceLimits(), FEW, ServiceLimits(1, 1, 100_000)])

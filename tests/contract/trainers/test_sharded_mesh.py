@@ -12,26 +12,26 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from batching.round_plan import RoundPlan
-from data_providers.opening import open_provider
-from data_providers.protocol import CorruptData, TokenBatch
-from runtime.permissions import OWNERS
-from runtime.worker_thread import InlineWorker
-from state.config.state_file import StateFile
-from state.errors import InvalidInput, TrainerFailed
-from state.intervals import BatchId
-from state.tensors import Tensors
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.opening import open_provider
+from epochal.data_providers.protocol import CorruptData, TokenBatch
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidInput, TrainerFailed
+from epochal.state.intervals import BatchId
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.architectures import open_model
+from epochal.trainers.mesh import launcher
+from epochal.trainers.mesh.options import MeshOptions
+from epochal.trainers.mesh.trainer import MeshTrainer
+from epochal.trainers.protocol import TrainedRound
+from epochal.trainers.registry import TrainerOptions, open_mesh_trainer, open_trainer
+from epochal.trainers.torch.options import TorchOptions
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.local_training import SEED, rounds
-from tests.support.states import state_file
-from tests.support.tiny_llama import LLAMA
-from trainers.architectures import open_model
-from trainers.mesh import launcher
-from trainers.mesh.options import MeshOptions
-from trainers.mesh.trainer import MeshTrainer
-from trainers.protocol import TrainedRound
-from trainers.registry import TrainerOptions, open_mesh_trainer, open_trainer
-from trainers.torch.options import TorchOptions
+from tests.support.models.local_training import SEED, rounds
+from tests.support.models.tiny_llama import LLAMA
 
 SEQ_LEN = 16
 SEQUENCES = 60
@@ -144,7 +144,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
     need_module("transformers")
     state = run_state(tmp_path_factory.mktemp("shared"), bad_index=45)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(launcher, "MODULE", "tests.support.tight_worker")
+        patched.setattr(launcher, "MODULE", "tests.support.models.tight_worker")
         async with opened(state) as trainer:
             yield SharedMesh(trainer, state)
 
@@ -221,7 +221,7 @@ def test_option_of_torch_that_a_mesh_does_not_take_is_refused(options: TorchOpti
 def test_mesh_with_fewer_gpus_than_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from trainers.torch.sharding import check_devices
+    from epochal.trainers.torch.sharding import check_devices
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -246,7 +246,7 @@ def test_shards_lie_along_fsdp_whatever_the_order_of_axes(mesh: str, grid: list[
 def test_blocks_are_the_layers_that_share_no_parameter() -> None:
     from torch import nn
 
-    from trainers.torch.sharding import blocks_of
+    from epochal.trainers.torch.sharding import blocks_of
 
     shared, inner = nn.Linear(2, 2), nn.Sequential(nn.ModuleList([nn.Linear(2, 2)]))
     layers = nn.ModuleList([nn.Linear(2, 2), shared, inner, nn.Identity(), nn.Sequential(shared)])

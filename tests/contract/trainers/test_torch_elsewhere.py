@@ -6,26 +6,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batching.round_plan import RoundPlan
-from data_providers.opening import open_provider
-from data_providers.protocol import TokenBatch
-from epochal.commands.trainer_service import serving_training
-from epochal.evaluation.losses import EvaluationOptions, opened_evaluation
-from runtime.clock import SystemClock
-from runtime.http_server import Endpoint
-from runtime.permissions import OWNERS
-from runtime.retry import RetryPolicy
-from runtime.worker_thread import InlineWorker
-from state.config.state_file import StateFile
-from state.intervals import BatchId, DataIds
+from epochal.batching.round_plan import RoundPlan
+from epochal.commands.serve.trainer_service import serving_training
+from epochal.data_providers.opening import open_provider
+from epochal.data_providers.protocol import TokenBatch
+from epochal.runtime.clock import SystemClock
+from epochal.runtime.http.server import Endpoint
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.retry import RetryPolicy
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.state_file import StateFile
+from epochal.state.intervals import BatchId, DataIds
+from epochal.tools.evaluate.losses import EvaluationOptions, opened_evaluation
+from epochal.trainers.protocol import Trainer
+from epochal.trainers.registry import RemoteOptions, TrainerOptions, open_trainer
+from epochal.trainers.remote.wire import ServiceLimits
+from epochal.training_service.service import TrainingServiceOptions
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.local_training import SEED, rounds
-from tests.support.states import state_file
-from tests.support.tiny_llama import LLAMA_SPEC, LLAMA_STATE
-from trainers.protocol import Trainer
-from trainers.registry import RemoteOptions, TrainerOptions, open_trainer
-from trainers.remote.wire import ServiceLimits
-from training_service.service import TrainingServiceOptions
+from tests.support.models.local_training import SEED, rounds
+from tests.support.models.tiny_llama import LLAMA_SPEC, LLAMA_STATE
 
 SEQ_LEN = 16
 SAMPLES = 12

@@ -9,23 +9,23 @@ import httpx
 import numpy as np
 import pytest
 
-from runtime import http_bodies
-from runtime.worker_thread import InlineWorker
-from state.config.model import ModelSpec, NgramConfig
-from state.errors import Refused
-from state.refusals import Refusal
-from state.tensors import encode_tensor_file
-from tests.support.local_training import ADAMW
-from tests.support.served_training import FEW, SPEC, START, HandClock, client_of, rows_of, samples, service
-from trainers.remote.client import TrainingServiceClient
-from trainers.remote.wire import (
+from epochal.runtime.http import bodies as http_bodies
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.model import ModelSpec, NgramConfig
+from epochal.state.errors import Refused
+from epochal.state.model.tensors import encode_tensor_file
+from epochal.state.refusals import Refusal
+from epochal.trainers.remote.client import TrainingServiceClient
+from epochal.trainers.remote.wire import (
     OptimStepRequest,
     SessionRequest,
     encode_examples,
 )
-from training_service.app import create_app
-from training_service.service import TrainingServiceOptions
-from training_service.sessions import SessionBounds, open_served_model
+from epochal.training_service.app import create_app
+from epochal.training_service.service import TrainingServiceOptions
+from epochal.training_service.sessions import SessionBounds, open_served_model
+from tests.support.drive.served_training import FEW, SPEC, START, HandClock, client_of, rows_of, samples, service
+from tests.support.models.local_training import ADAMW
 
 ROUND_START = encode_tensor_file(START, {})
 EXAMPLES = encode_examples(rows_of(samples(3)))

@@ -11,21 +11,21 @@ import httpx
 import numpy as np
 import pytest
 
-from batching.micro_batches import Example
-from epochal.commands.trainer_service import serving_training
-from runtime.http_server import Endpoint
-from state.config.model import AdamW, NgramConfig
-from state.tensors import Float32Array, Tensors
+from epochal.batching.micro_batches import Example
+from epochal.commands.serve.trainer_service import serving_training
+from epochal.runtime.http.server import Endpoint
+from epochal.state.config.model import AdamW, NgramConfig
+from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.trainers.ngram.adamw import AdamWState, adamw_step
+from epochal.trainers.ngram.learner import NgramModel
+from epochal.trainers.remote.wire import ServiceLimits
+from epochal.trainers.sources.local import local_source
+from epochal.training_service.service import TrainingServiceOptions
+from epochal.training_service.sessions import SessionBounds
+from epochal.training_service.tinker.requests import GAP_TIMEOUT_S
 from tests.support.bounds import BOUND_S
+from tests.support.drive.other_process import OtherProcess, other_process
 from tests.support.heavy import need_module
-from tests.support.other_process import OtherProcess, other_process
-from trainers.ngram.adamw import AdamWState, adamw_step
-from trainers.ngram.learner import NgramModel
-from trainers.remote.wire import ServiceLimits
-from trainers.sources.local import local_source
-from training_service.service import TrainingServiceOptions
-from training_service.sessions import SessionBounds
-from training_service.tinker.requests import GAP_TIMEOUT_S
 
 MODEL = NgramConfig(context=3, embedding=4, hidden=6)
 BASE_MODEL = "epochal-ngram:context=3,embedding=4,hidden=6"

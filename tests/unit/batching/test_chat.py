@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.chat.conversations import MAX_MESSAGES, conversation_of
-from batching.chat.encoding import encode_record
-from batching.chat.templates import BUILT_IN, CHATML, ChatTemplate
-from data_providers.protocol import IGNORED_LABEL, CorruptData, Tokens
-from state.errors import InvalidInput
+from epochal.batching.chat.conversations import MAX_MESSAGES, conversation_of
+from epochal.batching.chat.encoding import encode_record
+from epochal.batching.chat.templates import BUILT_IN, CHATML, ChatTemplate
+from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, Tokens
+from epochal.state.errors import InvalidInput
 from tests.support.heavy import need_module
 
 UNMARKED = (

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.chunking.columns import chunk_columns
-from batching.chunking.datums import Datum, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput, TensorData
-from batching.chunking.policies import (
+from epochal.batching.chunking.columns import chunk_columns
+from epochal.batching.chunking.datums import (
+    Datum,
+    EncodedTextChunk,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInput,
+    TensorData,
+)
+from epochal.batching.chunking.policies import (
     BYTES,
     NUMBERS,
     ChunkEnd,
@@ -25,8 +32,8 @@ from batching.chunking.policies import (
     estimate_numbers,
     exact,
 )
-from data_providers.protocol import TokenBatch
-from state.errors import InvalidInput
+from epochal.data_providers.protocol import TokenBatch
+from epochal.state.errors import InvalidInput
 
 
 def text(count: int, **losses: int) -> Datum:

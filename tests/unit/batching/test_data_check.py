@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from batching.data_check import (
+from epochal.batching.data_check import (
     LOOK_BYTES,
     MAX_PLACES,
     SYSTEMATIC_PLACES,
@@ -17,17 +17,24 @@ from batching.data_check import (
     look_at_appended,
     look_at_data,
 )
-from batching.packing.packed_batches import Packing
-from data_providers.dummy import DummyDataProvider
-from data_providers.local import LocalDataProvider
-from data_providers.mix_schedule import MixPhase
-from data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
-from data_providers.weighted import Weighted, WeightedDataProvider
-from runtime.permissions import OWNERS
-from runtime.worker_thread import InlineWorker
-from state.intervals import DataIds
-from tests.support.data_files import open_lines
-from tests.support.states import state_file
+from epochal.batching.packing.packed_batches import Packing
+from epochal.data_providers.mixes.mix_schedule import MixPhase
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
+from epochal.data_providers.protocol import (
+    CorruptData,
+    DataProvider,
+    DatasetSpec,
+    Rejected,
+    SourceUnavailable,
+    TokenBatch,
+)
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.intervals import DataIds
+from tests.support.data.data_files import open_lines
+from tests.support.data.states import state_file
 
 SEQ_LEN = 16
 COUNT = 400

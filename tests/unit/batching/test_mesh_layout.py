@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.mesh.detect import compute_batch_size
-from batching.mesh.layout import MeshLayout, parse_mesh, spread_over
-from state.errors import InvalidInput
+from epochal.batching.mesh.detect import compute_batch_size
+from epochal.batching.mesh.layout import MeshLayout, parse_mesh, spread_over
+from epochal.state.errors import InvalidInput
 
 
 def layout(processes: Any, axes: tuple[str, ...] = ("data", "tensor"), **options: Any) -> MeshLayout:

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.mesh.layout import MeshLayout, spread_over
-from batching.mesh.rows import RowArrays, RowReader, global_batches, loaded_indices
-from batching.round_plan import RoundPlan
-from data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
-from state.errors import TrainerFailed
-from state.intervals import BatchId, DataIds, total_batches
+from epochal.batching.mesh.layout import MeshLayout, spread_over
+from epochal.batching.mesh.rows import RowArrays, RowReader, global_batches, loaded_indices
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
+from epochal.state.errors import TrainerFailed
+from epochal.state.intervals import BatchId, DataIds, total_batches
 
 LAYOUTS = st.builds(
     lambda data, tensor, share, batch_size: spread_over(

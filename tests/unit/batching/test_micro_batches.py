@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.micro_batches import examples_of, micro_batches
-from batching.round_plan import plan_round
-from data_providers.protocol import TokenBatch
-from state.config.model import Linear
-from state.errors import InternalError, TrainerFailed
-from state.intervals import BatchId
-from state.schedule import InnerSchedule
-from tests.support.local_training import arriving, batch_of, plan_of, sequences_of
+from epochal.batching.micro_batches import examples_of, micro_batches
+from epochal.batching.round_plan import plan_round
+from epochal.data_providers.protocol import TokenBatch
+from epochal.state.config.model import Linear
+from epochal.state.errors import InternalError, TrainerFailed
+from epochal.state.intervals import BatchId
+from epochal.state.schedule import InnerSchedule
+from tests.support.models.local_training import arriving, batch_of, plan_of, sequences_of
 
 
 @given(st.integers(1, 60), st.integers(1, 12))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.packing.packer import Packer, packed
-from batching.packing.samples import EncodedSample, RawSample
-from batching.packing.task_encoder import TaskEncoder
-from data_providers.protocol import IGNORED_LABEL, CorruptData
-from tests.support.packing import (
+from epochal.batching.packing.packer import Packer, packed
+from epochal.batching.packing.samples import EncodedSample, RawSample
+from epochal.batching.packing.task_encoder import TaskEncoder
+from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData
+from tests.support.data.packing import (
     METHODS,
     POLICIES,
     ROW,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.packing.packer import Packer, indices_held, packed
-from batching.packing.samples import EncodedSample, RawSample
-from batching.packing.task_encoder import SkipSample, TaskEncoder, stateless
-from state.config.state_file import PackingConfig
-from state.errors import InvalidInput
-from tests.support.packing import (
+from epochal.batching.packing.packer import Packer, indices_held, packed
+from epochal.batching.packing.samples import EncodedSample, RawSample
+from epochal.batching.packing.task_encoder import SkipSample, TaskEncoder, stateless
+from epochal.state.config.state_file import PackingConfig
+from epochal.state.errors import InvalidInput
+from tests.support.data.packing import (
     METHODS,
     POLICIES,
     LongestFirst,

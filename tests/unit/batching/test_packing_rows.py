@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.packing.packer import packed
-from batching.packing.rows import MAX_CANDIDATES, best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
-from batching.packing.samples import RawSample, raw_samples
-from data_providers.protocol import IGNORED_LABEL, TokenBatch
-from tests.support.packing import ROW, packer_of
+from epochal.batching.packing.packer import packed
+from epochal.batching.packing.rows import MAX_CANDIDATES, best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
+from epochal.batching.packing.samples import RawSample, raw_samples
+from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
+from tests.support.data.packing import ROW, packer_of
 
 
 @given(st.lists(st.integers(1, ROW), min_size=1, max_size=10))

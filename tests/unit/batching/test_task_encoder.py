@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from batching.packing.packer import packed
-from batching.packing.samples import EncodedSample, RawSample
-from batching.packing.task_encoder import EncoderContext, SkipSample, TaskEncoder, open_encoder, stateless
-from data_providers.protocol import CorruptData, TokenBatch
-from runtime.permissions import OWNERS
-from state.errors import InvalidInput, TrainerFailed
+from epochal.batching.packing.packer import packed
+from epochal.batching.packing.samples import EncodedSample, RawSample
+from epochal.batching.packing.task_encoder import EncoderContext, SkipSample, TaskEncoder, open_encoder, stateless
+from epochal.data_providers.protocol import CorruptData, TokenBatch
+from epochal.runtime.permissions import OWNERS
+from epochal.state.errors import InvalidInput, TrainerFailed
+from tests.support.data.packing import ROW, LongestFirst, Picky, context, packer_of, samples_of
 from tests.support.heavy import need_module
-from tests.support.packing import ROW, LongestFirst, Picky, context, packer_of, samples_of
 
 
 def test_skipped_and_failed_samples_are_counted_with_the_next_row() -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.quality import MACHINE, Run, band, clients_setting, planned
-from benchmarks.quality_text import HELD_OUT_ONE_IN, is_held_out
-from benchmarks.quality_training import CLIENTS, Setting
-from state.config.state_file import MergeConfig
-from state.errors import EpochalError
+from benchmarks.of_training.quality import MACHINE, Run, band, clients_setting, planned
+from benchmarks.of_training.quality_text import HELD_OUT_ONE_IN, is_held_out
+from benchmarks.of_training.quality_training import CLIENTS, Setting
+from epochal.state.config.state_file import MergeConfig
+from epochal.state.errors import EpochalError
 
 
 def test_clients_together_have_the_samples_of_one_machine() -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import scale_page
 from benchmarks.figures import Figure
-from benchmarks.scale import Clock, figures_of, row_of
-from benchmarks.scale_failover import failing_run
-from benchmarks.scale_load import MAX_MEMBERS, Case, Measured, load_state, measured, rounds_of
-from benchmarks.scale_page import Missing
-from benchmarks.scale_rounds import bare_rounds
-from benchmarks.scale_serving import InDatabase, serving
-from state.errors import EpochalError
-from tests.support.postgres_server import PostgresServer, postgres_server
+from benchmarks.of_rounds import scale_page
+from benchmarks.of_rounds.scale import Clock, figures_of, row_of
+from benchmarks.of_rounds.scale_failover import failing_run
+from benchmarks.of_rounds.scale_load import MAX_MEMBERS, Case, Measured, load_state, measured, rounds_of
+from benchmarks.of_rounds.scale_page import Missing
+from benchmarks.of_rounds.scale_rounds import bare_rounds
+from benchmarks.of_rounds.scale_serving import InDatabase, serving
+from epochal.state.errors import EpochalError
+from tests.support.servers.postgres_server import PostgresServer, postgres_server
 
 COUNT = 4
 CASE = Case(1_000, 3)

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from benchmarks.peer_training import PEERS, figures_of, spread
+from benchmarks.of_training.peer_training import PEERS, figures_of, spread
 from benchmarks.training_peers.event_lines import EpochalEvents, Event, EventReader
 from benchmarks.training_peers.loopback import sent_bytes
 from benchmarks.training_peers.systems import EPOCHAL, SETTINGS, epochal_state
 from benchmarks.training_peers.trial import Trial, kill_phases, rate_of, round_of
 from benchmarks.training_peers.workload import LOCAL_STEPS, TOKENS_PER_STEP
-from state.config.state_file import parse_state
+from epochal.state.config.state_file import parse_state
 
 COUNTERS = """\
 Inter-|   Receive                                                |  Transmit

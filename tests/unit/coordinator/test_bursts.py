@@ -2,16 +2,16 @@
 
 import asyncio
 
-from coordinator.machine import stimuli
-from coordinator.stimulus_queue import MAX_GROUP
-from state.codecs.named import SPOKEN
-from state.messages import Capabilities, ReadyReport
-from state.phases import RunState
-from state.replica import replica_digest
-from state.wire import ClientId, Sha256, client_id_of
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.run.stimulus_queue import MAX_GROUP
+from epochal.state.codecs.named import SPOKEN
+from epochal.state.messages.requests import Capabilities, ReadyReport
+from epochal.state.model.replica import replica_digest
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Sha256, client_id_of
 from tests.support.bounds import BOUND_S
-from tests.support.served import REPLICA, Served, served
-from tests.support.states import state_file
+from tests.support.data.states import state_file
+from tests.support.drive.served import REPLICA, Served, served
 
 BURST = 10_000
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.genesis import Genesis, GenesisRules, keep_made_genesis
-from coordinator.store.directory.blobs import DirectoryBlobs
-from state.errors import InvalidInput
-from state.first_model import FirstModel, first_checkpoint_bytes
-from state.replica import parse_checkpoint, replica_digest
-from state.tensors import Float32Array, TensorLayout
-from tests.support.states import state_file
-from tests.support.stored_blobs import blob_bytes
+from epochal.coordinator.run.genesis import Genesis, GenesisRules, keep_made_genesis
+from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.state.errors import InvalidInput
+from epochal.state.model.first_model import FirstModel, first_checkpoint_bytes
+from epochal.state.model.replica import parse_checkpoint, replica_digest
+from epochal.state.model.tensors import Float32Array, TensorLayout
+from tests.support.data.states import state_file
+from tests.support.data.stored_blobs import blob_bytes
 
 NAMES = [f"w{number}" for number in range(8)]
 LAYOUT = TensorLayout(tuple((name, (50_000,)) for name in NAMES))

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine.run import new_run
-from coordinator.machine.views import ExpectedBlob
-from coordinator.maintenance import Maintenance
-from coordinator.resumable_uploads import ResumableUploads
-from coordinator.store.directory.run_directory import RunDirectory
-from coordinator.transfers import Transfer
-from state.errors import Refused, StoreBlocked, StoreFailed
-from state.phases import RunState
-from state.refusals import Refusal
-from state.wire import ClientId, sha256_hex
-from tests.support.cutting_relay import until
-from tests.support.recording_disk import FailingDisk
-from tests.support.states import state_file
+from epochal.coordinator.blobs.resumable_uploads import ResumableUploads
+from epochal.coordinator.blobs.transfers import Transfer
+from epochal.coordinator.machine.run import new_run
+from epochal.coordinator.machine.views import ExpectedBlob
+from epochal.coordinator.run.maintenance import Maintenance
+from epochal.coordinator.store.directory.run_directory import RunDirectory
+from epochal.state.errors import Refused, StoreBlocked, StoreFailed
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, sha256_hex
+from tests.support.data.recording_disk import FailingDisk
+from tests.support.data.states import state_file
+from tests.support.servers.cutting_relay import until
 
 MAX_BLOB_BYTES = 10_000
 """At 8000 bytes an epoch ends."""

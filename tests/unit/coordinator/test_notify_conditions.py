@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine.run import Run, Suspect, new_run
-from coordinator.notify.conditions import Room, due_news
-from state.config.notify import NOTICE_KINDS
-from state.documents import CheckpointRef
-from state.intervals import BatchId
-from state.phases import RunState
-from state.wire import Seed, Sha256
-from tests.support.states import state_file
+from epochal.coordinator.machine.run import Run, Suspect, new_run
+from epochal.coordinator.notify.conditions import Room, due_news
+from epochal.state.config.notify import NOTICE_KINDS
+from epochal.state.documents import CheckpointRef
+from epochal.state.intervals import BatchId
+from epochal.state.phases import RunState
+from epochal.state.wire import Seed, Sha256
+from tests.support.data.states import state_file
 
 WEBHOOK = {"url": "https://hooks.example/x"}
 ROOM = Room(blob_bytes=0)

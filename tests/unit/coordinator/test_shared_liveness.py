@@ -1,12 +1,12 @@
-"""`coordinator/liveness.py`: what the coordinators of one run tell each other about its members."""
+"""`coordinator/run/liveness.py`: what the coordinators of one run tell each other about its members."""
 
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 
-from coordinator.liveness import GONE_AFTER_S, TOLD_FOR_S, WAITS_LOOKED_AT, Liveness
-from coordinator.store.replication import Heartbeats
-from state.wire import ClientId
+from epochal.coordinator.run.liveness import GONE_AFTER_S, TOLD_FOR_S, WAITS_LOOKED_AT, Liveness
+from epochal.coordinator.store.replication import Heartbeats
+from epochal.state.wire import ClientId
 
 ONE, OTHER = ClientId("01" * 16), ClientId("02" * 16)
 MEMBERS = (ONE, OTHER, ClientId("03" * 16))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from coordinator import thinning
-from coordinator.thinning import Thinning
-from state.history import RoundFigures, thinned
-from tests.support.figure_rows import rows
+from epochal.coordinator import thinning
+from epochal.coordinator.thinning import Thinning
+from epochal.state.messages.history import RoundFigures, thinned
+from tests.support.data.figure_rows import rows
 
 MOST = 4
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from coordinator.notify.webhooks import (
+from epochal.coordinator.notify.webhooks import (
     ID_HEADER,
     SIGNATURE_HEADER,
     TIME_HEADER,
@@ -14,11 +14,11 @@ from coordinator.notify.webhooks import (
     signature_of,
     webhook_name,
 )
-from state.config.notify import NOTICE_KINDS, NotifyConfig, Webhook, WebhookShape
-from state.config.state_file import dump_state, parse_state
-from state.errors import InvalidConfig, InvalidInput
-from state.notices import Notice
-from tests.support.states import state_file
+from epochal.state.config.notify import NOTICE_KINDS, NotifyConfig, Webhook, WebhookShape
+from epochal.state.config.state_file import dump_state, parse_state
+from epochal.state.errors import InvalidConfig, InvalidInput
+from epochal.state.shown.notices import Notice
+from tests.support.data.states import state_file
 
 NOTICE = Notice("quarantine", "1", "<!channel> @everyone **bold** & \x1b[31m\u202e", 1234.5)
 

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from starlette.responses import StreamingResponse
 
-from coordinator_client.blob_bodies import APPENDED_BYTES, append_blob
-from state.wire import Sha256, sha256_hex
+from epochal.coordinator_client.blob_bodies import APPENDED_BYTES, append_blob
+from epochal.state.wire import Sha256, sha256_hex
 from tests.support.bounds import BOUND_S
-from tests.support.virtual_time import run_virtually
+from tests.support.simulate.virtual_time import run_virtually
 
 BLOB = bytes(range(256)) * (3 * APPENDED_BYTES // 256)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator_client.client_key import load_key, load_or_create_key
-from state.errors import InvalidInput
-from state.messages import join_message
-from tests.support.simulated_client import key_of
+from epochal.coordinator_client.client_key import load_key, load_or_create_key
+from epochal.state.errors import InvalidInput
+from epochal.state.messages.requests import join_message
+from tests.support.simulate.simulated_client import key_of
 
 
 def test_join_signs_what_the_coordinator_asks_for() -> None:

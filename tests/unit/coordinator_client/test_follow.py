@@ -1,11 +1,11 @@
 """`coordinator_client/follow.py`: documents that never go back."""
 
-from coordinator_client.api import DocumentMark
-from coordinator_client.follow import DocumentFeed
-from state.documents import RunDocument
-from state.phases import RunState
-from tests.support.documents import run_document
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator_client.api import DocumentMark
+from epochal.coordinator_client.follow import DocumentFeed
+from epochal.state.documents import RunDocument
+from epochal.state.phases import RunState
+from tests.support.data.documents import run_document
+from tests.support.simulate.virtual_time import in_virtual_time
 
 
 class ForgetfulRun:

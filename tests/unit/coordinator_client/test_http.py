@@ -8,26 +8,26 @@ import httpx
 import numpy as np
 import pytest
 
-import runtime.http_client
-from coordinator.arrivals import ARRIVAL_WAIT_S
-from coordinator.maintenance import MAX_ROOM_WAIT_S
-from coordinator.store.object_store.objects import SIGNED_WITHIN_S
-from coordinator_client.api import DocumentMark, ResultsQuery
-from coordinator_client.http import CoordinatorClient
-from coordinator_client.operator import connect_operator
-from runtime.retry import RetryPolicy
-from runtime.spool import READ_BYTES
-from state.blob_messages import UploadGrant, UploadProgress
-from state.documents import Roster, RosterEntry
-from state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
-from state.messages import CommittedResult, ReadyReport, ResultsPage, Standing
-from state.phases import RunState
-from state.result_bundles import MEDIA_TYPE, ResultsBundle, encoded_bundle
-from state.wire import ClientId, Sha256, canonical_json, document_digest, sha256_hex
-from tests.support.documents import run_document
-from tests.support.simulated_client import key_of
-from tests.support.spooled import spooled
-from tests.support.virtual_time import VirtualClock, run_virtually
+import epochal.runtime.http.client
+from epochal.coordinator.blobs.from_object_store import ARRIVAL_WAIT_S
+from epochal.coordinator.run.maintenance import MAX_ROOM_WAIT_S
+from epochal.coordinator.store.object_store.objects import SIGNED_WITHIN_S
+from epochal.coordinator_client.api import DocumentMark, ResultsQuery
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.operator import connect_operator
+from epochal.runtime.files.spool import READ_BYTES
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.documents import Roster, RosterEntry
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
+from epochal.state.messages.blobs import UploadGrant, UploadProgress
+from epochal.state.messages.requests import CommittedResult, ReadyReport, ResultsPage, Standing
+from epochal.state.messages.result_bundles import MEDIA_TYPE, ResultsBundle, encoded_bundle
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Sha256, canonical_json, document_digest, sha256_hex
+from tests.support.data.documents import run_document
+from tests.support.data.spooled import spooled
+from tests.support.simulate.simulated_client import key_of
+from tests.support.simulate.virtual_time import VirtualClock, run_virtually
 
 GRANT_WAITS_S = MAX_ROOM_WAIT_S + SIGNED_WITHIN_S
 """Time that a coordinator may take to grant an upload: it waits for room, and signs."""
@@ -154,7 +154,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
         assert (request.url.host, request.url.path[-8:]) == ("coordinator", "/v1/runs")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(runtime.http_client, "LeanTransport", lambda *_: httpx.MockTransport(answer))
+    monkeypatch.setattr(epochal.runtime.http.client, "LeanTransport", lambda *_: httpx.MockTransport(answer))
     return answers
 
 

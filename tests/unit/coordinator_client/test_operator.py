@@ -2,9 +2,9 @@
 
 import pytest
 
-from coordinator_client.operator import parse_batches
-from state.errors import InvalidInput
-from state.intervals import BatchId
+from epochal.coordinator_client.operator import parse_batches
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import BatchId
 
 
 @pytest.mark.parametrize(

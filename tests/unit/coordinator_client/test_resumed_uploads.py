@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coordinator_client.resumed_uploads import MAX_OFFSETS, ResumedUploads
-from state.blob_messages import UploadProgress
-from state.errors import CoordinatorUnreachable, Refused
-from state.refusals import Refusal
-from state.wire import Sha256, sha256_hex
-from tests.support.spooled import spooled
+from epochal.coordinator_client.resumed_uploads import MAX_OFFSETS, ResumedUploads
+from epochal.state.errors import CoordinatorUnreachable, Refused
+from epochal.state.messages.blobs import UploadProgress
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.spooled import spooled
 
 if TYPE_CHECKING:
-    from runtime.spool_part import SentBytes
+    from epochal.runtime.files.spool_part import SentBytes
 
 DATA = bytes(range(200))
 SHA256 = sha256_hex(DATA)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.auth.tokens import SESSION_LIFETIME_S
-from coordinator.liveness import KEY_FREE_AFTER_S
-from coordinator_client.follow import DocumentFeed
-from coordinator_client.session import (
+from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S
+from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
+from epochal.coordinator_client.follow import DocumentFeed
+from epochal.coordinator_client.session import (
     KEY_IN_USE_BOUND_S,
     MAX_UPLOAD_ATTEMPTS,
     ClientProfile,
@@ -19,16 +19,16 @@ from coordinator_client.session import (
     RestBegan,
     SessionEvent,
 )
-from runtime.retry import RetryPolicy
-from state.errors import CoordinatorUnreachable, Refused
-from state.refusals import Refusal
-from state.wire import sha256_hex
-from tests.support.simulated_client import key_of
-from tests.support.simulated_network import Faults, no_faults
-from tests.support.simulated_run import SimulatedRun, simulated_run
-from tests.support.spooled import spooled
-from tests.support.states import state_file
-from tests.support.virtual_time import VirtualClock, in_virtual_time
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import CoordinatorUnreachable, Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import sha256_hex
+from tests.support.data.spooled import spooled
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import key_of
+from tests.support.simulate.simulated_network import Faults, no_faults
+from tests.support.simulate.simulated_run import SimulatedRun, simulated_run
+from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
 
 def session_of(
@@ -124,7 +124,7 @@ async def test_request_after_ejection_is_refused_for_good() -> None:
 
 @in_virtual_time
 async def test_client_that_gets_no_work_is_told_once_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "coordinator_client.session")
+    caplog.set_level("INFO", "epochal.coordinator_client.session")
     async with waiting_run() as run:
         session, events = session_of(run)
         await session.join()

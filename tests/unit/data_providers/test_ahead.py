@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.ahead import AheadLimits, AheadSamples, batch_bytes, cut, is_at_hand, joined
-from data_providers.dummy import DummyDataProvider
-from data_providers.fetcher import BatchReceiver, DataFetcher, plan_requests
-from data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
-from data_providers.weighted import Weighted, WeightedDataProvider
-from state.intervals import BatchId, DataIds, subtract
-from tests.support.states import state_file
-from tests.support.virtual_time import run_virtually
+from epochal.data_providers.ahead import AheadLimits, AheadSamples, batch_bytes, cut, is_at_hand, joined
+from epochal.data_providers.fetcher import BatchReceiver, DataFetcher, plan_requests
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.state.intervals import BatchId, DataIds, subtract
+from tests.support.data.states import state_file
+from tests.support.simulate.virtual_time import run_virtually
 from tests.unit.data_providers.test_fetcher import SETTINGS, SPEC, Provider, expected, intervals
 
 LIMITS = AheadLimits(max_bytes=2**20, sample_bytes=64, timeout_s=5.0)

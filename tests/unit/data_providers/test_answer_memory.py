@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from data_providers.protocol import SourceUnavailable
-from data_providers.tcp.answer_memory import AnswerMemory
-from state.wire import ClientId
-from tests.support.virtual_time import run_virtually
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.tcp.answer_memory import AnswerMemory
+from epochal.state.wire import ClientId
+from tests.support.simulate.virtual_time import run_virtually
 
 GREEDY, MODEST = ClientId("a" * 32), ClientId("b" * 32)
 

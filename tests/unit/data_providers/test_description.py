@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from data_providers.description import description_of, shuffle_name
-from data_providers.dummy import DummyDataProvider
-from data_providers.local import LocalDataProvider
-from data_providers.protocol import DatasetSpec
-from data_providers.weighted import Weighted, WeightedDataProvider
-from state.datasets import MAX_DESCRIBED_FILES, MAX_DESCRIBED_NAME_CHARS, DescribedFile
-from tests.support.data_files import open_lines
+from epochal.data_providers.description import description_of, shuffle_name
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.state.datasets import MAX_DESCRIBED_FILES, MAX_DESCRIBED_NAME_CHARS, DescribedFile
+from tests.support.data.data_files import open_lines
 
 SPEC = DatasetSpec(2, 4, bytes(32))
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from data_providers.fetcher import DataFetcher, FetchSettings
-from data_providers.protocol import TokenBatch, expecting
-from data_providers.weighted import Weighted, WeightedDataProvider
-from state.intervals import BatchId, DataIds
+from epochal.data_providers.fetcher import DataFetcher, FetchSettings
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
+from epochal.data_providers.protocol import TokenBatch, expecting
+from epochal.state.intervals import BatchId, DataIds
 
 
 class Told:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.dummy import DummyDataProvider
-from data_providers.fetcher import DataFetcher, FetchSettings, check_vocabulary, failure_kind, plan_requests
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
-from state.errors import DataError
-from state.intervals import BatchId, DataIds
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time, run_virtually
+from epochal.data_providers.fetcher import DataFetcher, FetchSettings, check_vocabulary, failure_kind, plan_requests
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.state.errors import DataError
+from epochal.state.intervals import BatchId, DataIds
+from tests.support.data.states import state_file
+from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
 
 SETTINGS = FetchSettings(
     data_indices_per_batch=2, samples_per_request=4, attempts=3, timeout_s=5.0, prefetch_requests=2

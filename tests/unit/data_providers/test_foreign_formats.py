@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.formats.mds_table import RecordsFile, records_of
-from data_providers.local import LocalDataProvider
-from data_providers.protocol import CorruptData, DatasetSpec, Rejected
-from data_providers.ranged import Layout
-from state.errors import DataError
-from state.intervals import DataIds
-from tests.support.data_formats import discovered, write_mds, write_megatron
+from epochal.data_providers.formats.mds_table import RecordsFile, records_of
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.ranged import Layout
+from epochal.state.errors import DataError
+from epochal.state.intervals import DataIds
+from tests.support.data.data_formats import discovered, write_mds, write_megatron
 
 SPEC = DatasetSpec(2, 8)
 FOUR_BYTES = DatasetSpec(4, 8)

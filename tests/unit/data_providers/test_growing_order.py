@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_providers.order import DataFile, DataOrder
-from data_providers.protocol import DatasetSpec, SourceUnavailable
-from state.generations import (
+from epochal.data_providers.order import DataFile, DataOrder
+from epochal.data_providers.protocol import DatasetSpec, SourceUnavailable
+from epochal.state.generations import (
     DataGeneration,
     Generations,
     SizedDataset,
@@ -17,8 +17,8 @@ from state.generations import (
     passes_before,
     with_appended,
 )
-from state.intervals import DataIds
-from tests.support.data_oracle import slow_order
+from epochal.state.intervals import DataIds
+from tests.support.data.data_oracle import slow_order
 
 LENGTH = 5
 SEED = bytes(range(32))

@@ -4,8 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from data_providers.sources.manifest import MANIFEST_NAME, manifest_text, parse_manifest
-from data_providers.sources.renewed_manifest import write_manifest
+from epochal.data_providers.sources.manifest import MANIFEST_NAME, manifest_text, parse_manifest
+from epochal.data_providers.sources.renewed_manifest import write_manifest
 
 
 def test_a_manifest_names_the_sha256_of_each_whole_file(tmp_path: Path) -> None:

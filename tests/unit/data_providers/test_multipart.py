@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.sources.http.filling import Filling
-from data_providers.sources.http.multipart import (
+from epochal.data_providers.sources.http.filling import Filling
+from epochal.data_providers.sources.http.multipart import (
     MAX_PART_HEAD_BYTES,
     BadMultipart,
     MultipartReader,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.order import MAX_BLOCK_SEQUENCES, MAX_PASSES, DataFile, DataOrder, Extent, block_sequences
-from data_providers.protocol import CorruptData, DatasetSpec, OutOfRange
-from state.intervals import DataIds
-from tests.support.data_oracle import slow_order
+from epochal.data_providers.order import MAX_BLOCK_SEQUENCES, MAX_PASSES, DataFile, DataOrder, Extent, block_sequences
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, OutOfRange
+from epochal.state.intervals import DataIds
+from tests.support.data.data_oracle import slow_order
 
 SEED = bytes(range(32))
 

@@ -4,11 +4,11 @@ from typing import Any, cast
 
 import pytest
 
-from data_providers.protocol import SourceUnavailable
-from data_providers.tcp.connections import DataConnections, ServerConnection
-from data_providers.tcp.gate import ANYONE
-from data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
-from state.wire import ClientId
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.tcp.connections import DataConnections, ServerConnection
+from epochal.data_providers.tcp.gate import ANYONE
+from epochal.data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
+from epochal.state.wire import ClientId
 
 GREEDY, MODEST = ClientId("a" * 32), ClientId("b" * 32)
 IN_ROUNDS = {ClientId("c" * 32), ClientId("d" * 32)}

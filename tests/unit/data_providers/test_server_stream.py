@@ -6,8 +6,8 @@ import weakref
 
 import pytest
 
-from data_providers.tcp.stream import ServerStream
-from tests.support.virtual_time import in_virtual_time
+from epochal.data_providers.tcp.stream import ServerStream
+from tests.support.simulate.virtual_time import in_virtual_time
 
 HEARD = b"twelve bytes"
 

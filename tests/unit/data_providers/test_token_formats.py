@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_providers.formats import npy
-from data_providers.formats.token_file import TokenFile
-from data_providers.order import Extent
-from data_providers.protocol import (
+from epochal.data_providers.formats import npy
+from epochal.data_providers.formats.token_file import TokenFile
+from epochal.data_providers.order import Extent
+from epochal.data_providers.protocol import (
     MAX_REQUEST_BYTES,
     MAX_REQUEST_SAMPLES,
     CorruptData,
@@ -19,11 +19,11 @@ from data_providers.protocol import (
     Rejected,
     TokenBatch,
 )
-from data_providers.ranged import MAX_GAP_BYTES, MAX_RANGE_BYTES, plan_ranges
-from data_providers.sources.protocol import SourceFile
-from state.errors import InvalidInput
-from state.intervals import DataIds
-from tests.support.data_formats import discovered
+from epochal.data_providers.providers.ranged import MAX_GAP_BYTES, MAX_RANGE_BYTES, plan_ranges
+from epochal.data_providers.sources.protocol import SourceFile
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import DataIds
+from tests.support.data.data_formats import discovered
 
 TWO_BYTES = DatasetSpec(2, 8)
 

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from data_providers import waits
-from data_providers.fetcher import DataFetcher
-from data_providers.protocol import TokenBatch
-from data_providers.sources.range_file import SourceThreads
-from data_providers.waits import WaitTimes, decoding, fetching, timed_request
-from state.intervals import BatchId, DataIds
-from tests.support.virtual_time import in_virtual_time
+from epochal.data_providers import waits
+from epochal.data_providers.fetcher import DataFetcher
+from epochal.data_providers.protocol import TokenBatch
+from epochal.data_providers.sources.range_file import SourceThreads
+from epochal.data_providers.waits import WaitTimes, decoding, fetching, timed_request
+from epochal.state.intervals import BatchId, DataIds
+from tests.support.simulate.virtual_time import in_virtual_time
 from tests.unit.data_providers.test_fetcher import SETTINGS, Provider
 
 

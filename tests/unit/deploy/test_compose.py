@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from epochal import __version__
-from state.config.state_file import parse_state
-from tests.support.cli import run_main
+from epochal.state.config.state_file import parse_state
 from tests.support.deployment import (
     COORDINATOR_BYTES,
     COORDINATOR_ENDS_WITHIN_S,
@@ -22,6 +21,7 @@ from tests.support.deployment import (
     probe_paths,
     size_bytes,
 )
+from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
 
 FOLDER = DEPLOY / "compose"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from epochal import __version__
-from tests.support.cli import run_main
 from tests.support.deployment import (
     COORDINATOR_BYTES,
     COORDINATOR_ENDS_WITHIN_S,
@@ -20,6 +19,7 @@ from tests.support.deployment import (
     probe_paths,
     size_bytes,
 )
+from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
 
 DEPLOYMENTS = objects("Deployment")

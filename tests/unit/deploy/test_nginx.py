@@ -4,15 +4,15 @@ import re
 import subprocess
 from pathlib import Path
 
-from coordinator.long_polls import MAX_HOLD_S, MAX_MORE_HOLD_S
-from coordinator_client.plain_blobs import BLOB_TIMEOUT_S, KEEP_ALIVE_S
-from coordinator_client.session import MAX_WAIT_S
-from runtime.http_server import KEEP_ALIVE_S as SERVER_KEEP_ALIVE_S
+from epochal.coordinator.run.long_polls import MAX_HOLD_S, MAX_MORE_HOLD_S
+from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, KEEP_ALIVE_S
+from epochal.coordinator_client.session import MAX_WAIT_S
+from epochal.runtime.http.server import KEEP_ALIVE_S as SERVER_KEEP_ALIVE_S
 from tests.support.bounds import BOUND_S
-from tests.support.certificates import self_signed
 from tests.support.deployment import DEPLOY
 from tests.support.heavy import need_program
-from tests.support.nginx import deployed_config
+from tests.support.servers.certificates import self_signed
+from tests.support.servers.nginx import deployed_config
 
 SERVERS = (DEPLOY / "nginx/servers.conf").read_text(encoding="utf-8")
 UPSTREAMS = (DEPLOY / "nginx/upstreams.conf").read_text(encoding="utf-8")

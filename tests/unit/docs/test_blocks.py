@@ -15,8 +15,8 @@ import yaml
 
 import epochal
 from docs.page_blocks import PARSED, ROOT, Block, blocks, commands_in, unchecked
-from epochal.cli.options import STORE_VARIABLE
-from state.config.state_file import parse_state
+from epochal.cli.options.shared import STORE_VARIABLE
+from epochal.state.config.state_file import parse_state
 from tests.integration.test_tutorials import EXECUTED
 from tests.support.deployment import parsed_command
 from tests.support.heavy import need_module

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.machine.phases import PHASES
 from docs.pictures import PHASE_PATHS
 from epochal.cli.lazy import command_name
 from epochal.cli.main import COMMANDS
+from epochal.coordinator.machine.phases import PHASES
 from tests.support.heavy import need_module
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from typer.main import get_command
 from docs.page_blocks import BLOCK, GENERATED, ROOT, pages
 from docs.said_kinds import PACKAGES
 from epochal.cli.main import app
-from runtime.explanations import explanations
+from epochal.runtime.explanations import explanations
 
 SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")

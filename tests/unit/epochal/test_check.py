@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.cli.state_files import MAX_CONFIG_BYTES
-from tests.support.cli import Ran, run_main
+from epochal.tools.state_files import MAX_CONFIG_BYTES
+from epochal.trainers.genesis import make_first_model
+from tests.support.data.states import state_file, state_text
+from tests.support.drive.cli import Ran, run_main
 from tests.support.heavy import need_module
-from tests.support.installed_trainers import register
-from tests.support.model_files import write_model
-from tests.support.states import state_file, state_text
-from tests.support.tiny_llama import LLAMA
-from trainers.genesis import make_first_model
+from tests.support.models.installed_trainers import register
+from tests.support.models.model_files import write_model
+from tests.support.models.tiny_llama import LLAMA
 
 DATA = 'dir = "data"\ntoken_size = "TwoBytes"\nseq_len = 16\n'
 SERVED = {"model__LLM__data_location": {"Server": "127.0.0.1:9"}}
@@ -228,7 +228,7 @@ def test_check_compares_samples_to_pack_with_the_model_at_the_checkpoint(tmp_pat
 def test_check_without_the_libraries_of_a_model_says_what_was_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainers.architectures.find_spec", lambda name: None)
+    monkeypatch.setattr("epochal.trainers.architectures.find_spec", lambda name: None)
     ran = checked(tmp_path, state_text(**HF_LLAMA, model__LLM__hf=LLAMA))
     ran.expect(0, "tokens were not compared", "not installed: torch and transformers; `pip install epochal[torch]`")
     folder = write_model(tmp_path / "model", {"w": np.ones((2, 3), np.float32)})

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from epochal.cli.serving_data import DataServerOptions, listening_address, tls_of
-from state.config.state_file import StateFile
-from state.errors import InvalidInput
-from tests.support.states import state_file
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidInput
+from epochal.tools.serving_data import DataServerOptions, listening_address, tls_of
+from tests.support.data.states import state_file
 
 ELSEWHERE = "10.0.0.9:39405,10.0.0.8:39406"
 

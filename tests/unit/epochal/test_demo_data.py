@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from epochal.testnet.demo_data import HELD_OUT_BYTES, stdlib_text, write_demo_data
+from epochal.tools.testnet.demo_data import HELD_OUT_BYTES, stdlib_text, write_demo_data
 
 TEXT_BYTES = 3 * HELD_OUT_BYTES
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from coordinator.serve import ServeOptions, serving
 from epochal import __version__
-from epochal.doctor import machine as doctored
-from epochal.doctor.findings import Finding
-from epochal.doctor.machine import Machine, merge_finding
-from epochal.doctor.way import Asked, look_at_way, needs_of
-from runtime.explanations import explanations
-from runtime.http_server import Endpoint
-from state.join_guide import JoinData, JoinGuide, JoinRoom
-from tests.support.certificates import self_signed
-from tests.support.cli import run_main
-from tests.support.ports import free_port
-from tests.support.served import GENESIS
-from tests.support.states import state_file
-from tests.support.webhook_server import webhook_server
+from epochal.coordinator.serve import ServeOptions, serving
+from epochal.runtime.explanations import explanations
+from epochal.runtime.http.server import Endpoint
+from epochal.state.shown.join_guide import JoinData, JoinGuide, JoinRoom
+from epochal.tools.doctor import machine as doctored
+from epochal.tools.doctor.findings import Finding
+from epochal.tools.doctor.machine import Machine, merge_finding
+from epochal.tools.doctor.way import Asked, look_at_way, needs_of
+from tests.support.data.states import state_file
+from tests.support.drive.cli import run_main
+from tests.support.drive.served import GENESIS
+from tests.support.servers.certificates import self_signed
+from tests.support.servers.ports import free_port
+from tests.support.servers.webhook_server import webhook_server
 
 DOCTOR = Path(doctored.__file__).parent
 GIB = 2**30

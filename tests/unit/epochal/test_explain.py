@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from epochal.cli.logs import TextFormatter
-from runtime.explanations import explanations
-from tests.support.cli import run_main
+from epochal.cli.output.logs import TextFormatter
+from epochal.runtime.explanations import explanations
+from tests.support.drive.cli import run_main
 
 
 def test_command_explains_every_kind() -> None:

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from epochal.remote.history_arrays import HistoryArrays
-from state.errors import InvalidInput
-from tests.support.figure_rows import LINEAGE, rows
+from epochal.state.errors import InvalidInput
+from tests.support.data.figure_rows import LINEAGE, rows
 
 
 def test_frame_without_pandas_says_which_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

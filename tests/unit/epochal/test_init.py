@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from epochal.commands.init import DEFAULT_CLIENTS
-from epochal.starting.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
-from state.config.data_file import check_together, parse_data_config
-from state.config.state_file import StateFile, parse_state
-from state.errors import InvalidInput
-from tests.support.cli import run_main
-from tests.support.terminals import in_terminal
+from epochal.commands.design.init import DEFAULT_CLIENTS
+from epochal.state.config.data_file import check_together, parse_data_config
+from epochal.state.config.state_file import StateFile, parse_state
+from epochal.state.errors import InvalidInput
+from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
+from tests.support.drive.cli import run_main
+from tests.support.drive.terminals import in_terminal
 
 CLIENTS = "2 x 1gbit/1gbit 1ms 1M tokens/s"
 TOKENS = 100_000

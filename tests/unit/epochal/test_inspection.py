@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from data_providers.local import LocalDataProvider
-from data_providers.protocol import DatasetSpec, TokenBatch
-from epochal.inspection import profile
-from epochal.inspection.drawings import BAR_CELLS, bar, draw_parts
-from epochal.inspection.profile import LengthBucket, TokenCount, profile_of
-from epochal.inspection.sample_parts import ELIDED, MAX_PART_CHARACTERS, SamplePart, first_parts
-from state.intervals import DataIds
+from epochal.data_providers.protocol import DatasetSpec, TokenBatch
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.state.intervals import DataIds
+from epochal.tools.inspect import profile
+from epochal.tools.inspect.drawings import BAR_CELLS, bar, draw_parts
+from epochal.tools.inspect.profile import LengthBucket, TokenCount, profile_of
+from epochal.tools.inspect.sample_parts import ELIDED, MAX_PART_CHARACTERS, SamplePart, first_parts
 
 END = 9
 

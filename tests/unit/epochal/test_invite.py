@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from epochal.commands.invite import told
-from state.access_messages import MadeInvitation
-from state.join_guide import JoinData, JoinGuide
-from state.wire import Sha256
+from epochal.commands.operate.invite import told
+from epochal.state.messages.access import MadeInvitation
+from epochal.state.shown.join_guide import JoinData, JoinGuide
+from epochal.state.wire import Sha256
 from tests.support.deployment import parsed_command
 
 DATA = JoinData("server", ("127.0.0.1:39405",), 1, own=False, loopback=True, insecure=False)

@@ -5,11 +5,11 @@ import sys
 import pytest
 import tomli_w
 
-from epochal.testnet.demos import EMBEDDED_DEMO, LLAMA_DEMO, THREADS_VARIABLE, Demo, demo_of
-from epochal.testnet.local_run import ends_of_losses, evaluation_problems, loss_problems
-from state.config.model import Architecture
-from state.config.state_file import parse_state
-from state.errors import InvalidInput
+from epochal.state.config.model import Architecture
+from epochal.state.config.state_file import parse_state
+from epochal.state.errors import InvalidInput
+from epochal.tools.testnet.demos import EMBEDDED_DEMO, LLAMA_DEMO, THREADS_VARIABLE, Demo, demo_of
+from epochal.tools.testnet.local_run import ends_of_losses, evaluation_problems, loss_problems
 from tests.support.heavy import need_module
 
 

@@ -6,10 +6,10 @@ from io import StringIO
 
 import pytest
 
-from coordinator_client.session import CoordinatorLost
-from epochal.cli.event_log import log_event
-from epochal.cli.logs import JsonFormatter, TextFormatter
-from state.errors import InvalidInput
+from epochal.cli.output.client_log import log_event
+from epochal.cli.output.logs import JsonFormatter, TextFormatter
+from epochal.coordinator_client.session import CoordinatorLost
+from epochal.state.errors import InvalidInput
 
 
 def test_log_lines_hold_the_event_and_its_fields(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 from epochal import __version__
 from epochal.cli.lazy import command_function, command_name
 from epochal.cli.main import ACCESS_COMMANDS, COMMANDS, DATA_COMMANDS, KEY_COMMANDS, QUARANTINE_COMMANDS
-from tests.support.cli import heavy_imports_of, run_main
+from tests.support.drive.cli import heavy_imports_of, run_main
 
 ALL_COMMANDS = COMMANDS | DATA_COMMANDS | QUARANTINE_COMMANDS | KEY_COMMANDS | ACCESS_COMMANDS
 

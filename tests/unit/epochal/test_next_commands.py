@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from epochal.starting.next_commands import next_commands
-from state.config.state_file import StateFile, parse_state
-from tests.support.cli import run_main
+from epochal.state.config.state_file import StateFile, parse_state
+from epochal.tools.init.next_commands import next_commands
+from tests.support.data.states import state_file
 from tests.support.deployment import parsed_command
+from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
-from tests.support.states import state_file
 
 STATE = (Path(__file__).parents[3] / "examples/states/tcp/state.toml").read_text(encoding="utf-8")
 STATE_PATH, DATA_PATH = Path("run/state.toml"), Path("run/data.toml")

@@ -5,10 +5,10 @@ import logging
 
 import pytest
 
-from epochal.cli import logs, progress
-from epochal.cli.bars import KeptCursorConsole, shown_duration
-from epochal.cli.progress import BarDisplay, LogDisplay
-from runtime.long_work import BYTES, long_work, shown_on
+from epochal.cli.output import logs, progress
+from epochal.cli.output.bars import KeptCursorConsole, shown_duration
+from epochal.cli.output.progress import BarDisplay, LogDisplay
+from epochal.runtime.long_work import BYTES, long_work, shown_on
 
 HIDE_CURSOR = "\x1b[?25l"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import epochal
-from tests.support.cli import heavy_imports_of
+from tests.support.drive.cli import heavy_imports_of
 
 NEEDS = {"global_rows": "jax", "RowBroadcast": "torch", "TorchTask": "torch"}
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epochal.cli.saved_replicas import SavedReplicas
-from epochal.export.destinations import step_name
-from epochal.export.folder import NOTE_FILE
-from run_manager.replica.merged_outcomes import HeldReplica
-from state.errors import InvalidInput
-from state.replica import Replica, replica_digest
-from state.wire import Sha256
-from tests.support.states import state_file
-from trainers.sources.local import local_source
+from epochal.run_manager.replica.merged_outcomes import HeldReplica
+from epochal.state.errors import InvalidInput
+from epochal.state.model.replica import Replica, replica_digest
+from epochal.state.wire import Sha256
+from epochal.tools.export.destinations import step_name
+from epochal.tools.export.folder import NOTE_FILE
+from epochal.tools.saved_replicas import SavedReplicas
+from epochal.trainers.sources.local import local_source
+from tests.support.data.states import state_file
 
 STATE = state_file()
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from epochal.cli.screens import can_be_drawn_on
+from epochal.cli.output.screens import can_be_drawn_on
 
 
 class Terminal(io.StringIO):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from epochal.cli.options import STORE_VARIABLE
-from epochal.cli.secret_files import MAX_SECRET_BYTES, SECRET_VARIABLES, take_secret_files
-from state.errors import InvalidInput
-from tests.support.cli import run_main
+from epochal.cli.options.secret_files import MAX_SECRET_BYTES, SECRET_VARIABLES, take_secret_files
+from epochal.cli.options.shared import STORE_VARIABLE
+from epochal.state.errors import InvalidInput
+from tests.support.drive.cli import run_main
 
 FILE_VARIABLE = f"{STORE_VARIABLE}_FILE"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import run_main
+from tests.support.data.states import state_text
+from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
-from tests.support.states import state_text
 
 PLAN, ONE = ("plan", "state.toml", "--clients"), "1gbit 1k tokens/s"
 CLIENT = ("client", "http://127.0.0.1:1", "--reconnect", "3600")
@@ -144,7 +144,7 @@ def test_wrong_option_of_torch_is_named_before_a_coordinator_is_asked(options: t
 
 def test_options_of_torch_are_refused_where_nothing_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     run_main(*CLIENT, "--device", "cpu").expect(2, "go with --trainer torch or that of a package, not with numpy")
-    monkeypatch.setattr("trainers.architectures.find_spec", lambda name: None)
+    monkeypatch.setattr("epochal.trainers.architectures.find_spec", lambda name: None)
     run_main(*CLIENT, "--trainer", "torch").expect(2, "needs torch and transformers: `pip install epochal[torch]`")
 
 

@@ -5,15 +5,15 @@ from collections import Counter
 
 import pytest
 
-from coordinator.machine.stimuli import ClientsFellSilent
-from coordinator_client.session import CoordinatorFound, CoordinatorLost, Joined
-from run_manager.agent import ClientEnd, EndReason
-from run_manager.events import ReplicaHeld, RoundTrained, StepEntered
-from state.errors import CoordinatorUnreachable
-from tests.support.simulated_client import ClientSpec, SimulatedClient, key_of
-from tests.support.simulated_run import BOUND_S, SimulatedRun, simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator.machine.stimuli import ClientsFellSilent
+from epochal.coordinator_client.session import CoordinatorFound, CoordinatorLost, Joined
+from epochal.run_manager.agent import ClientEnd, EndReason
+from epochal.run_manager.events import ReplicaHeld, RoundTrained, StepEntered
+from epochal.state.errors import CoordinatorUnreachable
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient, key_of
+from tests.support.simulate.simulated_run import BOUND_S, SimulatedRun, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 NUMPY = ClientSpec(trainer="numpy")
 

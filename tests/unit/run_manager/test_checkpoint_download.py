@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from run_manager.events import BlobFetched, Event
-from run_manager.replica.checkpoint_download import ATTEMPTS_PER_SOURCE, FAILURES_OF_MIRROR, CheckpointDownload
-from runtime.left_files import PREFIX
-from runtime.spool import Spool
-from runtime.spool_part import ReceivedBytes
-from runtime.worker_thread import InlineWorker
-from state.checkpoint_parts import CheckpointManifest, CheckpointPart, part_ranges, parts_digest
-from state.documents import CheckpointRef
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
-from state.wire import Sha256, sha256_hex
-from tests.support.held_blobs import HeldBlobs
-from tests.support.spooled import SPOOL_PARENT
-from tests.support.virtual_time import in_virtual_time
+from epochal.run_manager.events import BlobFetched, Event
+from epochal.run_manager.replica.checkpoint_download import ATTEMPTS_PER_SOURCE, FAILURES_OF_MIRROR, CheckpointDownload
+from epochal.runtime.files.left_files import PREFIX
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.files.spool_part import ReceivedBytes
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, part_ranges, parts_digest
+from epochal.state.documents import CheckpointRef
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.held_blobs import HeldBlobs
+from tests.support.data.spooled import SPOOL_PARENT
+from tests.support.simulate.virtual_time import in_virtual_time
 
 PART_BYTES = 40_000
 DATA = random.Random(1).randbytes(3 * PART_BYTES + 7)

@@ -1,14 +1,14 @@
 """`run_manager/context.py`: the fate of a trainer's inner state."""
 
-from run_manager.context import TentativeState
-from state.config.model import NgramConfig
-from state.documents import Outcome, OutcomeEntry
-from state.intervals import BatchId
-from state.weights import factor_hex, norm_hex
-from state.wire import Seed, Sha256
-from tests.support.simulated_client import key_of
-from trainers.ngram.learner import NgramModel
-from trainers.null import NullTrainer
+from epochal.run_manager.context import TentativeState
+from epochal.state.config.model import NgramConfig
+from epochal.state.documents import Outcome, OutcomeEntry
+from epochal.state.intervals import BatchId
+from epochal.state.weights import factor_hex, norm_hex
+from epochal.state.wire import Seed, Sha256
+from epochal.trainers.ngram.learner import NgramModel
+from epochal.trainers.null import NullTrainer
+from tests.support.simulate.simulated_client import key_of
 
 
 class _CountingTrainer(NullTrainer):

@@ -6,21 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from run_manager.feedback.error_feedback import MAX_AGE_STEPS, ErrorFeedback
-from run_manager.feedback.residual_file import ResidualMark, ResidualWriter, read_residual
-from runtime.worker_thread import InlineWorker
-from state.codecs.feedback import encode_with_feedback
-from state.codecs.named import codec_named
-from state.documents import Outcome, OutcomeEntry
-from state.errors import InvalidDocument, Refused
-from state.intervals import BatchId
-from state.phases import RunState
-from state.refusals import Refusal
-from state.results import ResultHeader, decode_result
-from state.tensors import Float32Array, Tensors, TensorStream, layout_of
-from state.weights import factor_hex, norm_hex
-from state.wire import ClientId, Seed, Sha256, sha256_hex
-from tests.support.documents import run_document
+from epochal.run_manager.feedback.error_feedback import MAX_AGE_STEPS, ErrorFeedback
+from epochal.run_manager.feedback.residual_file import ResidualMark, ResidualWriter, read_residual
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.codecs.feedback import encode_with_feedback
+from epochal.state.codecs.named import codec_named
+from epochal.state.documents import Outcome, OutcomeEntry
+from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.intervals import BatchId
+from epochal.state.model.tensors import Float32Array, Tensors, TensorStream, layout_of
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
+from epochal.state.results import ResultHeader, decode_result
+from epochal.state.weights import factor_hex, norm_hex
+from epochal.state.wire import ClientId, Seed, Sha256, sha256_hex
+from tests.support.data.documents import run_document
 
 CODEC = "sparse-64"
 DECAY = 0.95

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from run_manager.replica.following import MergeProgress, following_digest
-from run_manager.replica.merger import Merger
-from runtime.spool import Spool
-from runtime.worker_thread import InlineWorker, Worker, WorkerThread
-from state.merging import CHUNK_ELEMENTS, Contribution, Diverged, MergeOutput, OuterStep, merge
-from state.replica import CheckpointForm, Replica, checkpoint_bytes, replica_digest
-from state.tensors import Tensors
+from epochal.run_manager.replica.following import MergeProgress, following_digest
+from epochal.run_manager.replica.merger import Merger
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
+from epochal.state.merging import CHUNK_ELEMENTS, Contribution, Diverged, MergeOutput, OuterStep, merge
+from epochal.state.model.replica import CheckpointForm, Replica, checkpoint_bytes, replica_digest
+from epochal.state.model.tensors import Tensors
 
 OUTER = OuterStep(0.7, 0.9)
 SHAPES = {"a": (3, 5), "b": (CHUNK_ELEMENTS + 11,), "w": (2, CHUNK_ELEMENTS), "z": ()}

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from run_manager.replica.merger import Merger
-from runtime.worker_thread import InlineWorker, Worker, WorkerThread
-from state.errors import InternalError
-from state.merging import Contribution, OuterStep, UnsoundArithmetic, merge
-from state.replica import Replica, replica_digest
-from tests.support.cli import heavy_imports_of
+from epochal.run_manager.replica.merger import Merger
+from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
+from epochal.state.errors import InternalError
+from epochal.state.merging import Contribution, OuterStep, UnsoundArithmetic, merge
+from epochal.state.model.replica import Replica, replica_digest
+from tests.support.drive.cli import heavy_imports_of
 
 OUTER = OuterStep(0.7, 0.9)
 WAIT_S = 10.0
@@ -95,4 +95,4 @@ async def test_merger_inline_refuses_as_its_own_thread_would() -> None:
 
 
 def test_merging_needs_no_library_that_may_differ_between_clients() -> None:
-    assert heavy_imports_of("import run_manager.replica.merger") <= {"numpy", "pydantic"}
+    assert heavy_imports_of("import epochal.run_manager.replica.merger") <= {"numpy", "pydantic"}

@@ -8,28 +8,28 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from run_manager.events import Event, ReplicaHeld
-from run_manager.exchange.star import StarExchange
-from run_manager.replica.checkpoint_download import CheckpointDownload
-from run_manager.replica.keeper import HeldReplica, ReplicaKeeper
-from run_manager.replica.merger import Merger
-from run_manager.round_view import RoundViews
-from runtime.spool import Spool
-from runtime.worker_thread import InlineWorker
-from state.documents import Outcome, OutcomeEntry, Roster, RosterEntry, WorkList
-from state.errors import Refused
-from state.intervals import BatchId
-from state.merging import Contribution, Diverged, OuterStep, merge
-from state.phases import RunState
-from state.refusals import Refusal
-from state.replica import Replica, replica_digest
-from state.results import ResultHeader, encode_result
-from state.weights import factor_hex, norm_hex
-from state.wire import ClientId, Seed, Sha256, document_digest, sha256_hex
-from tests.support.documents import round_head, run_document
-from tests.support.held_blobs import HeldBlobs
-from tests.support.spooled import SPOOL_PARENT
-from tests.support.virtual_time import in_virtual_time
+from epochal.run_manager.events import Event, ReplicaHeld
+from epochal.run_manager.exchange.star import StarExchange
+from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
+from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
+from epochal.run_manager.replica.merger import Merger
+from epochal.run_manager.round_view import RoundViews
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.documents import Outcome, OutcomeEntry, Roster, RosterEntry, WorkList
+from epochal.state.errors import Refused
+from epochal.state.intervals import BatchId
+from epochal.state.merging import Contribution, Diverged, OuterStep, merge
+from epochal.state.model.replica import Replica, replica_digest
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
+from epochal.state.results import ResultHeader, encode_result
+from epochal.state.weights import factor_hex, norm_hex
+from epochal.state.wire import ClientId, Seed, Sha256, document_digest, sha256_hex
+from tests.support.data.documents import round_head, run_document
+from tests.support.data.held_blobs import HeldBlobs
+from tests.support.data.spooled import SPOOL_PARENT
+from tests.support.simulate.virtual_time import in_virtual_time
 
 OUTER = OuterStep(0.7, 0.9)
 FIRST = Replica(0, {"w": np.ones(3, np.float32)}, {"w": np.zeros(3, np.float32)})

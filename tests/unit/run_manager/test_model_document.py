@@ -5,28 +5,28 @@ from dataclasses import replace
 
 import pytest
 
-from batching.round_plan import RoundPlan
-from data_providers.protocol import DataProvider, TokenBatch
-from run_manager.context import RunAccess
-from runtime.worker_thread import Worker
-from state.config.model import Architecture, ModelSpec
-from state.config.state_file import StateFile
-from state.errors import Desync, Unsupported
-from state.first_model import FirstModel
-from state.phases import RunState
-from state.replica import first_replica
-from state.tensors import Float32Array
-from tests.support.bag_of_bytes import ENTRY, BagOfBytes
-from tests.support.simulated_client import ClientSpec, SimulatedClient, open_dummy_provider
-from tests.support.simulated_run import simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
-from trainers.architectures import ARCHITECTURES
-from trainers.null import DummyModel, NullTrainer
-from trainers.protocol import TrainedRound
+from epochal.batching.round_plan import RoundPlan
+from epochal.data_providers.protocol import DataProvider, TokenBatch
+from epochal.run_manager.context import RunAccess
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import Desync, Unsupported
+from epochal.state.model.first_model import FirstModel
+from epochal.state.model.replica import first_replica
+from epochal.state.model.tensors import Float32Array
+from epochal.state.phases import RunState
+from epochal.trainers.architectures import ARCHITECTURES
+from epochal.trainers.null import DummyModel, NullTrainer
+from epochal.trainers.protocol import TrainedRound
+from tests.support.data.states import state_file
+from tests.support.models.bag_of_bytes import ENTRY, BagOfBytes
+from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient, open_dummy_provider
+from tests.support.simulate.simulated_run import simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 HUB = {"model__LLM__architecture": "HfLlama", "model__LLM__checkpoint": {"Hub": {"repo_id": "a/b"}}}
-MAKE = "tests.support.simulated_coordinator.make_first_model"
+MAKE = "tests.support.simulate.simulated_coordinator.make_first_model"
 
 
 @pytest.fixture

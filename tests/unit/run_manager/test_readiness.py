@@ -2,10 +2,10 @@
 
 import pytest
 
-from run_manager.readiness import usual_round_s
-from state.phases import RunState
-from tests.support.documents import run_document
-from tests.support.states import state_file
+from epochal.run_manager.readiness import usual_round_s
+from epochal.state.phases import RunState
+from tests.support.data.documents import run_document
+from tests.support.data.states import state_file
 
 STATE = state_file(config__max_round_train_time=60)
 

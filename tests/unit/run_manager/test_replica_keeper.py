@@ -7,27 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from run_manager.events import BecameReady, Event, ReplicaDistrusted, ReplicaHeld, RoundTrained
-from run_manager.exchange.star import StarExchange
-from run_manager.replica.checkpoint_download import CheckpointDownload
-from run_manager.replica.keeper import MISSING_RETRY_S, HeldReplica, ReplicaKeeper
-from run_manager.replica.merger import Merger
-from runtime.spool import Spool
-from runtime.worker_thread import InlineWorker, Worker
-from state.documents import CheckpointRef, Outcome
-from state.errors import Desync, Refused
-from state.merging import OuterStep
-from state.phases import RunState
-from state.refusals import Refusal
-from state.replica import Replica, checkpoint_bytes, replica_digest
-from state.wire import Sha256, sha256_hex
-from tests.support.documents import run_document
-from tests.support.held_blobs import HeldBlobs
-from tests.support.simulated_client import ClientSpec, SimulatedClient, key_of
-from tests.support.simulated_run import BOUND_S, simulated_run
-from tests.support.spooled import SPOOL_PARENT, spooled
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time, run_virtually
+from epochal.run_manager.events import BecameReady, Event, ReplicaDistrusted, ReplicaHeld, RoundTrained
+from epochal.run_manager.exchange.star import StarExchange
+from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
+from epochal.run_manager.replica.keeper import MISSING_RETRY_S, HeldReplica, ReplicaKeeper
+from epochal.run_manager.replica.merger import Merger
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.worker_thread import InlineWorker, Worker
+from epochal.state.documents import CheckpointRef, Outcome
+from epochal.state.errors import Desync, Refused
+from epochal.state.merging import OuterStep
+from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
+from epochal.state.phases import RunState
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.documents import run_document
+from tests.support.data.held_blobs import HeldBlobs
+from tests.support.data.spooled import SPOOL_PARENT, spooled
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient, key_of
+from tests.support.simulate.simulated_run import BOUND_S, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
 
 NUMPY = ClientSpec(trainer="numpy")
 

@@ -1,11 +1,11 @@
 """`run_manager/steps/round_results.py`: what a witness attests."""
 
-from run_manager.events import Attested
-from state.errors import CoordinatorUnreachable
-from tests.support.simulated_client import ClientSpec
-from tests.support.simulated_run import BOUND_S, simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from epochal.run_manager.events import Attested
+from epochal.state.errors import CoordinatorUnreachable
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_run import BOUND_S, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 
 @in_virtual_time

@@ -1,11 +1,11 @@
 """The times of a client's rounds, from its events."""
 
-from run_manager.events import Attested, BlobFetched, Event, OutcomeMerged, RoundTrained
-from run_manager.round_times import RoundTimes
-from state.phases import RunState
-from state.round_times import LaterTimes, WorkTimes
-from state.wire import Sha256
-from tests.support.documents import run_document
+from epochal.run_manager.events import Attested, BlobFetched, Event, OutcomeMerged, RoundTrained
+from epochal.run_manager.round_times import RoundTimes
+from epochal.state.messages.round_times import LaterTimes, WorkTimes
+from epochal.state.phases import RunState
+from epochal.state.wire import Sha256
+from tests.support.data.documents import run_document
 
 
 class Watched:

@@ -7,14 +7,14 @@ import weakref
 import numpy as np
 import pytest
 
-from run_manager.replica.merged_outcomes import HeldReplica
-from run_manager.replica.saving import MIN_INTERVAL_S, ReplicaSaving
-from runtime.broadcast import Broadcast
-from runtime.retry import RetryPolicy
-from state.errors import InvalidInput, ModelUnavailable
-from state.replica import Replica
-from state.wire import Sha256
-from tests.support.virtual_time import VirtualClock, in_virtual_time
+from epochal.run_manager.replica.merged_outcomes import HeldReplica
+from epochal.run_manager.replica.saving import MIN_INTERVAL_S, ReplicaSaving
+from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import InvalidInput, ModelUnavailable
+from epochal.state.model.replica import Replica
+from epochal.state.wire import Sha256
+from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
 
 def replica(step: int) -> HeldReplica:

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 import pytest
 
-from run_manager.exchange.star import FETCHES_BEFORE_GIVING_UP, KEPT_ROUNDS, StarExchange
-from runtime.spool import Spool, SpoolFile
-from runtime.spool_part import ReceivedBytes
-from state.errors import CoordinatorUnreachable, InvalidDocument, Refused
-from state.refusals import Refusal
-from state.wire import Sha256, sha256_hex
-from tests.support.held_blobs import HeldBlobs
-from tests.support.spooled import SPOOL_PARENT, spooled
+from epochal.run_manager.exchange.star import FETCHES_BEFORE_GIVING_UP, KEPT_ROUNDS, StarExchange
+from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.files.spool_part import ReceivedBytes
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.held_blobs import HeldBlobs
+from tests.support.data.spooled import SPOOL_PARENT, spooled
 
 
 def exchange_of(held: HeldBlobs) -> StarExchange:

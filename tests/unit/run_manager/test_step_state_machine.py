@@ -7,22 +7,22 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
-from coordinator_client.api import DocumentMark
-from data_providers.dummy import DummyDataProvider
-from data_providers.protocol import DatasetSpec, TokenBatch
-from run_manager.events import DocumentArrived, RoundTrained, StepEntered
-from run_manager.step_table import News, StepName, due_step, goes_on, news_of
-from state.documents import RunDocument
-from state.errors import Desync
-from state.intervals import DataIds
-from state.phases import RunState
-from state.wire import ClientId, Seed
-from tests.support.documents import round_head, run_document
-from tests.support.simulated_client import ClientSpec, simulated_client, with_data
-from tests.support.simulated_network import ForwardedApi, SimulatedApi
-from tests.support.simulated_run import BOUND_S, simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator_client.api import DocumentMark
+from epochal.data_providers.protocol import DatasetSpec, TokenBatch
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.run_manager.events import DocumentArrived, RoundTrained, StepEntered
+from epochal.run_manager.step_table import News, StepName, due_step, goes_on, news_of
+from epochal.state.documents import RunDocument
+from epochal.state.errors import Desync
+from epochal.state.intervals import DataIds
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Seed
+from tests.support.data.documents import round_head, run_document
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec, simulated_client, with_data
+from tests.support.simulate.simulated_network import ForwardedApi, SimulatedApi
+from tests.support.simulate.simulated_run import BOUND_S, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 P = ParamSpec("P")
 T = TypeVar("T")

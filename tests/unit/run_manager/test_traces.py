@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from run_manager.events import Attested, BlobFetched, DocumentArrived, OutcomeMerged, PartBegan, RoundFailed
-from run_manager.traces import KEPT_ROUNDS, ClientTraces
-from runtime.tracing.names import TracedRound, traceparent
-from runtime.tracing.spans import RoundSpan
-from state.phases import RunState
-from state.wire import ClientId
-from tests.support.documents import round_head, run_document
+from epochal.run_manager.events import Attested, BlobFetched, DocumentArrived, OutcomeMerged, PartBegan, RoundFailed
+from epochal.run_manager.traces import KEPT_ROUNDS, ClientTraces
+from epochal.runtime.tracing.names import TracedRound, traceparent
+from epochal.runtime.tracing.spans import RoundSpan
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId
+from tests.support.data.documents import round_head, run_document
 
 CLIENT = ClientId("ab" * 16)
 

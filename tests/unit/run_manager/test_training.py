@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from coordinator.liveness import KEY_FREE_AFTER_S
-from run_manager.events import RoundFailed
-from run_manager.steps import training
-from runtime.worker_thread import Worker
-from state.config.model import NgramConfig
-from state.config.state_file import StateFile
-from state.errors import CoordinatorUnreachable, Refused, TrainerFailed
-from state.intervals import BatchId
-from state.refusals import Refusal
-from tests.support.simulated_client import ClientSpec, FaultyData, key_of, with_data
-from tests.support.simulated_run import SimulatedRun, simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
-from trainers.ngram.learner import NgramModel
-from trainers.null import NullTrainer
+from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
+from epochal.run_manager.events import RoundFailed
+from epochal.run_manager.steps import training
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model import NgramConfig
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import CoordinatorUnreachable, Refused, TrainerFailed
+from epochal.state.intervals import BatchId
+from epochal.state.refusals import Refusal
+from epochal.trainers.ngram.learner import NgramModel
+from epochal.trainers.null import NullTrainer
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec, FaultyData, key_of, with_data
+from tests.support.simulate.simulated_run import SimulatedRun, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 
 def failures(run: SimulatedRun) -> list[tuple[int, RoundFailed]]:

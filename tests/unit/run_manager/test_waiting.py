@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from run_manager.waiting import WAIT_WARNING_S, WaitingNotice, awaited
-from state.documents import CheckpointRef
-from state.phases import RunState
-from state.wire import Sha256
-from tests.support.documents import run_document
-from tests.support.virtual_time import in_virtual_time
+from epochal.run_manager.waiting import WAIT_WARNING_S, WaitingNotice, awaited
+from epochal.state.documents import CheckpointRef
+from epochal.state.phases import RunState
+from epochal.state.wire import Sha256
+from tests.support.data.documents import run_document
+from tests.support.simulate.virtual_time import in_virtual_time
 
 CHECKPOINT = CheckpointRef(3, Sha256("aa" * 32), 100, Sha256("bb" * 32))
 

@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine.stimuli import ClientsFellSilent
-from coordinator_client.session import Joined
-from data_providers.protocol import CorruptData, DataProvider, SourceUnavailable, TokenBatch
-from run_manager.context import RunAccess
-from run_manager.events import BecameReady, DocumentArrived, RoundTrained
-from state.config.state_file import StateFile
-from state.documents import RunDocument
-from state.errors import CoordinatorUnreachable, Refused
-from state.intervals import DataIds
-from state.phases import RunState
-from tests.support.simulated_client import ClientSpec, FaultyData, SimulatedClient, key_of, with_data
-from tests.support.simulated_run import BOUND_S, simulated_run
-from tests.support.states import state_file
-from tests.support.virtual_time import in_virtual_time
+from epochal.coordinator.machine.stimuli import ClientsFellSilent
+from epochal.coordinator_client.session import Joined
+from epochal.data_providers.protocol import CorruptData, DataProvider, SourceUnavailable, TokenBatch
+from epochal.run_manager.context import RunAccess
+from epochal.run_manager.events import BecameReady, DocumentArrived, RoundTrained
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import RunDocument
+from epochal.state.errors import CoordinatorUnreachable, Refused
+from epochal.state.intervals import DataIds
+from epochal.state.phases import RunState
+from tests.support.data.states import state_file
+from tests.support.simulate.simulated_client import ClientSpec, FaultyData, SimulatedClient, key_of, with_data
+from tests.support.simulate.simulated_run import BOUND_S, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
 
 
 @in_virtual_time

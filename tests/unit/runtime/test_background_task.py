@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from runtime.background_task import STOP_TIMEOUT_S, BackgroundTask
-from state.errors import InternalError
-from tests.support.virtual_time import in_virtual_time
+from epochal.runtime.background_task import STOP_TIMEOUT_S, BackgroundTask
+from epochal.state.errors import InternalError
+from tests.support.simulate.virtual_time import in_virtual_time
 
 
 @in_virtual_time

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from runtime.broadcast import SLICE_S, TURN_PART, Broadcast, PacedBroadcast
-from tests.support.virtual_time import in_virtual_time
+from epochal.runtime.broadcast import SLICE_S, TURN_PART, Broadcast, PacedBroadcast
+from tests.support.simulate.virtual_time import in_virtual_time
 
 
 @in_virtual_time

@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 
 from docs import said_kinds
-from runtime.explanations import Explanation, explanation_of, explanations, is_usual, kind_of, kinds_like
-from state.errors import EpochalError, InvalidInput, Refused, SpoolFull, StoreLost
-from state.messages import FailureKind
-from state.refusals import Refusal
+from epochal.runtime.explanations import Explanation, explanation_of, explanations, is_usual, kind_of, kinds_like
+from epochal.state.errors import EpochalError, InvalidInput, Refused, SpoolFull, StoreLost
+from epochal.state.messages.requests import FailureKind
+from epochal.state.refusals import Refusal
 
 ROOT = Path(__file__).parents[3]
 

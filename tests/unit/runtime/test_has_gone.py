@@ -1,10 +1,10 @@
-"""`runtime/http_bodies.py`, `has_gone`: whether the sender of a waiting request is still there, without waiting."""
+"""`runtime/http/bodies.py`, `has_gone`: whether the sender of a waiting request is still there, without waiting."""
 
 import asyncio
 
 import pytest
 
-from runtime.http_bodies import has_gone
+from epochal.runtime.http.bodies import has_gone
 
 EMPTY_BODY: dict[str, object] = {"type": "http.request", "body": b"", "more_body": False}
 GONE: dict[str, object] = {"type": "http.disconnect"}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.importing_call import MOST_DONE, STALL_S, ImportingCall
-from state.errors import EpochalError
-from tests.support.virtual_time import VirtualClock
+from epochal.runtime.importing_call import MOST_DONE, STALL_S, ImportingCall
+from epochal.state.errors import EpochalError
+from tests.support.simulate.virtual_time import VirtualClock
 
 BOUND_S = 10.0
 NAMES = [f"imported_for_a_test_{number}" for number in range(4)]

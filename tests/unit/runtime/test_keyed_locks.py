@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from runtime.keyed_locks import KeyedLocks
-from tests.support.virtual_time import in_virtual_time
+from epochal.runtime.keyed_locks import KeyedLocks
+from tests.support.simulate.virtual_time import in_virtual_time
 
 
 @in_virtual_time

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from runtime.http_client import LeanClient, open_client, open_lean_client, whole_answer
-from runtime.lean_transport import MAX_HEAD_BYTES, SHORT
-from tests.support.raw_http import Speak, head_of, raw_server
+from epochal.runtime.http.client import LeanClient, open_client, open_lean_client, whole_answer
+from epochal.runtime.http.lean_transport import MAX_HEAD_BYTES, SHORT
+from tests.support.servers.raw_http import Speak, head_of, raw_server
 
 BOUND_S = 5.0
 Outcome = tuple[int | str, bytes]

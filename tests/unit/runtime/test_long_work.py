@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtime import long_work as module
-from runtime.long_work import BYTES, LongWork, counted_pieces, long_work, shown_on
+from epochal.runtime import long_work as module
+from epochal.runtime.long_work import BYTES, LongWork, counted_pieces, long_work, shown_on
 
 
 class Recording:

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from runtime.os_errors import Obstacle, obstacle_of, reason_of
-from runtime.rare_log import LOG_PERIOD_S, RareLog
+from epochal.runtime.connections.rare_log import LOG_PERIOD_S, RareLog
+from epochal.runtime.os_errors import Obstacle, obstacle_of, reason_of
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.permissions import OWNERS, Permissions
-from state.errors import NotAllowed
+from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.state.errors import NotAllowed
 
 
 def test_path_below_an_allowed_folder_is_resolved(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.retry import DEFAULT_BOUND_S, MAX_DELAY_S, Backoff, RetryPolicy, retry_after_s
-from tests.support.virtual_time import VirtualClock, in_virtual_time
+from epochal.runtime.retry import DEFAULT_BOUND_S, MAX_DELAY_S, Backoff, RetryPolicy, retry_after_s
+from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
 WEDNESDAY_S = datetime(2015, 10, 21, 7, 28, tzinfo=UTC).timestamp()
 

@@ -1,6 +1,6 @@
 """`runtime/task_errors.py`: one error out of a group."""
 
-from runtime.task_errors import first_error
+from epochal.runtime.task_errors import first_error
 
 INNER = LookupError("inner")
 GROUP = BaseExceptionGroup(

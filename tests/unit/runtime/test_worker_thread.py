@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from runtime import worker_thread
-from runtime.worker_thread import SharedThreads, WorkerThread
+from epochal.runtime import worker_thread
+from epochal.runtime.worker_thread import SharedThreads, WorkerThread
 
 WAIT_S = 10.0
 

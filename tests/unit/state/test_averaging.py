@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.averaging import mean_over_all, mean_over_senders, ratio_as_float32
-from state.codecs.named import codec_named
-from state.codecs.protocol import EncodedTensor
-from state.errors import InternalError
-from state.merging import CHUNK_ELEMENTS, Contribution, OuterStep, merge
-from state.replica import Replica, replica_digest
-from state.tensors import Float32Array
+from epochal.state.averaging import mean_over_all, mean_over_senders, ratio_as_float32
+from epochal.state.codecs.named import codec_named
+from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.errors import InternalError
+from epochal.state.merging import CHUNK_ELEMENTS, Contribution, OuterStep, merge
+from epochal.state.model.replica import Replica, replica_digest
+from epochal.state.model.tensors import Float32Array
 
 COUNT = 200
 SIZE = CHUNK_ELEMENTS + 4096 + 77

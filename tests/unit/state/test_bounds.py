@@ -5,24 +5,13 @@ from types import ModuleType
 
 import pytest
 
-from state import (
-    datasets,
-    documents,
-    election,
-    intervals,
-    layout_difference,
-    merging,
-    messages,
-    permutation,
-    replica,
-    results,
-    round_times,
-    tensors,
-    wire,
-)
-from state.errors import Mistake, StoreBlocked
-from state.messages import Capabilities, RunStatus, Standing
-from state.refusals import Refusal, Retry
+from epochal.state import datasets, documents, election, intervals, merging, permutation, results, wire
+from epochal.state.errors import Mistake, StoreBlocked
+from epochal.state.messages import requests as messages
+from epochal.state.messages import round_times
+from epochal.state.messages.requests import Capabilities, RunStatus, Standing
+from epochal.state.model import layout_difference, replica, tensors
+from epochal.state.refusals import Refusal, Retry
 
 MOST = 2**63 - 1
 

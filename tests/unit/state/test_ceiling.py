@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.assignment import assign_data_for_state
-from state.ceiling import PARTS, apportion, apportion_below, largest_part
-from state.documents import Roster, RosterEntry, WorkList
-from state.intervals import BatchId, total_batches
-from state.wire import ClientId, Seed
+from epochal.state.assignment import assign_data_for_state
+from epochal.state.ceiling import PARTS, apportion, apportion_below, largest_part
+from epochal.state.documents import Roster, RosterEntry, WorkList
+from epochal.state.intervals import BatchId, total_batches
+from epochal.state.wire import ClientId, Seed
 
 SHARES = st.lists(st.one_of(st.integers(1, 20), st.integers(1, 8_000_000)), min_size=1, max_size=30)
 CEILINGS = st.one_of(st.none(), st.integers(1, PARTS))

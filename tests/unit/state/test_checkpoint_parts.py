@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.checkpoint_parts import (
+from epochal.state.checkpoint_parts import (
     MAX_PARTS,
     CheckpointManifest,
     CheckpointPart,
@@ -13,8 +13,8 @@ from state.checkpoint_parts import (
     part_ranges,
     parts_digest,
 )
-from state.errors import InvalidDocument
-from state.wire import canonical_json, sha256_hex
+from epochal.state.errors import InvalidDocument
+from epochal.state.wire import canonical_json, sha256_hex
 
 A, B = CheckpointPart(sha256_hex(b"aa"), 2), CheckpointPart(sha256_hex(b"b"), 1)
 

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from state.datasets import MAX_DESCRIBED_FILES, DatasetDescription, DescribedFile, dataset_difference, dataset_in_words
+from epochal.state.datasets import (
+    MAX_DESCRIBED_FILES,
+    DatasetDescription,
+    DescribedFile,
+    dataset_difference,
+    dataset_in_words,
+)
 
 
 def described(*files: tuple[str, int], **fields: object) -> DatasetDescription:

@@ -4,11 +4,11 @@ import traceback
 
 import pytest
 
-from state.config.changes import runtime_changes
-from state.config.partly import valid_part
-from state.config.state_file import StateFile, dump_state, parse_state
-from state.errors import InvalidConfig
-from tests.support.states import state_file, state_text
+from epochal.state.config.changes import runtime_changes
+from epochal.state.config.partly import valid_part
+from epochal.state.config.state_file import StateFile, dump_state, parse_state
+from epochal.state.errors import InvalidConfig
+from tests.support.data.states import state_file, state_text
 
 SECRET = "T00PLANTED"
 URL = f"https://hooks.slack.com/services/{SECRET}"

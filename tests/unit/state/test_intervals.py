@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_providers.protocol import DataProvider
-from state.errors import InvalidInput
-from state.intervals import (
+from epochal.data_providers.protocol import DataProvider
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import (
     MAX_INDEX,
     BatchId,
     DataIds,

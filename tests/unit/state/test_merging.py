@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.averaging import ratio_as_float32
-from state.errors import InternalError
-from state.merging import (
+from epochal.state.averaging import ratio_as_float32
+from epochal.state.errors import InternalError
+from epochal.state.merging import (
     CHUNK_ELEMENTS,
     Contribution,
     Diverged,
@@ -23,8 +23,8 @@ from state.merging import (
     merge,
     verify_arithmetic,
 )
-from state.replica import Replica, replica_digest
-from state.tensors import Float32Array
+from epochal.state.model.replica import Replica, replica_digest
+from epochal.state.model.tensors import Float32Array
 
 DILOCO = OuterStep(0.7, 0.9)
 

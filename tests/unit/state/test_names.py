@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.names import MAX_CLIENT_NAME_CHARS, name_mistake, shown_client, software_version
+from epochal.state.names import MAX_CLIENT_NAME_CHARS, name_mistake, shown_client, software_version
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.errors import InvalidInput
-from state.permutation import MAX_PERMUTED, permutation_key, permute, shuffled_positions
-from tests.support.data_oracle import slow_permute, slow_round_keys
+from epochal.state.errors import InvalidInput
+from epochal.state.permutation import MAX_PERMUTED, permutation_key, permute, shuffled_positions
+from tests.support.data.data_oracle import slow_permute, slow_round_keys
 
 SEED = bytes(range(32))
 

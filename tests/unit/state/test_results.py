@@ -12,10 +12,10 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.errors import InvalidResult
-from state.results import ResultHeader, check_result, decode_result, encode_result, result_size_bound
-from state.tensors import CHECK_CHUNK_ELEMENTS, Tensors, layout_of
-from tests.support.watched_reads import WatchedReads
+from epochal.state.errors import InvalidResult
+from epochal.state.model.tensors import CHECK_CHUNK_ELEMENTS, Tensors, layout_of
+from epochal.state.results import ResultHeader, check_result, decode_result, encode_result, result_size_bound
+from tests.support.data.watched_reads import WatchedReads
 
 MAX_ABS = 1e4
 HEADER = ResultHeader("demo", 7, 2, "ab" * 16, "cd" * 32, "ef" * 32)

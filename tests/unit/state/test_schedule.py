@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.config.model import Constant, Cosine, Linear, LrSchedule, WarmupStableDecay
-from state.config.state_file import RunConfig
-from state.schedule import InnerSchedule, global_batch_size, learning_rate
-from tests.support.states import state_file
+from epochal.state.config.model import Constant, Cosine, Linear, LrSchedule, WarmupStableDecay
+from epochal.state.config.state_file import RunConfig
+from epochal.state.schedule import InnerSchedule, global_batch_size, learning_rate
+from tests.support.data.states import state_file
 
 
 def config(start: int, end: int, warmup_tokens: int) -> RunConfig:

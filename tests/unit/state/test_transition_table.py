@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from state.transition_table import TransitionTable
+from epochal.state.transition_table import TransitionTable
 
 
 class Light(StrEnum):

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.ceiling import PARTS, largest_part
-from state.codecs.named import codec_named
-from state.codecs.protocol import EncodedTensor
-from state.documents import OutcomeEntry
-from state.errors import InvalidDocument
-from state.intervals import BatchId
-from state.results import ResultHeader, check_result, encode_result, norm_of
-from state.tensors import layout_of
-from state.weights import (
+from epochal.state.ceiling import PARTS, largest_part
+from epochal.state.codecs.named import codec_named
+from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.documents import OutcomeEntry
+from epochal.state.errors import InvalidDocument
+from epochal.state.intervals import BatchId
+from epochal.state.model.tensors import layout_of
+from epochal.state.results import ResultHeader, check_result, encode_result, norm_of
+from epochal.state.weights import (
     LEAST_FACTOR,
     UsualNorm,
     Weighed,
@@ -27,7 +27,7 @@ from state.weights import (
     usual_in,
     usual_norm,
 )
-from state.wire import ClientId, Sha256, canonical_json, parse_document
+from epochal.state.wire import ClientId, Sha256, canonical_json, parse_document
 
 NORMS = st.floats(0, 1e38)
 ENTRIES = st.lists(

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from state.errors import InvalidDocument
-from state.messages import CheckpointReport, FailureReport, ReadyReport, ResultMetrics
-from state.wire import canonical_json, parse_document, strict_json
+from epochal.state.errors import InvalidDocument
+from epochal.state.messages.requests import CheckpointReport, FailureReport, ReadyReport, ResultMetrics
+from epochal.state.wire import canonical_json, parse_document, strict_json
 
 DIGEST = "a" * 64
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from state.config.model import AdamW
-from state.tensors import Tensors
-from trainers.ngram.adamw import AdamWState, adamw_step
+from epochal.state.config.model import AdamW
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.ngram.adamw import AdamWState, adamw_step
 
 
 def test_adamw_agrees_with_the_scalar_rule() -> None:

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from batching.micro_batches import Example
-from state.errors import TrainerFailed
-from state.tensors import Tensors
+from epochal.batching.micro_batches import Example
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.architectures import open_model
+from epochal.trainers.learner import InnerState, Learner, LossOptions, Model
+from epochal.trainers.ngram.learner import NgramModel
 from tests.support.heavy import need_module
-from tests.support.local_training import ADAMW, SEED, TINY, sequences_of
-from tests.support.tiny_llama import LLAMA_SPEC
-from trainers.architectures import open_model
-from trainers.learner import InnerState, Learner, LossOptions, Model
-from trainers.ngram.learner import NgramModel
+from tests.support.models.local_training import ADAMW, SEED, TINY, sequences_of
+from tests.support.models.tiny_llama import LLAMA_SPEC
 
 EXAMPLES = [Example(tokens) for tokens in sequences_of(9, 4, 12)]
 

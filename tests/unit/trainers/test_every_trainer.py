@@ -7,13 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batching.micro_batches import Example
-from data_providers.protocol import IGNORED_LABEL, SourceUnavailable, TokenBatch
-from runtime.worker_thread import InlineWorker
-from state.errors import TrainerFailed
-from state.tensors import Tensors
+from epochal.batching.micro_batches import Example
+from epochal.data_providers.protocol import IGNORED_LABEL, SourceUnavailable, TokenBatch
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.architectures import open_model
+from epochal.trainers.ngram.model import (
+    padded_targets,
+    padded_tokens,
+    parameter_shapes,
+)
+from epochal.trainers.protocol import Trainer
+from epochal.trainers.registry import open_trainer
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.local_training import (
+from tests.support.models.local_training import (
     SEED,
     TINY,
     arriving,
@@ -23,16 +32,7 @@ from tests.support.local_training import (
     plan_of,
     sequences_of,
 )
-from tests.support.states import state_file
-from tests.support.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
-from trainers.architectures import open_model
-from trainers.ngram.model import (
-    padded_targets,
-    padded_tokens,
-    parameter_shapes,
-)
-from trainers.protocol import Trainer
-from trainers.registry import open_trainer
+from tests.support.models.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
 
 
 @dataclass

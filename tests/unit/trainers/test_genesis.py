@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from state.config.model import Architecture, NgramConfig
-from state.config.state_file import StateFile
-from state.errors import InvalidDocument, InvalidInput, Unsupported
-from state.replica import Replica, checkpoint_bytes, first_replica, replica_digest
-from state.tensors import Tensors
-from tests.support.bag_of_bytes import ENTRY, WEIGHT, BagOfBytes
+from epochal.state.config.model import Architecture, NgramConfig
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidDocument, InvalidInput, Unsupported
+from epochal.state.model.replica import Replica, checkpoint_bytes, first_replica, replica_digest
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.architectures import ARCHITECTURES
+from epochal.trainers.genesis import check_first_step, check_trainable, look_at_source, make_first_model, model_layout
+from epochal.trainers.learner import ModelInParts
+from epochal.trainers.ngram.learner import NgramModel
+from epochal.trainers.sources.local import local_source
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.model_files import write_model
-from tests.support.states import state_file
-from tests.support.tiny_llama import LLAMA, plain_llama
-from trainers.architectures import ARCHITECTURES
-from trainers.genesis import check_first_step, check_trainable, look_at_source, make_first_model, model_layout
-from trainers.learner import ModelInParts
-from trainers.ngram.learner import NgramModel
-from trainers.sources.local import local_source
+from tests.support.models.bag_of_bytes import ENTRY, WEIGHT, BagOfBytes
+from tests.support.models.model_files import write_model
+from tests.support.models.tiny_llama import LLAMA, plain_llama
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 TINY = state_file(model__LLM__ngram={"context": 2, "embedding": 4, "hidden": 8})

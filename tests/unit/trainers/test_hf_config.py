@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from state.config.model import Architecture, ModelSpec
-from state.errors import InvalidConfig, Unsupported
+from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.errors import InvalidConfig, Unsupported
+from epochal.trainers.architectures import open_model
+from epochal.trainers.torch import remote_code
 from tests.support.heavy import need_module
-from tests.support.local_training import SEED, sequences_of
-from tests.support.tiny_llama import LLAMA, spec_of
-from trainers.architectures import open_model
-from trainers.torch import remote_code
+from tests.support.models.local_training import SEED, sequences_of
+from tests.support.models.tiny_llama import LLAMA, spec_of
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,8 @@ def test_config_that_cannot_be_trained_names_the_line(spec: ModelSpec, message: 
     ids=["stored in bf16", "deepseek", "gpt2", "attention classes"],
 )
 def test_configs_of_other_models_train_in_float32(changed: dict[str, Any]) -> None:
-    from batching.micro_batches import Example
-    from tests.support.local_training import ADAMW
+    from epochal.batching.micro_batches import Example
+    from tests.support.models.local_training import ADAMW
 
     model = open_model(spec_of(**changed))
     learner = model.learner()
@@ -133,8 +133,8 @@ def test_model_that_sees_what_it_predicts_is_refused_by_name() -> None:
 
 
 def test_large_model_that_sees_ahead_fails_where_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    from state.errors import TrainerFailed
-    from trainers.torch import causality
+    from epochal.state.errors import TrainerFailed
+    from epochal.trainers.torch import causality
 
     monkeypatch.setattr(causality, "MAX_TWIN_PARAMETERS", 1000)
     model = open_model(spec_of(**BERT, vocab_size=257))
@@ -168,7 +168,7 @@ NOT_COMPUTABLE: list[tuple[dict[str, Any], str]] = [
 def test_config_that_cannot_be_computed_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], reason: str, largest: int
 ) -> None:
-    from trainers.torch import causality
+    from epochal.trainers.torch import causality
 
     monkeypatch.setattr(causality, "MAX_TWIN_PARAMETERS", largest)
     with pytest.raises(Unsupported, match=f"model.LLM.hf is refused: {reason}.*; allowed: a config with which"):
@@ -177,7 +177,7 @@ def test_config_that_cannot_be_computed_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("changed", [MIXTRAL, DEEPSEEK, {"max_position_embeddings": 4}])
 def test_large_config_that_can_be_computed_is_taken(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]) -> None:
-    from trainers.torch import causality
+    from epochal.trainers.torch import causality
 
     monkeypatch.setattr(causality, "MAX_TWIN_PARAMETERS", 1000)
     assert open_model(spec_of(vocab_size=258, **changed)).initial_parameters(SEED)
@@ -200,9 +200,9 @@ def test_parameter_without_numbers_names_the_size_that_is_zero() -> None:
 
 
 def test_misspelt_key_of_a_state_file_names_the_nearest_known_one() -> None:
-    from tests.support.states import state_file
-    from tests.support.tiny_llama import LLAMA_STATE
-    from trainers.genesis import make_first_model
+    from epochal.trainers.genesis import make_first_model
+    from tests.support.data.states import state_file
+    from tests.support.models.tiny_llama import LLAMA_STATE
 
     wrong = LLAMA | {"num_hiden_layers": 7, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "torch_dtype": "bfloat16"}
     message = r"model\.LLM\.hf\.num_hiden_layers is 7; allowed: the keys .* \(did you mean `num_hidden_layers`\?\)"
@@ -221,13 +221,13 @@ def test_misspelt_key_of_a_state_file_names_the_nearest_known_one() -> None:
     ],
 )
 def test_keys_that_configs_have_always_had_are_known(extra: dict[str, Any]) -> None:
-    from trainers.torch.config_keys import unknown_keys
+    from epochal.trainers.torch.config_keys import unknown_keys
 
     assert unknown_keys(extra) == []
 
 
 def test_unknown_key_inside_a_nested_config_is_named_by_its_path() -> None:
-    from trainers.torch.config_keys import unknown_keys
+    from epochal.trainers.torch.config_keys import unknown_keys
 
     found = unknown_keys({"model_type": "gemma3", "text_config": {"hiden_size": 8}})
     assert [(one.path, one.nearest) for one in found] == [("model.LLM.hf.text_config.hiden_size", "hidden_size")]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from state.config.model import Architecture, ModelSpec
+from epochal.state.config.model import Architecture, ModelSpec
+from epochal.trainers.registry import TrainerOptions, is_surely_opened
+from epochal.trainers.torch.known_models import is_of_transformers
+from epochal.trainers.torch.options import TorchOptions
 from tests.support.heavy import need_module
-from tests.support.tiny_llama import LLAMA_SPEC, spec_of
-from trainers.registry import TrainerOptions, is_surely_opened
-from trainers.torch.known_models import is_of_transformers
-from trainers.torch.options import TorchOptions
+from tests.support.models.tiny_llama import LLAMA_SPEC, spec_of
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,8 @@ def test_options_that_torch_must_judge_open_no_trainer_unseen(options: TorchOpti
 def test_telling_so_imports_neither_torch_nor_transformers() -> None:
     need_module("transformers")
     program = (
-        "import sys; from trainers.registry import is_surely_opened; from tests.support.tiny_llama import LLAMA_SPEC; "
+        "import sys; from epochal.trainers.registry import is_surely_opened; "
+        "from tests.support.models.tiny_llama import LLAMA_SPEC; "
         "assert is_surely_opened('torch', LLAMA_SPEC); assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
@@ -59,9 +60,9 @@ def test_telling_so_imports_neither_torch_nor_transformers() -> None:
 
 BROKEN_LIBRARY = """
 import sys
-from state.errors import InvalidInput
-from tests.support.tiny_llama import LLAMA_SPEC
-from trainers.architectures import open_model
+from epochal.state.errors import InvalidInput
+from tests.support.models.tiny_llama import LLAMA_SPEC
+from epochal.trainers.architectures import open_model
 try:
     open_model(LLAMA_SPEC)
 except InvalidInput as error:

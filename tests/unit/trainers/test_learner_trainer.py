@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.protocol import TokenBatch
-from runtime.worker_thread import WorkerThread
-from state.errors import TrainerFailed
-from tests.support.local_training import (
+from epochal.data_providers.protocol import TokenBatch
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.errors import TrainerFailed
+from epochal.trainers.learner_trainer import LearnerTrainer
+from epochal.trainers.ngram import model as ngram
+from epochal.trainers.ngram.learner import NgramModel
+from epochal.trainers.ngram.model import padded_tokens
+from tests.support.models.local_training import (
     ADAMW,
     SEED,
     TINY,
@@ -23,10 +27,6 @@ from tests.support.local_training import (
     rounds,
     sequences_of,
 )
-from trainers.learner_trainer import LearnerTrainer
-from trainers.ngram import model as ngram
-from trainers.ngram.learner import NgramModel
-from trainers.ngram.model import padded_tokens
 
 SOON_S = 30.0
 """Much less than the arithmetic takes that is cancelled."""

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from batching.micro_batches import Example
-from state.config.model import NgramConfig
-from tests.support.local_training import SEED, TINY, bytes_of, loss_and_gradient, sequences_of
-from trainers.learner import LossOptions
-from trainers.ngram import model as ngram
-from trainers.ngram.learner import NgramModel
-from trainers.ngram.model import (
+from epochal.batching.micro_batches import Example
+from epochal.state.config.model import NgramConfig
+from epochal.trainers.learner import LossOptions
+from epochal.trainers.ngram import model as ngram
+from epochal.trainers.ngram.learner import NgramModel
+from epochal.trainers.ngram.model import (
     initial_parameters,
     padded_tokens,
     parameter_shapes,
 )
+from tests.support.models.local_training import SEED, TINY, bytes_of, loss_and_gradient, sequences_of
 
 GOLDEN_INITIAL_VALUES = ["0x1.9d1c100000000p-4", "-0x1.889c000000000p-5", "-0x1.8488900000000p-2"]
 

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.permissions import Permissions
-from runtime.worker_thread import InlineWorker
-from state.config.model import Architecture, ModelSpec
-from state.config.state_file import StateFile
-from state.errors import InvalidInput
-from tests.support.installed_trainers import CUSTOM, LAB_TRAINER, install
-from tests.support.local_training import arriving, plan_of, sequences_of
-from tests.support.states import state_file
-from trainers.architectures import open_model
-from trainers.genesis import make_first_model, model_layout
-from trainers.protocol import Trainer
-from trainers.registry import TrainerOptions, check_trainer_name, open_trainer
+from epochal.runtime.permissions import Permissions
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidInput
+from epochal.trainers.architectures import open_model
+from epochal.trainers.genesis import make_first_model, model_layout
+from epochal.trainers.protocol import Trainer
+from epochal.trainers.registry import TrainerOptions, check_trainer_name, open_trainer
+from tests.support.data.states import state_file
+from tests.support.models.installed_trainers import CUSTOM, LAB_TRAINER, install
+from tests.support.models.local_training import arriving, plan_of, sequences_of
 
 SPEC = ModelSpec(architecture=Architecture.CUSTOM, custom=CUSTOM)
 
@@ -146,7 +146,7 @@ def test_class_that_is_no_trainer_is_named(
         ("return 1 / 0", "cannot be opened: ZeroDivisionError"),
         ("return [setup]", "opened a list without name, vocabulary, loads_data, initial_parameters, train"),
         (
-            "from state.errors import InvalidInput\n        raise InvalidInput('closed on Sundays')",
+            "from epochal.state.errors import InvalidInput\n        raise InvalidInput('closed on Sundays')",
             "^closed on Sundays$",
         ),
     ],

@@ -2,12 +2,12 @@
 
 import pytest
 
-from runtime.worker_thread import InlineWorker
-from state.errors import InvalidInput, Unsupported
-from tests.support.local_training import SEED, TINY, arriving, loss_and_gradient, plan_of, sequences_of
-from tests.support.states import state_file
-from trainers.ngram.model import padded_tokens
-from trainers.registry import open_trainer
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.errors import InvalidInput, Unsupported
+from epochal.trainers.ngram.model import padded_tokens
+from epochal.trainers.registry import open_trainer
+from tests.support.data.states import state_file
+from tests.support.models.local_training import SEED, TINY, arriving, loss_and_gradient, plan_of, sequences_of
 
 
 def test_registry_with_an_unknown_trainer_names_those_that_there_are() -> None:

@@ -8,13 +8,12 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.chunking.columns import Rows
-from batching.chunking.policies import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
-from batching.micro_batches import Example
-from state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
-from tests.support.served_training import client_of, rows_of
-from trainers.remote.trainer import limits_of
-from trainers.remote.wire import (
+from epochal.batching.chunking.columns import Rows
+from epochal.batching.chunking.policies import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
+from epochal.batching.micro_batches import Example
+from epochal.state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
+from epochal.trainers.remote.trainer import limits_of
+from epochal.trainers.remote.wire import (
     ChunkAnswer,
     ServiceLimits,
     batch_of,
@@ -22,6 +21,7 @@ from trainers.remote.wire import (
     decode_examples,
     encode_examples,
 )
+from tests.support.drive.served_training import client_of, rows_of
 
 
 def test_outputs_combine_as_their_reductions_say() -> None:

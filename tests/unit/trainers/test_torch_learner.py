@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batching.micro_batches import Example
-from data_providers.protocol import IGNORED_LABEL
-from state.errors import InvalidInput, TrainerFailed, Unsupported
-from state.tensors import Tensors
+from epochal.batching.micro_batches import Example
+from epochal.data_providers.protocol import IGNORED_LABEL
+from epochal.state.errors import InvalidInput, TrainerFailed, Unsupported
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.architectures import open_model
+from epochal.trainers.learner import Learner, LossOptions, Model
+from epochal.trainers.torch.options import TorchOptions
 from tests.support.heavy import need_module, need_program
-from tests.support.local_training import ADAMW, SEED, sequences_of
-from tests.support.tiny_llama import LLAMA_SPEC, plain_llama, plain_loss, spec_of
-from trainers.architectures import open_model
-from trainers.learner import Learner, LossOptions, Model
-from trainers.torch.options import TorchOptions
+from tests.support.models.local_training import ADAMW, SEED, sequences_of
+from tests.support.models.tiny_llama import LLAMA_SPEC, plain_llama, plain_loss, spec_of
 
 LENGTHS = (9, 4, 30, 1, 17, 20)
 EXAMPLES = [Example(tokens) for tokens in sequences_of(*LENGTHS)]
@@ -307,7 +307,7 @@ def test_proceed_is_called_before_each_micro_batch_and_may_raise(start: Tensors)
 def test_compiled_model_has_the_same_loss_and_gradient(start: Tensors) -> None:
     need_module("torch")
     need_program("g++")
-    from trainers.torch.availability import check_available
+    from epochal.trainers.torch.availability import check_available
 
     check_available(TorchOptions(device="cpu", compiles=True))
     learner = loaded(start, compiles=True)
@@ -321,7 +321,7 @@ def test_compiler_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: 
     import torch
     from torch._inductor import config
 
-    from trainers.torch.availability import check_available
+    from epochal.trainers.torch.availability import check_available
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled there yet
     monkeypatch.setattr(config.cpp, "cxx", (None, "/nowhere/g++"))

@@ -11,7 +11,7 @@ def test_norm_of_gradients_is_taken_on_any_device() -> None:
     need_module("torch")
     import torch
 
-    from trainers.torch.adamw import norm_of
+    from epochal.trainers.torch.adamw import norm_of
 
     assert norm_of([torch.ones(3, device="meta"), torch.ones(2, device="meta")]).device.type == "meta"
     assert float(norm_of([torch.tensor([3.0]), torch.tensor([4.0])])) == 5.0
@@ -21,7 +21,7 @@ def test_device_of_a_mesh_is_chosen_in_the_thread_that_asks(monkeypatch: pytest.
     need_module("torch")
     import torch
 
-    from trainers.torch.sharding import use_device
+    from epochal.trainers.torch.sharding import use_device
 
     chosen: list[tuple[str, object]] = []
     monkeypatch.setattr(
@@ -38,8 +38,8 @@ def test_flash_attention_needs_bf16_on_its_device() -> None:
     need_module("torch")
     import torch
 
-    from trainers.torch.availability import flash_needs
-    from trainers.torch.devices import Placement
+    from epochal.trainers.torch.availability import flash_needs
+    from epochal.trainers.torch.devices import Placement
 
     gpu = torch.device("cuda")
     assert "--precision bf16, and the device would compute in float32" in flash_needs(Placement(gpu, None))

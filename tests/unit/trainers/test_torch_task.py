@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batching.micro_batches import examples_of
-from data_providers.protocol import IGNORED_LABEL, TokenBatch
-from runtime.worker_thread import InlineWorker
-from state.config.model import Architecture, ModelSpec
-from state.errors import InvalidInput, TrainerFailed
-from state.tensors import Tensors
+from epochal.batching.micro_batches import examples_of
+from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.errors import InvalidInput, TrainerFailed
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.architectures import open_model
+from epochal.trainers.learner import LossOptions, Model
+from epochal.trainers.protocol import Trainer
+from epochal.trainers.registry import TrainerOptions, open_trainer
+from epochal.trainers.torch.options import TorchOptions
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.installed_trainers import register
-from tests.support.local_training import SEED, bytes_of, plan_of, rounds
-from tests.support.states import state_file
-from trainers.architectures import open_model
-from trainers.learner import LossOptions, Model
-from trainers.protocol import Trainer
-from trainers.registry import TrainerOptions, open_trainer
-from trainers.torch.options import TorchOptions
+from tests.support.models.installed_trainers import register
+from tests.support.models.local_training import SEED, bytes_of, plan_of, rounds
 
 SAMPLES = 24
 
@@ -31,9 +31,9 @@ SAMPLES = 24
 @pytest.fixture(autouse=True)
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
-    module = importlib.import_module("tests.support.torch_tasks")
+    module = importlib.import_module("tests.support.models.torch_tasks")
     names = [name for name, found in vars(module).items() if isinstance(found, type)]
-    places = {name: f"tests.support.torch_tasks:{name}" for name in names}
+    places = {name: f"tests.support.models.torch_tasks:{name}" for name in names}
     register(tmp_path / "site", "tasks", "epochal.trainers", **places)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
 

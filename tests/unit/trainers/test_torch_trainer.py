@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_providers.protocol import TokenBatch
-from run_manager.replica.merger import Merger
-from runtime.worker_thread import InlineWorker, Worker, WorkerThread
-from state.errors import TrainerFailed, Unsupported
-from state.merging import Contribution, OuterStep, UnsoundArithmetic
-from state.replica import first_replica, replica_digest
-from state.tensors import Tensors
+from epochal.data_providers.protocol import TokenBatch
+from epochal.run_manager.replica.merger import Merger
+from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
+from epochal.state.errors import TrainerFailed, Unsupported
+from epochal.state.merging import Contribution, OuterStep, UnsoundArithmetic
+from epochal.state.model.replica import first_replica, replica_digest
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.protocol import TrainedRound, Trainer
+from epochal.trainers.registry import TrainerOptions, open_trainer
+from epochal.trainers.torch.options import TorchOptions
+from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.local_training import SEED, arriving, bytes_of, plan_of, rounds, sequences_of
-from tests.support.states import state_file
-from tests.support.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
-from trainers.protocol import TrainedRound, Trainer
-from trainers.registry import TrainerOptions, open_trainer
-from trainers.torch.options import TorchOptions
+from tests.support.models.local_training import SEED, arriving, bytes_of, plan_of, rounds, sequences_of
+from tests.support.models.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
 
 LENGTHS = (9, 4, 30, 2, 17, 20)
 RATE = 0.01

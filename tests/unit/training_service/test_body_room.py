@@ -7,10 +7,10 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from state.errors import Refused
-from state.refusals import Refusal
-from tests.support.virtual_time import run_virtually
-from training_service.bodies import BodyRoom
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.training_service.bodies import BodyRoom
+from tests.support.simulate.virtual_time import run_virtually
 
 MANY, OTHER = "192.0.2.1", "192.0.2.2"
 

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from batching.micro_batches import Example
-from state.config.model import ModelSpec
-from state.errors import TrainerFailed
-from state.tensors import Float32Array, encode_tensor_file, parse_tensor_file
-from tests.support.bag_of_bytes import ARCHITECTURE, BagLearner, BagOfBytes
-from tests.support.local_training import ADAMW
-from trainers.architectures import ARCHITECTURES, ArchitectureEntry
-from trainers.learner import NO_INNER_STATE, InnerState
-from trainers.remote.wire import OptimStepRequest, SessionRequest
-from training_service.sessions import TrainingSession
+from epochal.batching.micro_batches import Example
+from epochal.state.config.model import ModelSpec
+from epochal.state.errors import TrainerFailed
+from epochal.state.model.tensors import Float32Array, encode_tensor_file, parse_tensor_file
+from epochal.trainers.architectures import ARCHITECTURES, ArchitectureEntry
+from epochal.trainers.learner import NO_INNER_STATE, InnerState
+from epochal.trainers.remote.wire import OptimStepRequest, SessionRequest
+from epochal.training_service.sessions import TrainingSession
+from tests.support.models.bag_of_bytes import ARCHITECTURE, BagLearner, BagOfBytes
+from tests.support.models.local_training import ADAMW
 
 START = encode_tensor_file(BagOfBytes().initial_parameters(bytes(32)), {})
 EXAMPLES = [Example(np.frombuffer(b"a byte follows a byte", np.uint8))]

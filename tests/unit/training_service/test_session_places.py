@@ -2,10 +2,10 @@
 
 import pytest
 
-from state.errors import Refused
-from state.refusals import Refusal
-from tests.support.served_training import HandClock
-from training_service.sessions import GIVE_WAY_IDLE_S, SessionBounds, SessionTable
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.training_service.sessions import GIVE_WAY_IDLE_S, SessionBounds, SessionTable
+from tests.support.drive.served_training import HandClock
 
 MANY, OTHER = "192.0.2.1", "192.0.2.2"
 LATER_S = GIVE_WAY_IDLE_S + 2

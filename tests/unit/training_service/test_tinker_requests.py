@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.worker_thread import InlineWorker
-from state.errors import Refused, TrainerFailed
-from state.refusals import Refusal
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.errors import Refused, TrainerFailed
+from epochal.state.refusals import Refusal
+from epochal.training_service.tinker import requests
+from epochal.training_service.tinker.requests import GAP_TIMEOUT_S, QueuedRequest, RequestQueue
 from tests.support.heavy import need_module
-from tests.support.virtual_time import VirtualClock, run_virtually
-from training_service.tinker import requests
-from training_service.tinker.requests import GAP_TIMEOUT_S, QueuedRequest, RequestQueue
+from tests.support.simulate.virtual_time import VirtualClock, run_virtually
 
 
 class Log:
@@ -134,7 +134,7 @@ def test_targets_that_are_no_tokens_are_refused(target: float) -> None:
     need_module("tinker")
     from tinker.proto import tinker_public_pb2 as proto
 
-    from training_service.tinker.examples import decode_request
+    from epochal.training_service.tinker.examples import decode_request
 
     message = proto.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
     datum = message.data.add()

@@ -6,21 +6,21 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime.clock import SystemClock
-from runtime.worker_thread import WorkerThread
-from state.errors import Refused
-from state.refusals import Refusal
+from epochal.runtime.clock import SystemClock
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.trainers.remote.wire import SessionRequest
+from epochal.training_service.metrics import TrainingMetrics
+from epochal.training_service.service import TrainingService, TrainingServiceOptions
 from tests.support.bounds import BOUND_S
-from tests.support.served import SPEC
-from trainers.remote.wire import SessionRequest
-from training_service.metrics import TrainingMetrics
-from training_service.service import TrainingService, TrainingServiceOptions
+from tests.support.drive.served import SPEC
 
 
 async def test_requests_beyond_the_bound_are_refused_until_one_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("training_service.service.MAX_WAITING", 2)
+    monkeypatch.setattr("epochal.training_service.service.MAX_WAITING", 2)
     worker, goes_on = WorkerThread("arithmetic"), threading.Event()
     metrics = TrainingMetrics(CollectorRegistry())
     service = TrainingService(TrainingServiceOptions(), worker, SystemClock(), metrics)

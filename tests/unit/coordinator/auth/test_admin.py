@@ -4,9 +4,9 @@ import hashlib
 
 import pytest
 
-from coordinator.auth.admin import AdminToken
-from coordinator.store.memory import MemoryKeys
-from state.errors import Refused
+from epochal.coordinator.auth.admin import AdminToken
+from epochal.coordinator.store.memory import MemoryKeys
+from epochal.state.errors import Refused
 
 
 async def test_admin_token_is_shown_once_and_kept_as_a_hash() -> None:

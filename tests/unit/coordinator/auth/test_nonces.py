@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
-from coordinator.auth.signing_key import SigningKey
-from state.errors import Refused
-from state.messages import Capabilities, JoinRequest, join_message
-from state.wire import sha256_hex
+from epochal.coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
+from epochal.coordinator.auth.signing_key import SigningKey
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import Capabilities, JoinRequest, join_message
+from epochal.state.wire import sha256_hex
 
 NOW_S = 1_000_000.0
 COORDINATOR = SigningKey(bytes(range(32)))

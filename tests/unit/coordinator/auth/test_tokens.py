@@ -4,11 +4,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator.auth.signing_key import SigningKey
-from coordinator.auth.tokens import DATA_SERVER_LIFETIME_S, SESSION_LIFETIME_S, SessionTokens
-from state.errors import Refused
-from state.messages import DATA_TICKET_AUDIENCE
-from state.wire import client_id_of
+from epochal.coordinator.auth.signing_key import SigningKey
+from epochal.coordinator.auth.tokens import DATA_SERVER_LIFETIME_S, SESSION_LIFETIME_S, SessionTokens
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import DATA_TICKET_AUDIENCE
+from epochal.state.wire import client_id_of
 
 NOW_S = 1_000_000.0
 KEY = SigningKey(bytes(range(32)))

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine.admissions import Admissions
-from coordinator.machine.history import History
-from coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
-from coordinator.machine.stimuli import ClientEjected, ClientWithdrew, ConfigChanged
-from state.errors import Refused
-from state.wire import Sha256
-from tests.support.machine_driver import Driver, client, digest_of, refused
-from tests.support.states import state_file
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
+from epochal.coordinator.machine.parts.admissions import Admissions
+from epochal.coordinator.machine.stimuli import ClientEjected, ClientWithdrew, ConfigChanged
+from epochal.state.errors import Refused
+from epochal.state.wire import Sha256
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of, refused
 
 CODE = digest_of("code")
 
@@ -88,7 +88,7 @@ def test_invitation_is_refused_where_nobody_needs_one(mode: str) -> None:
 
 
 def test_unused_expired_invitations_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.machine.access.MAX_INVITATIONS", 2)
+    monkeypatch.setattr("epochal.coordinator.machine.access.MAX_INVITATIONS", 2)
     driver = invited(expires_s=1001.0)
     driver.send(InvitationMade(digest_of("other"), 1, None))
     with refused("overloaded"):
@@ -99,7 +99,7 @@ def test_unused_expired_invitations_make_room_for_new_ones(monkeypatch: pytest.M
 
 
 def test_used_expired_invitation_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.machine.access.MAX_INVITATIONS", 1)
+    monkeypatch.setattr("epochal.coordinator.machine.access.MAX_INVITATIONS", 1)
     driver = invited(expires_s=1001.0)
     driver.join(1, invitation_sha256=CODE)
     driver.now_s = 1001.0

@@ -1,12 +1,12 @@
 """What an operator does is told with its name, arguments and time, and without secrets."""
 
-from coordinator.machine import stimuli
-from coordinator.machine.history import History
-from coordinator.machine.operator_stimuli import AuditReported, FinishRequested, InvitationMade, KeyAdmitted
-from state.actions import OperatorAction
-from state.audits import AuditRecord
-from tests.support.machine_driver import Driver, client, digest_of, in_round
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.operator_stimuli import AuditReported, FinishRequested, InvitationMade, KeyAdmitted
+from epochal.state.messages.audits import AuditRecord
+from epochal.state.shown.actions import OperatorAction
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of, in_round
 
 AUDIT = AuditRecord(3, 6, 0, 0, 0, 0, True, digest_of("a"), digest_of("b"), 4, 0, None, None, (), ())
 

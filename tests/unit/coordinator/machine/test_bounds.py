@@ -5,28 +5,28 @@ from types import ModuleType
 
 import pytest
 
-from coordinator.machine import (
+from epochal.coordinator.machine import (
     blame,
     checkpoints,
-    conduct,
     datasets,
     evaluations,
     handle,
-    hold,
     membership,
     pace,
     reports,
-    round_conduct,
     run,
     stimuli,
     transitions,
 )
-from coordinator.machine.checkpointing import Checkpointing
-from coordinator.machine.conduct import Conduct
-from coordinator.machine.run import Run, Suspect, new_run
-from state.intervals import BatchId
-from tests.support.machine_driver import in_round
-from tests.support.states import state_file
+from epochal.coordinator.machine import resting_reason as hold
+from epochal.coordinator.machine import round_reliability as round_conduct
+from epochal.coordinator.machine.parts import reliability as conduct
+from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.reliability import Conduct
+from epochal.coordinator.machine.run import Run, Suspect, new_run
+from epochal.state.intervals import BatchId
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import in_round
 
 BOUNDS: dict[ModuleType, dict[str, object]] = {
     blame: {

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine.stimuli import CheckpointHeld, CheckpointReported, GenesisProvided
-from coordinator.machine.views import blobs_kept, blobs_needed, document_of, expected_blob
-from state.checkpoint_parts import CheckpointManifest, CheckpointPart, parts_digest
-from state.documents import CheckpointRef
-from state.messages import CheckpointReport
-from state.phases import RunState
-from state.wire import ClientId
-from tests.support.machine_driver import Driver, digest_of, in_round, refused
-from tests.support.states import state_file
+from epochal.coordinator.machine.stimuli import CheckpointHeld, CheckpointReported, GenesisProvided
+from epochal.coordinator.machine.views import blobs_kept, blobs_needed, document_of, expected_blob
+from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, parts_digest
+from epochal.state.documents import CheckpointRef
+from epochal.state.messages.requests import CheckpointReport
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, digest_of, in_round, refused
 
 PART_BYTES = 1024
 

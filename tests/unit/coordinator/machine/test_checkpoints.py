@@ -2,9 +2,9 @@
 
 import pytest
 
-from coordinator.machine.checkpointers import current_checkpointer
-from coordinator.machine.instructions import SweepBlobs
-from coordinator.machine.stimuli import (
+from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.instructions import SweepBlobs
+from epochal.coordinator.machine.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,
     CheckpointRejected,
@@ -13,12 +13,12 @@ from coordinator.machine.stimuli import (
     CoordinatorStarted,
     ResultCommitted,
 )
-from coordinator.machine.views import blobs_kept, blobs_needed, expected_blob
-from state.documents import CheckpointRef
-from state.messages import CheckpointReport, ResultCommitment
-from state.phases import RunState
-from state.wire import ClientId, Sha256
-from tests.support.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused
+from epochal.coordinator.machine.views import blobs_kept, blobs_needed, expected_blob
+from epochal.state.documents import CheckpointRef
+from epochal.state.messages.requests import CheckpointReport, ResultCommitment
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Sha256
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused
 
 
 def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:

@@ -1,13 +1,13 @@
 """Checkpoints while rounds go on (`config.checkpoint_every`): who is asked, what proves them, what is kept."""
 
-from coordinator.machine.instructions import SegmentEnded, SweepBlobs
-from coordinator.machine.stimuli import CheckpointHeld, CheckpointReported, CoordinatorStarted, PauseRequested
-from coordinator.machine.views import blobs_needed, document_of
-from state.documents import CheckpointRef
-from state.messages import CheckpointReport
-from state.phases import RunState
-from state.wire import Sha256
-from tests.support.machine_driver import Driver, digest_of, in_round
+from epochal.coordinator.machine.instructions import SegmentEnded, SweepBlobs
+from epochal.coordinator.machine.stimuli import CheckpointHeld, CheckpointReported, CoordinatorStarted, PauseRequested
+from epochal.coordinator.machine.views import blobs_needed, document_of
+from epochal.state.documents import CheckpointRef
+from epochal.state.messages.requests import CheckpointReport
+from epochal.state.phases import RunState
+from epochal.state.wire import Sha256
+from tests.support.drive.machine_driver import Driver, digest_of, in_round
 
 COOLDOWN_S = 30.0
 

@@ -1,9 +1,9 @@
 """Cold starts: epochs that begin without a client that has trained since it joined."""
 
-from coordinator.machine import stimuli
-from coordinator.machine.views import document_of
-from state.phases import RunState
-from tests.support.machine_driver import Driver, client, in_round, in_warmup
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.views import document_of
+from epochal.state.phases import RunState
+from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup
 
 
 def lose(driver: Driver, *numbers: int) -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from coordinator.machine import stimuli
-from coordinator.machine.data_growth import ROUNDS_AHEAD
-from coordinator.machine.datasets import decided_by
-from state.errors import Refused
-from state.generations import DataAppend, DataGeneration, SizedDataset, generation_at
-from state.phases import RunState
-from tests.support.machine_driver import Driver, client, in_warmup, refused
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.data_growth import ROUNDS_AHEAD
+from epochal.coordinator.machine.datasets import decided_by
+from epochal.state.errors import Refused
+from epochal.state.generations import DataAppend, DataGeneration, SizedDataset, generation_at
+from epochal.state.phases import RunState
+from tests.support.drive.machine_driver import Driver, client, in_warmup, refused
 
 SMALL = SizedDataset("aa" * 32, 100, 2)
 LARGE = SizedDataset("bb" * 32, 150, 3)

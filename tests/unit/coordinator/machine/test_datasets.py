@@ -6,14 +6,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.machine import stimuli
-from coordinator.machine.datasets import MAX_DESCRIBED_DATASETS, datasets_of, decided_by, disagreement
-from state.datasets import DatasetDescription, DescribedFile
-from state.errors import Refused
-from state.messages import ReadyReport
-from state.phases import RunState
-from tests.support.machine_driver import Driver, client, in_round, in_warmup, refused
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.datasets import MAX_DESCRIBED_DATASETS, datasets_of, decided_by, disagreement
+from epochal.state.datasets import DatasetDescription, DescribedFile
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import ReadyReport
+from epochal.state.phases import RunState
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup, refused
 
 PINNED, OTHER = "ab" * 32, "cd" * 32
 THREE = {"config__init_min_clients": 3, "config__min_clients": 2}

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine.instructions import PhaseChanged
-from coordinator.machine.operator_stimuli import FinishRequested
-from coordinator.machine.situation import situation_of
-from coordinator.machine.stimuli import PauseRequested, ResumeRequested
-from coordinator.machine.views import document_of
-from state.errors import Refused
-from state.phases import RunState
-from state.waiting_words import waiting_words
-from tests.support.machine_driver import Driver, in_round, in_warmup, refused
-from tests.support.states import state_file
+from epochal.coordinator.machine.instructions import PhaseChanged
+from epochal.coordinator.machine.operator_stimuli import FinishRequested
+from epochal.coordinator.machine.situation import situation_of
+from epochal.coordinator.machine.stimuli import PauseRequested, ResumeRequested
+from epochal.coordinator.machine.views import document_of
+from epochal.state.errors import Refused
+from epochal.state.phases import RunState
+from epochal.state.shown.waiting_words import waiting_words
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, in_round, in_warmup, refused
 
 
 def finish(driver: Driver, after: int | None) -> None:

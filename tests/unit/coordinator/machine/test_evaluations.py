@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine import evaluations, stimuli
-from coordinator.machine.instructions import EvaluationRecorded
-from coordinator.machine.records import encode_record, encode_snapshot, replay
-from coordinator.machine.run import parse_snapshot, snapshot_bytes
-from coordinator.machine.views import document_of
-from coordinator.store.journal import Segment
-from state.evaluations import Evaluation, EvaluationReport, newest_evaluations
-from state.wire import Seed, document_digest
-from tests.support.machine_driver import Driver, digest_of, in_round, refused
+from epochal.coordinator.machine import evaluations, stimuli
+from epochal.coordinator.machine.instructions import EvaluationRecorded
+from epochal.coordinator.machine.journal_records import Segment
+from epochal.coordinator.machine.records import encode_record, encode_snapshot, replay
+from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.views import document_of
+from epochal.state.messages.evaluations import Evaluation, EvaluationReport, newest_evaluations
+from epochal.state.wire import Seed, document_digest
+from tests.support.drive.machine_driver import Driver, digest_of, in_round, refused
 
 DATA = digest_of("held-out data")
 

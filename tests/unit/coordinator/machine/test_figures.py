@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.machine import stimuli
-from coordinator.machine.figures import clients_of
-from coordinator.machine.history import History
-from coordinator.machine.instructions import OutcomeDecided
-from coordinator.machine.run import parse_snapshot, snapshot_bytes
-from state.data_metrics import DataMetrics
-from state.errors import StoreFailed
-from state.history import ClientFigures, RoundColumns, RoundDetail, RoundFigures, merged, thinned
-from state.intervals import BatchId
-from state.messages import FailureReport, ResultCommitment, ResultMetrics
-from state.wire import ClientId
-from tests.support.machine_driver import Driver, client, digest_of
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.figures import clients_of
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.instructions import OutcomeDecided
+from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
+from epochal.state.errors import StoreFailed
+from epochal.state.intervals import BatchId
+from epochal.state.messages.data_metrics import DataMetrics
+from epochal.state.messages.history import ClientFigures, RoundColumns, RoundDetail, RoundFigures, merged, thinned
+from epochal.state.messages.requests import FailureReport, ResultCommitment, ResultMetrics
+from epochal.state.wire import ClientId
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of
 
 METRICS = ResultMetrics(loss=3.0, tokens=48, train_s=1.25, data=DataMetrics(0.5, 0.25, 0.125))
 
@@ -151,7 +151,7 @@ def test_arrivals_survive_a_snapshot_in_the_middle_of_a_round() -> None:
 
 
 def test_newest_rounds_keep_their_clients_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.machine.history.MAX_DETAILED_ROUNDS", 3)
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_ROUNDS", 3)
     driver = in_round(1, 2)
     for _ in range(5):
         driver.play_round()
@@ -161,12 +161,12 @@ def test_newest_rounds_keep_their_clients_within_both_limits(monkeypatch: pytest
     assert history.detail(1) is None
     assert history.detail(3) == history.details[1]
     assert history.detail(5) is None
-    monkeypatch.setattr("coordinator.machine.history.MAX_DETAILED_CLIENTS", 3)
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_CLIENTS", 3)
     assert [detail.figures.number for detail in history_of(driver).details] == [4]
 
 
 def test_rows_are_merged_beyond_their_limit_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.machine.history.MAX_ROWS", 8)
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", 8)
     driver = in_round(1, 2)
     for _ in range(21):
         driver.play_round()

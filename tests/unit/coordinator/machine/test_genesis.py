@@ -1,14 +1,14 @@
 """The run's first checkpoint: the operator provides it before anybody trains; members only where they are trusted."""
 
-from coordinator.machine import stimuli
-from coordinator.machine.checkpointers import current_checkpointer
-from coordinator.machine.views import blobs_needed, document_of
-from state.documents import CheckpointRef
-from state.first_model import model_digest
-from state.messages import CheckpointReport
-from state.phases import RunState
-from tests.support.machine_driver import Driver, client, digest_of, in_warmup, refused
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.views import blobs_needed, document_of
+from epochal.state.documents import CheckpointRef
+from epochal.state.messages.requests import CheckpointReport
+from epochal.state.model.first_model import model_digest
+from epochal.state.phases import RunState
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of, in_warmup, refused
 
 SPEC = state_file().model.LLM.spec
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine import stimuli
-from coordinator.machine.handle import handle
-from coordinator.machine.run import Run, new_run
-from coordinator.machine.stimuli import Stamped
-from coordinator.machine.views import document_of
-from coordinator.publication import standing_of
-from state.codecs.named import SPOKEN
-from state.documents import CheckpointRef, RunDocument
-from state.messages import (
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.run import Run, new_run
+from epochal.coordinator.machine.stimuli import Stamped
+from epochal.coordinator.machine.views import document_of
+from epochal.coordinator.run.publication import standing_of
+from epochal.state.codecs.named import SPOKEN
+from epochal.state.documents import CheckpointRef, RunDocument
+from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
     CheckpointReport,
@@ -31,9 +31,9 @@ from state.messages import (
     ResultCommitment,
     ResultMetrics,
 )
-from state.phases import RunState
-from state.wire import ClientId, Seed, client_id_of, sha256_hex
-from tests.support.states import state_file
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Seed, client_id_of, sha256_hex
+from tests.support.data.states import state_file
 
 FEW, MANY = 100, 2_500
 MOST_TIMES_STEPS = 1.5

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine import stimuli
-from coordinator.machine.history import History
-from coordinator.machine.instructions import CheckpointRefused, MembershipChanged
-from coordinator.machine.member_book import OTHER, MemberBook, MemberRecord
-from state.data_metrics import DataMetrics
-from state.messages import CheckpointReport, FailureReport, ResultCommitment
-from state.round_times import ResultMetrics
-from tests.support.machine_driver import Driver, client, digest_of
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.instructions import CheckpointRefused, MembershipChanged
+from epochal.coordinator.machine.member_book import OTHER, MemberBook, MemberRecord
+from epochal.state.messages.data_metrics import DataMetrics
+from epochal.state.messages.requests import CheckpointReport, FailureReport, ResultCommitment
+from epochal.state.messages.round_times import ResultMetrics
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of
 
 METRICS = ResultMetrics(loss=3.0, tokens=48, train_s=1.25, data=DataMetrics(0.5, 0.25, 0.125))
 
@@ -141,7 +141,7 @@ def test_round_has_the_name_that_a_client_had_then() -> None:
 
 
 def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.machine.member_book.MAX_KNOWN_MEMBERS", 3)
+    monkeypatch.setattr("epochal.coordinator.machine.member_book.MAX_KNOWN_MEMBERS", 3)
     book = MemberBook([MemberRecord(client(number), name=f"LAB {number}") for number in (1, 2, 3)])
     for number in (1, 2, 3, 4):
         book.change(MembershipChanged(client(number), "joined", None, number))
@@ -154,7 +154,7 @@ def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_kinds_of_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.machine.member_book.MAX_REFUSAL_KINDS", 1)
+    monkeypatch.setattr("epochal.coordinator.machine.member_book.MAX_REFUSAL_KINDS", 1)
     driver = in_round(1)
     driver.play_round()
     history = History()

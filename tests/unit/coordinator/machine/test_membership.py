@@ -2,13 +2,13 @@
 
 import pytest
 
-from coordinator.machine import stimuli
-from coordinator.machine.instructions import MembershipChanged
-from state.errors import Refused
-from state.messages import ReadyReport
-from state.phases import RunState
-from tests.support.machine_driver import Driver, client, digest_of, in_round, in_warmup, refused
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.instructions import MembershipChanged
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import ReadyReport
+from epochal.state.phases import RunState
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup, refused
 
 
 def test_joining_during_a_round_changes_the_next_roster_only() -> None:

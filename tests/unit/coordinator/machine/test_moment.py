@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.machine import moment as moments
-from coordinator.machine.moment import data_map_of, moment_of, with_slowest
-from coordinator.machine.run import Suspect
-from coordinator.machine.views import document_of
-from state.datasets import DatasetDescription
-from state.generations import DataGeneration
-from state.history import DataMap
-from state.intervals import BatchId
-from tests.support.machine_driver import in_round
+from epochal.coordinator.machine import moment as moments
+from epochal.coordinator.machine.moment import data_map_of, moment_of, with_slowest
+from epochal.coordinator.machine.run import Suspect
+from epochal.coordinator.machine.views import document_of
+from epochal.state.datasets import DatasetDescription
+from epochal.state.generations import DataGeneration
+from epochal.state.intervals import BatchId
+from epochal.state.messages.history import DataMap
+from tests.support.drive.machine_driver import in_round
 
 UNDER_WAY = (BatchId(0, 11),)
 

@@ -1,8 +1,8 @@
 """Results for which the coordinator has no room: nobody is to blame for them, in that round."""
 
-from coordinator.machine import stimuli
-from state.messages import FailureReport, ResultCommitment
-from tests.support.machine_driver import METRICS, Driver, client, digest_of, in_round, refused
+from epochal.coordinator.machine import stimuli
+from epochal.state.messages.requests import FailureReport, ResultCommitment
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, refused
 
 
 def without_room(driver: Driver, number: int) -> None:

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from coordinator.machine.handle import handle
-from coordinator.machine.run import Run, config_json, new_run, parse_snapshot, snapshot_bytes
-from coordinator.machine.stimuli import NoticeRaised, NoticeSettled, Stamped, Stimulus
-from state.wire import Seed
-from tests.support.states import state_file
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.run import Run, config_json, new_run, parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled, Stamped, Stimulus
+from epochal.state.wire import Seed
+from tests.support.data.states import state_file
 
 PERIOD_S = 100.0
 SEED = Seed("00" * 32)

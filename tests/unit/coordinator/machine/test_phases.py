@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.machine import stimuli
-from coordinator.machine.handle import handle
-from coordinator.machine.instructions import SegmentEnded
-from coordinator.machine.phases import PHASES, TRANSITIONS, destination
-from coordinator.machine.transitions import FAIR_WARMUP_PART
-from state.errors import InternalError
-from state.phases import RunState
-from state.wire import Seed
-from tests.support.machine_driver import Driver, client, digest_of, in_round, in_warmup
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.instructions import SegmentEnded
+from epochal.coordinator.machine.phases import PHASES, TRANSITIONS, destination
+from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
+from epochal.state.errors import InternalError
+from epochal.state.phases import RunState
+from epochal.state.wire import Seed
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup
 
 
 def test_run_with_three_fast_clients_finishes_through_every_phase() -> None:

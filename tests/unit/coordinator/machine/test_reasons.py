@@ -1,12 +1,12 @@
 """Why a run left a phase, in the words that people read, and that it left it for just this."""
 
-from coordinator.machine import stimuli
-from coordinator.machine.instructions import PhaseChanged
-from state.intervals import total_batches
-from state.messages import Attestation, CheckpointReport, FailureReport
-from state.phases import RunState
-from tests.support.machine_driver import Driver, client, digest_of, in_round, in_warmup
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.instructions import PhaseChanged
+from epochal.state.intervals import total_batches
+from epochal.state.messages.requests import Attestation, CheckpointReport, FailureReport
+from epochal.state.phases import RunState
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup
 
 
 def reasons(driver: Driver) -> list[str]:

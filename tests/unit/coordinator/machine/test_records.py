@@ -4,22 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.machine import stimuli
-from coordinator.machine.handle import handle
-from coordinator.machine.records import (
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment
+from epochal.coordinator.machine.records import (
     ReplayDiffers,
     encode_record,
     encode_snapshot,
     replay,
     replay_tail,
 )
-from coordinator.machine.run import Run
-from coordinator.machine.stimuli import RULES_VERSION, Stamped
-from coordinator.machine.views import document_of
-from coordinator.store.journal import JournalRecord, Segment
-from state.errors import StoreFailed
-from state.wire import Seed, Sha256, document_digest
-from tests.support.machine_driver import client, digest_of, in_round
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.stimuli import RULES_VERSION, Stamped
+from epochal.coordinator.machine.views import document_of
+from epochal.state.errors import StoreFailed
+from epochal.state.wire import Seed, Sha256, document_digest
+from tests.support.drive.machine_driver import client, digest_of, in_round
 
 
 def published(run: Run, version: int) -> Sha256:

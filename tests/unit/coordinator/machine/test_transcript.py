@@ -2,10 +2,16 @@
 
 from typing import Any
 
-from coordinator.machine.instructions import Instruction, MembershipChanged, OperatorActed, OutcomeDecided, PhaseChanged
-from coordinator.machine.stimuli import Stimulus
-from tests.support.machine_driver import Driver
-from tests.support.states import state_file
+from epochal.coordinator.machine.instructions import (
+    Instruction,
+    MembershipChanged,
+    OperatorActed,
+    OutcomeDecided,
+    PhaseChanged,
+)
+from epochal.coordinator.machine.stimuli import Stimulus
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver
 
 
 class Scribe(Driver):

@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from coordinator.machine.membership import MAX_MEMBERS
-from coordinator.machine.run import Suspect
-from coordinator.machine.stimuli import CheckpointReported, ResultCommitted, ResultRejected
-from coordinator.machine.views import blobs_needed, document_of, expected_blob
-from state.documents import MAX_REASON_CHARS, MAX_RUN_DOCUMENT_BYTES
-from state.intervals import BatchId
-from state.messages import CheckpointReport, ResultCommitment
-from state.phases import RunState
-from state.wire import canonical_json, document_digest
-from tests.support.machine_driver import METRICS, client, digest_of, in_round, in_warmup
+from epochal.coordinator.machine.membership import MAX_MEMBERS
+from epochal.coordinator.machine.run import Suspect
+from epochal.coordinator.machine.stimuli import CheckpointReported, ResultCommitted, ResultRejected
+from epochal.coordinator.machine.views import blobs_needed, document_of, expected_blob
+from epochal.state.documents import MAX_REASON_CHARS, MAX_RUN_DOCUMENT_BYTES
+from epochal.state.intervals import BatchId
+from epochal.state.messages.requests import CheckpointReport, ResultCommitment
+from epochal.state.phases import RunState
+from epochal.state.wire import canonical_json, document_digest
+from tests.support.drive.machine_driver import METRICS, client, digest_of, in_round, in_warmup
 
 
 def test_document_stays_small_with_many_members() -> None:

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.machine import stimuli
-from coordinator.machine.run import Run
-from coordinator.machine.situation import situation_of
-from state.phases import RunState
-from state.waiting_words import Situation, speed_words, waiting_words, with_limit
-from tests.support.machine_driver import Driver, client
-from tests.support.states import state_file
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.situation import situation_of
+from epochal.state.phases import RunState
+from epochal.state.shown.waiting_words import Situation, speed_words, waiting_words, with_limit
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client
 
 
 def words(run: Run) -> str:

@@ -10,19 +10,19 @@ from typing import BinaryIO
 
 import pytest
 
-from coordinator.store.directory.arriving import (
+from epochal.coordinator.store.directory.arriving import (
     MAX_PIECE_BYTES,
     MIN_PIECE_BYTES,
     PIECES_BYTES,
     SYNC_BYTES,
     piece_bytes,
 )
-from coordinator.store.directory.blobs import DirectoryBlobs
-from runtime.durable_files import REAL_DISK, Disk
-from state.errors import StoreFailed
-from state.tensors import Buffer
-from state.wire import Sha256, sha256_hex
-from tests.support.stored_blobs import blob_bytes
+from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.runtime.files.durable_files import REAL_DISK, Disk
+from epochal.state.errors import StoreFailed
+from epochal.state.model.tensors import Buffer
+from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.stored_blobs import blob_bytes
 
 LARGE = bytes(SYNC_BYTES + 3 * MAX_PIECE_BYTES)
 DIGEST = Sha256(sha256_hex(LARGE))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import coordinator.store.directory.failures
-from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader
-from coordinator.store.journal import JournalRecord, Snapshot
-from state.errors import StoreBlocked, StoreFailed
-from state.wire import sha256_hex
-from tests.support.recording_disk import FailingDisk
-from tests.support.stored_blobs import blob_bytes
+import epochal.coordinator.store.directory.failures
+from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
+from epochal.coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader
+from epochal.state.errors import StoreBlocked, StoreFailed
+from epochal.state.wire import sha256_hex
+from tests.support.data.recording_disk import FailingDisk
+from tests.support.data.stored_blobs import blob_bytes
 
 MAX_BLOB_BYTES = 10_000_000
 BLOCKING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
@@ -22,7 +22,7 @@ BREAKING = (errno.EIO, errno.EROFS)
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator.store.directory.failures, "PASSING_S", 0.0)
+    monkeypatch.setattr(epochal.coordinator.store.directory.failures, "PASSING_S", 0.0)
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ async def test_segment_that_is_blocked_is_opened_later(
 async def test_what_passes_is_waited_for(
     tmp_path: Path, store: RunDirectory, failing: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator.store.directory.failures, "PASSING_S", 60.0)
-    monkeypatch.setattr(coordinator.store.directory.failures, "PASSING_PAUSE_S", 0.0)
+    monkeypatch.setattr(epochal.coordinator.store.directory.failures, "PASSING_S", 60.0)
+    monkeypatch.setattr(epochal.coordinator.store.directory.failures, "PASSING_PAUSE_S", 0.0)
     failing.sync_errno, attempts = errno.EMFILE, failing.disk.sync
 
     def sync(descriptor: int) -> None:

@@ -1,7 +1,7 @@
 """Uploads that were granted take room until they end: taken in, given up, too many of one client, or too late."""
 
-from coordinator.store.object_store.granted_puts import MAX_PUTS_PER_CLIENT, TAKEN_WITHIN_S, GrantedPuts
-from state.wire import ClientId
+from epochal.coordinator.store.object_store.granted_puts import MAX_PUTS_PER_CLIENT, TAKEN_WITHIN_S, GrantedPuts
+from epochal.state.wire import ClientId
 
 ONE, OTHER = ClientId("a" * 32), ClientId("b" * 32)
 

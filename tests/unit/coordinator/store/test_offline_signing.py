@@ -15,12 +15,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from coordinator.store.object_store.blobs import ObjectBlobs
-from coordinator.store.object_store.objects import SIGNED_FOR_S, Objects
-from state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs
-from state.wire import ClientId, Sha256, sha256_hex
+from epochal.coordinator.store.object_store.blobs import ObjectBlobs
+from epochal.coordinator.store.object_store.objects import SIGNED_FOR_S, Objects
+from epochal.state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs
+from epochal.state.wire import ClientId, Sha256, sha256_hex
+from tests.support.data.object_blobs import PREFIX, RUN_ID
 from tests.support.heavy import need_module
-from tests.support.object_blobs import PREFIX, RUN_ID
 
 GCS = GcsBlobs(bucket_name="tokens", folder="training")
 AZURE = AzureBlobs(account_name="account", container_name="tokens", folder="training")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store.journal import Snapshot
-from coordinator.store.open import open_store, open_store_reader, runs_in
-from state.errors import InvalidInput
+from epochal.coordinator.machine.journal_records import Snapshot
+from epochal.coordinator.store.open import open_store, open_store_reader, runs_in
+from epochal.state.errors import InvalidInput
 
 
 async def kept_run(url: str) -> None:

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-import coordinator.store.directory.failures
-from coordinator.store.directory import packs
-from coordinator.store.directory.blobs import BLOBS_FOLDER, DirectoryBlobs
-from runtime.durable_files import REAL_DISK, Disk
-from state.errors import Refused, StoreBlocked, StoreFailed
-from state.wire import Sha256, sha256_hex
-from tests.support.recording_disk import FailingDisk
-from tests.support.stored_blobs import blob_bytes
+import epochal.coordinator.store.directory.failures
+from epochal.coordinator.store.directory import packs
+from epochal.coordinator.store.directory.blobs import BLOBS_FOLDER, DirectoryBlobs
+from epochal.runtime.files.durable_files import REAL_DISK, Disk
+from epochal.state.errors import Refused, StoreBlocked, StoreFailed
+from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.recording_disk import FailingDisk
+from tests.support.data.stored_blobs import blob_bytes
 
 LIMIT = 10_000_000
 
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator.store.directory.failures, "PASSING_S", 0.0)
+    monkeypatch.setattr(epochal.coordinator.store.directory.failures, "PASSING_S", 0.0)
 
 
 def small(number: int) -> bytes:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store.directory.blobs import DirectoryBlobs
-from coordinator.store.directory.keys import DirectoryKeys
-from coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader
-from coordinator.store.journal import JournalRecord, Snapshot
-from runtime.durable_files import REAL_DISK, Disk
-from state.errors import StoreFailed
-from state.wire import sha256_hex
-from tests.support.recording_disk import RecordingDisk
+from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
+from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.directory.keys import DirectoryKeys
+from epochal.coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader
+from epochal.runtime.files.durable_files import REAL_DISK, Disk
+from epochal.state.errors import StoreFailed
+from epochal.state.wire import sha256_hex
+from tests.support.data.recording_disk import RecordingDisk
 
 MAX_BLOB_BYTES = 1_000
 
@@ -313,8 +313,8 @@ async def test_admin_file_that_holds_something_else_is_named(tmp_path: Path, kep
 APPEND_FOR_EVER = """
 import asyncio, sys
 from pathlib import Path
-from coordinator.store.directory.run_directory import RunDirectory
-from coordinator.store.journal import JournalRecord, Snapshot
+from epochal.coordinator.store.directory.run_directory import RunDirectory
+from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 
 async def main():
     store = await RunDirectory.open(Path(sys.argv[1]), 0)

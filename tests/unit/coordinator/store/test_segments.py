@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.store.directory.segments import MAGIC, encode_entry, encode_mark, parse_segment
-from state.errors import StoreFailed
+from epochal.coordinator.store.directory.segments import MAGIC, encode_entry, encode_mark, parse_segment
+from epochal.state.errors import StoreFailed
 
 BODIES = [b"snapshot", b"first", b"second", b"third"]
 

@@ -3,8 +3,8 @@
 import base64
 import hashlib
 
-from coordinator.store.object_store.signing import bound_put, signed_url
-from state.wire import sha256_hex
+from epochal.coordinator.store.object_store.signing import bound_put, signed_url
+from epochal.state.wire import sha256_hex
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 KEY = "AKIAIOSFODNN7EXAMPLE"

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.tracing import otlp
-from runtime.tracing.names import TracedRound, traceparent
-from runtime.tracing.otlp import endpoint_of, exported_spans
-from runtime.tracing.requests import requests_traced_by, traced_request
-from runtime.tracing.spans import RoundSpan
-from state.errors import InvalidInput
+from epochal.runtime.tracing import otlp
+from epochal.runtime.tracing.names import TracedRound, traceparent
+from epochal.runtime.tracing.otlp import endpoint_of, exported_spans
+from epochal.runtime.tracing.requests import requests_traced_by, traced_request
+from epochal.runtime.tracing.spans import RoundSpan
+from epochal.state.errors import InvalidInput
 from tests.support.heavy import need_module
-from tests.support.otlp_receiver import otlp_receiver
+from tests.support.servers.otlp_receiver import otlp_receiver
 
 ROUND = TracedRound("run", 7, 1)
 PINNED = "00-8f58c831815b339af5a572c75d93ef39-7d397c118f0f7fc4-01"

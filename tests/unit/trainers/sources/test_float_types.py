@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.sources.float_types import FloatType, float_type_of, from_float32, to_float32
+from epochal.trainers.sources.float_types import FloatType, float_type_of, from_float32, to_float32
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from state.config.model import LocalCheckpoint
-from state.errors import InternalError, InvalidInput
-from state.replica import Replica, checkpoint_bytes
-from tests.support.model_files import CONFIG, Arrays, safetensors_bytes, write_model
-from trainers.learner import Shapes
-from trainers.sources import reading
-from trainers.sources.local import local_source
-from trainers.sources.opening import open_source, parse_source
+from epochal.state.config.model import LocalCheckpoint
+from epochal.state.errors import InternalError, InvalidInput
+from epochal.state.model.replica import Replica, checkpoint_bytes
+from epochal.trainers.learner import Shapes
+from epochal.trainers.sources import reading
+from epochal.trainers.sources.local import local_source
+from epochal.trainers.sources.opening import open_source, parse_source
+from tests.support.models.model_files import CONFIG, Arrays, safetensors_bytes, write_model
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 B = np.array([0.5, -1.25], np.float32)
@@ -234,7 +234,7 @@ def test_tokenizer_files_are_those_that_are_there(tmp_path: Path) -> None:
 
 
 def test_checkpoint_that_names_no_source_is_the_callers_mistake() -> None:
-    from state.config.model import Ephemeral
+    from epochal.state.config.model import Ephemeral
 
     with pytest.raises(InternalError, match="names no source"):
         open_source(Ephemeral())

@@ -1,0 +1,1 @@
+"""Benchmarks of data: providers, servers, packing, preparation, and other loaders."""

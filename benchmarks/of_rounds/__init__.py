@@ -1,0 +1,1 @@
+"""Benchmarks of rounds: what they cost the coordinator and its members."""

@@ -1,0 +1,172 @@
+"""The exchange of results and checkpoints: seconds a round, memory of client and coordinator, and one blob over HTTP.
+
+Rounds are those of real processes whose trainer computes nothing, so that all their time is the exchange's: encoding,
+uploads, checks, downloads, merges and digests. A blob is measured beside nginx, which serves the same bytes, with a
+bare client, which does nothing with them.
+"""
+
+import asyncio
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.figures import Figure, median_ms
+from benchmarks.of_rounds.exchange_blobs import blob_figures
+from benchmarks.of_rounds.exchange_rounds import (
+    POLL_S,
+    Cell,
+    Measured,
+    Peak,
+    bytes_a_parameter,
+    hashed_bytes_of,
+    measured,
+)
+from benchmarks.plots import line_plot, value_plot
+
+MB = 1e6
+COUNTS = (2, 4, 8)
+CODECS = ("float32", "int8", "int4", "sparse")
+PUBLISHED = {"INTELLECT-1": 1.0, "Streaming DiLoCo": 0.5, "SparseLoCo": 0.0273}
+"""Bytes a parameter and synchronisation that others publish: arXiv 2412.01152, 2501.18512 and 2508.15706."""
+EARLIER_S = {(100, 2): 6.6, (50, 4): 13.3}
+"""Seconds a round before results were files and had codecs, with float32, by millions of parameters and clients."""
+FASTER = {"float32": 3, "int8": 6, "sparse": 15}
+"""How many times faster than those a codec is to be."""
+CELLS = (
+    *(Cell(millions, clients, "int4") for millions in (10, 50, 100) for clients in COUNTS),
+    *(Cell(10, clients, "float32") for clients in COUNTS),
+    *(Cell(50, clients, "float32", 2 if clients < 8 else 1) for clients in COUNTS),
+    *(Cell(100, clients, "float32", 2 if clients < 4 else 1) for clients in COUNTS),
+    *(Cell(millions, clients, codec) for codec in ("int8", "sparse") for millions, clients in EARLIER_S),
+    Cell(50, 1, "int4", 1, is_joined=True),
+    Cell(500, 2, "int4", 1, is_joined=True),
+)
+HASHED_BYTES = 64 * 1024 * 1024
+"""Size of the bytes by which the speed of SHA-256 is measured."""
+SMALL = (Cell(10, 2, "float32"), Cell(10, 2, "int4", is_joined=True))
+CLIENT_TARGET = "≤ 3.2 x M + 250 MB"
+COORDINATOR_TARGET = "≤ 250 MB"
+NOTES = (
+    "M is the size of the model's parameters in float32. Peaks are the largest of all clients': of resident memory, "
+    "which counts pages of mapped files while they are in memory (VmHWM), and of what is the process's own (RssAnon, "
+    f"looked at every {POLL_S:g} s). One of the parameters holds 97 % of the model. No trainer computes, so all the "
+    "time of a round is the exchange's; clients and coordinator share the machine, which limits what can overlap. "
+    "Differences are zeros, which take as many bytes as others. A client sends its result once a round, and receives "
+    "each other client's once. The baseline of a round with another codec is the same with float32, where that was "
+    "measured. Files lie in the temporary folder (`TMPDIR`): where those of a round are more than the system keeps "
+    "unwritten (usually a fifth of the memory), a round is as fast as the disk. A result counts when it is on the "
+    "coordinator's disk for good. Each result is hashed by its sender, the coordinator and every receiver, and each "
+    "client hashes its new replica, parameters and outer momentum: no round is faster than that on these cores.",
+)
+"""What the page says of the figures."""
+
+
+def _byte_figures() -> list[Figure]:
+    float32 = bytes_a_parameter("float32")
+    ours = [
+        Figure(f"a result: {codec}", bytes_a_parameter(codec), "bytes a parameter", "", float32, "float32", 4)
+        for codec in CODECS
+    ]
+    others = [
+        Figure(
+            f"a synchronisation: {name}", value, "bytes a parameter", "", float32, "float32; published, not measured", 4
+        )
+        for name, value in PUBLISHED.items()
+    ]
+    return [*ours, *others]
+
+
+def _cell_figures(cell: Cell, found: Measured | None, float32_s: float | None) -> list[Figure]:
+    if found is None:
+        reason = f"needs {cell.disk_bytes / 1e9:.0f} GB of disk"
+        return [Figure(f"a round: {cell.name}", None, "s", baseline_name=reason)]
+    earlier_s, faster = EARLIER_S.get((cell.millions, cell.clients)), FASTER.get(cell.codec)
+    target = f"≤ {earlier_s / faster:.2g} s" if earlier_s and faster else ""
+    baseline = (float32_s, "the same with float32") if float32_s else (None, "")
+    figures = [
+        Figure(f"a round: {cell.name}", found.round_s, "s", target, *baseline),
+        *([_hashing_figure(cell, found.round_s)] if target else []),
+        *_memory_figures(f"a client's peak: {cell.name}", found.client, CLIENT_TARGET, cell),
+        *_memory_figures(f"the coordinator's peak: {cell.name}", found.coordinator, COORDINATOR_TARGET, cell),
+    ]
+    start_mb, model_mb = found.start.total / MB, cell.model_bytes / MB
+    name = f"the coordinator, when it makes the first model: {cell.millions} M parameters"
+    figures.append(Figure(name, start_mb, "MB", COORDINATOR_TARGET, model_mb, "M", 1))
+    if found.copied_s is not None:
+        size = f"{2 * model_mb:,.0f} MB"
+        name = f"from a client's start to its first applied result: a checkpoint of {size}, {cell.name}"
+        figures.append(
+            Figure(name, found.joined_s, "s", "", found.copied_s, "a bare copy of its bytes over HTTP to a file")
+        )
+    return figures
+
+
+def _hashing_figure(cell: Cell, round_s: float) -> Figure:
+    hashed_bytes = hashed_bytes_of(cell)
+    name = f"of it the time to hash its {hashed_bytes / 1e9:.1f} GB on {os.cpu_count()} cores"
+    return Figure(name, hashed_bytes / _hash_bytes_per_s() / (os.cpu_count() or 1), "s", "", round_s, "the round")
+
+
+@functools.cache
+def _hash_bytes_per_s() -> float:
+    data = bytes(HASHED_BYTES)
+    return HASHED_BYTES / median_ms(lambda: hashlib.sha256(data)) * 1000
+
+
+def _memory_figures(name: str, peak: Peak, target: str, cell: Cell) -> list[Figure]:
+    model_mb = cell.model_bytes / MB
+    return [
+        Figure(name, peak.total / MB, "MB", target, model_mb, "M", 1),
+        Figure("of it its own, and of no mapped file", peak.anonymous / MB, "MB", "", model_mb, "M", 1),
+    ]
+
+
+def _plots(found: dict[Cell, Measured]) -> dict[str, str]:
+    sizes = {f"Epochal: {codec}": bytes_a_parameter(codec) for codec in CODECS} | PUBLISHED
+    lines: dict[str, list[tuple[float, float]]] = {}
+    memory: dict[str, list[tuple[float, float]]] = {}
+    for cell, one in found.items():
+        if cell.codec in ("float32", "int4") and cell.clients in COUNTS and not cell.is_joined:
+            name = f"{cell.codec}, {cell.millions} M"
+            lines.setdefault(name, []).append((cell.clients, one.round_s))
+            memory.setdefault(f"a client: {name}", []).append((cell.clients, one.client.total / MB))
+            memory.setdefault(f"coordinator: {name}", []).append((cell.clients, one.coordinator.total / MB))
+    return {
+        "exchange-bytes": value_plot(
+            sizes, "bytes a parameter and round that a client sends; it receives as many of each other"
+        ),
+        "exchange-rounds": line_plot(lines, "clients", "seconds a round"),
+        "exchange-memory": line_plot(memory, "clients", "peak memory (MB)"),
+    }
+
+
+def _measure(cells: Sequence[Cell], blob: Cell) -> tuple[list[Figure], dict[str, str]]:
+    figures = _byte_figures()
+    with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
+        figures += asyncio.run(blob_figures(Path(folder), blob.state))
+    found: dict[Cell, Measured] = {}
+    float32_s: dict[tuple[int, int], float] = {}
+    for cell in sorted(cells, key=lambda cell: cell.codec != "float32"):
+        one = measured(cell)
+        if one is not None:
+            found[cell] = one
+            if cell.codec == "float32":
+                float32_s[cell.millions, cell.clients] = one.round_s
+        base_s = None if cell.codec == "float32" else float32_s.get((cell.millions, cell.clients))
+        figures += _cell_figures(cell, one, base_s)
+        sys.stderr.write(f"measured: {cell.name}\n")
+    return figures, _plots(found)
+
+
+def measure() -> tuple[list[Figure], dict[str, str]]:
+    """Measure one blob, and rounds of every size with every number of clients: about a quarter of an hour."""
+    return _measure(CELLS, Cell(50, 2, "float32"))
+
+
+def measure_small() -> tuple[list[Figure], dict[str, str]]:
+    """Measure one smaller blob, and rounds of the smallest model with two clients: about a minute."""
+    return _measure(SMALL, Cell(10, 2, "float32"))

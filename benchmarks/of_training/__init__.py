@@ -1,0 +1,1 @@
+"""Benchmarks of training: quality, codecs, memory, and other systems."""

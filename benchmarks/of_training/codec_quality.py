@@ -1,0 +1,145 @@
+"""`python -m benchmarks codecs`: what clients learn whose results are smaller than float32, beside float32.
+
+The runs are those of `benchmarks/of_training/quality.py`, with results encoded and decoded as in a run. They are kept
+in `codec_results`; `python -m benchmarks.of_training.codec_quality` only makes those that are missing, as
+`benchmarks.of_training.quality` does.
+"""
+
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.figures import Figure
+from benchmarks.of_training import quality
+from benchmarks.of_training.quality import CLIENT_LRS, DIGITS, UNIT, Run, clients_setting, make_missing
+from benchmarks.of_training.quality_training import CLIENTS, Setting
+from benchmarks.plots import spread_plot
+from epochal.state.codecs.named import codec_named
+from epochal.state.model.tensors import TensorLayout
+
+KEPT = Path(__file__).parent / "codec_results"
+SEEDS = (0, 1)
+ROUND_STEPS = 30
+RATED_VALUES = 1 << 24
+"""Size of the tensor of which a codec's bytes a parameter are given."""
+
+NESTEROV, FREQUENT, RARE = (replace(clients_setting(steps), codec="float32") for steps in (ROUND_STEPS, 8, 100))
+"""The defaults of `[merge]` with float32 results, in rounds of 30, 8 and 100 local steps."""
+PLAIN = Setting(CLIENT_LRS[ROUND_STEPS], CLIENTS, ROUND_STEPS, outer_lr=1.0, outer_momentum=0.0)
+"""The mean of the clients' parameters."""
+SPARSE = replace(PLAIN, codec="sparse-64", error_feedback=True)
+SPARSE_NESTEROV = replace(NESTEROV, codec="sparse-64", error_feedback=True)
+DENSE = ("int8", "int4")
+SETTINGS = (
+    *(replace(NESTEROV, codec=codec) for codec in ("float32", *DENSE)),
+    replace(NESTEROV, codec="int4", error_feedback=True),
+    SPARSE_NESTEROV,
+    replace(SPARSE_NESTEROV, mean="senders"),
+    *(replace(FREQUENT, codec=codec) for codec in ("float32", *DENSE)),
+    *(replace(RARE, codec=codec) for codec in ("float32", "int4")),
+    *(replace(PLAIN, codec=codec) for codec in ("float32", *DENSE)),
+    replace(PLAIN, codec="int4", error_feedback=True),
+    *(replace(SPARSE, outer_lr=rate) for rate in (1.0, 2.0)),
+    replace(SPARSE, mean="senders"),
+)
+MORE_SEEDS = (*SEEDS, 2)
+NEAREST = (
+    *(replace(outer, codec=codec) for outer in (NESTEROV, FREQUENT, RARE) for codec in ("float32", "int4")),
+    replace(NESTEROV, codec="int8"),
+)
+"""Settings with `MORE_SEEDS`."""
+
+
+NOTES = (
+    f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
+    f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third for float32 "
+    "and the two codecs that come nearest to it, and a single one for dense codecs without outer momentum, far worse. "
+    "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`).",
+)
+"""What the page says of the figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setting, with its seeds."""
+
+    setting: Setting
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs; those that the quality bench has or makes are not made again."""
+        known = quality.planned()
+        runs = [Run(self.setting, seed) for seed in self.seeds]
+        return [run if run in known or run.kept() is not None else replace(run, folder=KEPT) for run in runs]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """One for dense codecs without outer momentum, which are far worse; one more for the best two codecs."""
+        if self.setting.outer_momentum == 0 and not self.setting.codec.startswith("sparse"):
+            return SEEDS[:1]
+        return MORE_SEEDS if self.setting in NEAREST else SEEDS
+
+    @property
+    def losses(self) -> list[float]:
+        """The final held-out losses."""
+        return [run.result().loss for run in self.runs]
+
+
+def planned() -> list[Run]:
+    """Return every run, seed by seed."""
+    runs = [run for setting in SETTINGS for run in Row(setting).runs]
+    return sorted(runs, key=lambda run: run.seed)
+
+
+def bytes_a_parameter(codec: str) -> float:
+    """Return the size of a large tensor's values in a result, for each of them."""
+    return codec_named(codec).encoded(TensorLayout((("w", (RATED_VALUES,)),))).size_bytes / RATED_VALUES
+
+
+def measure() -> list[Figure]:
+    """Return the final held-out losses, the mean of the seeds."""
+    return [_figure(setting) for setting in SETTINGS]
+
+
+def plots() -> dict[str, str]:
+    """Return the plot of the page: each codec's losses beside those of float32, seed by seed."""
+    ratios = {}
+    for setting in SETTINGS:
+        if len(Row(setting).seeds) > 1 and setting.codec != "float32":
+            row = Row(setting)
+            pairs = zip(row.losses, _beside(setting).losses, strict=False)
+            ratios[_short_name(setting)] = [loss / exact for loss, exact in pairs]
+    return {"codecs-seeds": spread_plot(ratios, "final held-out loss ÷ that of float32, each seed")}
+
+
+def _beside(setting: Setting) -> Row:
+    """Return float32 with the defaults and rounds of the same length."""
+    return Row(next(one for one in (NESTEROV, FREQUENT, RARE) if one.local_steps == setting.local_steps))
+
+
+def _figure(setting: Setting) -> Figure:
+    row, default = Row(setting), _beside(setting)
+    exact = default.losses[: len(row.seeds)]
+    beside = f"float32 with the defaults, the same seeds; seed by seed {_shown(row.losses)}"
+    if setting.outer_momentum == 0:
+        beside += f"; float32 without momentum, one seed: {_shown(Row(PLAIN).losses)}"
+    return Figure(_name(setting), statistics.fmean(row.losses), UNIT, "", statistics.fmean(exact), beside, DIGITS)
+
+
+def _name(setting: Setting) -> str:
+    return f"{_short_name(setting)}, {bytes_a_parameter(setting.codec):.4g} bytes a parameter"
+
+
+def _short_name(setting: Setting) -> str:
+    feedback = ", error feedback" if setting.error_feedback else ""
+    mean = f", mean over {setting.mean}" if setting.codec.startswith("sparse") else ""
+    outer = f", outer {setting.outer_lr:g} / {setting.outer_momentum:g}"
+    return f"H = {setting.local_steps}: {setting.codec}{feedback}{mean}{outer}"
+
+
+def _shown(losses: list[float]) -> str:
+    return ", ".join(f"{loss:.4f}" for loss in losses)
+
+
+if __name__ == "__main__":
+    make_missing(planned())

@@ -1,0 +1,218 @@
+"""One run of the quality bench: K trainers and the merge of a real run, without the wire between them.
+
+A checkpoint carries float32 values as they are, and a result those that its codec leaves: each is encoded and decoded
+here as in a run, so the wire changes nothing in what is learned.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from benchmarks.of_training.quality_text import LENGTH, Rows, Text
+from epochal.batching.micro_batches import Example
+from epochal.batching.round_plan import RoundPlan, plan_round
+from epochal.data_providers.protocol import TokenBatch
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.codecs.feedback import encode_with_feedback
+from epochal.state.codecs.named import FLOAT32, codec_named
+from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.config.model import AdamW, Architecture, Cosine, ModelSpec
+from epochal.state.errors import EpochalError
+from epochal.state.intervals import BatchId
+from epochal.state.merging import Contribution, OuterStep, merge
+from epochal.state.model.replica import Replica, first_replica
+from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.state.results import Difference
+from epochal.state.schedule import InnerSchedule
+from epochal.trainers.architectures import open_model
+from epochal.trainers.learner import Learner, Model
+from epochal.trainers.learner_trainer import LearnerTrainer
+
+CLIENTS = 4
+CLIENT_ROWS = 1
+"""Samples of a client's local step; one machine's step has `CLIENTS` times as many."""
+LOCAL_STEPS = 4800
+"""Local steps of a run, of each of its machines: a multiple of every number of local steps in a round."""
+WARMUP_STEPS = 200
+FINAL_SHARE = 0.1
+"""The learning rate at the end, as a share of the base."""
+CURVE_STEPS = 400
+CURVE_SEQUENCES = 256
+EVALUATED_AT_ONCE = 64
+FEEDBACK_DECAY = 0.95
+OPTIMIZER = AdamW(betas=(0.9, 0.95), weight_decay=0.1, eps=1e-8, clip_grad_norm=1.0)
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": LENGTH,
+    "tie_word_embeddings": True,
+}
+"""A Llama of 0.25 M parameters."""
+WORKLOAD: dict[str, Any] = {
+    "rows": CLIENTS * CLIENT_ROWS,
+    "length": LENGTH,
+    "steps": LOCAL_STEPS,
+    "warmup": WARMUP_STEPS,
+    "final": FINAL_SHARE,
+    "optimizer": OPTIMIZER.model_dump(mode="json"),
+    "config": CONFIG,
+}
+"""What all runs have in common. Results of another workload are not comparable."""
+TOKENS = CLIENTS * CLIENT_ROWS * LENGTH * LOCAL_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to train on the same tokens.
+
+    Attributes:
+        clients: 1 is one machine, whose local step has the samples of all clients' together.
+        local_steps: of a round.
+        codec: name of the codec of results.
+        error_feedback: whether a client adds what its codec left out to its next difference.
+        mean: over all clients' differences, or for each element over those that sent it.
+    """
+
+    base_lr: float
+    clients: int = 1
+    local_steps: int = 100
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+    inner_state: Literal["keep", "reset"] = "keep"
+    codec: str = FLOAT32.name
+    error_feedback: bool = False
+    mean: Literal["all", "senders"] = "all"
+
+    def __post_init__(self) -> None:
+        if CLIENTS * CLIENT_ROWS % self.clients or LOCAL_STEPS % self.local_steps:
+            raise EpochalError(
+                f"{self.clients} clients and {self.local_steps} local steps a round do not divide a run of "
+                f"{LOCAL_STEPS} steps of {CLIENTS * CLIENT_ROWS} samples"
+            )
+
+    @property
+    def client_rows(self) -> int:
+        """Samples of one client's local step."""
+        return CLIENTS * CLIENT_ROWS // self.clients
+
+    @property
+    def name(self) -> str:
+        """A name that no other setting has. Float32 results have none of their own: they were there before codecs."""
+        values = [f"{value}" for value in asdict(self).values()]
+        codec, _, mean = values[-3:]
+        feedback = ["feedback"] if self.error_feedback else []
+        return "-".join(values[:-3] if self.codec == FLOAT32.name else [*values[:-3], codec, *feedback, mean])
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The outcome of a run: held-out losses in nats per byte.
+
+    Attributes:
+        loss: at the end, of all held-out samples.
+        curve: (tokens trained on, the loss of the first `CURVE_SEQUENCES` held-out samples).
+    """
+
+    loss: float
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+
+class Client:
+    """One of the clients: a trainer, and what its codec has left out so far."""
+
+    def __init__(self, setting: Setting, model: Model) -> None:
+        self._trainer = LearnerTrainer(model, OPTIMIZER, setting.inner_state == "keep", InlineWorker(), "torch")
+        self._codec = codec_named(setting.codec)
+        self._residuals: Tensors | None = {} if setting.error_feedback else None
+
+    async def difference(self, plan: RoundPlan, replica: Replica, rows: Rows) -> Difference:
+        """Return the client's difference of a round as the others receive it."""
+        trained = await self._trainer.train(plan, replica.parameters, _arriving(rows))
+        self._trainer.commit_inner_state()
+        return {name: self._sent(name, values) for name, values in trained.difference.items()}
+
+    def _sent(self, name: str, values: Float32Array) -> Float32Array | EncodedTensor:
+        if self._residuals is None:
+            block = self._codec.encode(values)
+        else:
+            residual = self._residuals.get(name)
+            block, self._residuals[name] = encode_with_feedback(self._codec, values, residual, FEEDBACK_DECAY)
+        return values if self._codec is FLOAT32 else EncodedTensor(self._codec, values.shape, block)
+
+
+def train(setting: Setting, seed: int, text: Text) -> Trained:
+    """Train in this setting. The seed determines initial parameters and the samples' order."""
+    return asyncio.run(_trained(setting, seed, text))
+
+
+async def _trained(setting: Setting, seed: int, text: Text) -> Trained:
+    from epochal.trainers.torch.options import TorchOptions
+
+    spec = ModelSpec(architecture=Architecture.HF_LLAMA, hf=CONFIG)
+    model = open_model(spec, options=TorchOptions(device="cpu"))
+    clients = [Client(setting, model) for _ in range(setting.clients)]
+    replica = first_replica(0, model.initial_parameters(seed.to_bytes(32, "big")))
+    order = np.random.default_rng(seed).permutation(len(text.training))
+    curve: list[tuple[int, float]] = []
+    for step in range(1, LOCAL_STEPS // setting.local_steps + 1):
+        replica = await _round(setting, clients, replica, text.training[order[_indices(setting, step)]])
+        before, after = ((number * setting.local_steps) // CURVE_STEPS for number in (step - 1, step))
+        if after > before:
+            share = step * setting.local_steps / LOCAL_STEPS
+            curve.append((round(TOKENS * share), held_out_loss(model, replica, text.held_out[:CURVE_SEQUENCES])))
+    return Trained(held_out_loss(model, replica, text.held_out), curve)
+
+
+def _indices(setting: Setting, step: int) -> slice:
+    """Return the round's data indices. Every setting passes over the same ones once."""
+    count = CLIENTS * CLIENT_ROWS * setting.local_steps
+    return slice((step - 1) * count, step * count)
+
+
+async def _round(setting: Setting, clients: list[Client], replica: Replica, rows: Rows) -> Replica:
+    """Return the replica after a round, in which each client has an equal part of the samples."""
+    schedule = InnerSchedule(_schedule(setting.base_lr), setting.local_steps)
+    part = setting.client_rows * setting.local_steps
+    contributions = []
+    for number, client in enumerate(clients):
+        own = BatchId(number * part, (number + 1) * part - 1)
+        plan = plan_round(replica.step + 1, (own,), 1, schedule)
+        contributions.append(Contribution(part, await client.difference(plan, replica, rows[own.start : own.end + 1])))
+    return merge(replica, contributions, OuterStep(setting.outer_lr, setting.outer_momentum, setting.mean))
+
+
+def _schedule(base_lr: float) -> Cosine:
+    return Cosine(
+        base_lr=base_lr,
+        warmup_init_lr=0.0,
+        warmup_steps=WARMUP_STEPS,
+        total_steps=LOCAL_STEPS,
+        final_lr=FINAL_SHARE * base_lr,
+    )
+
+
+async def _arriving(rows: Rows) -> AsyncIterator[TokenBatch]:
+    yield TokenBatch.fixed_length(rows.reshape(-1), LENGTH)
+
+
+def held_out_loss(model: Model, replica: Replica, rows: Rows) -> float:
+    """Return the replica's mean loss in nats per predicted byte."""
+    learner: Learner = model.learner()
+    learner.load(replica.parameters)
+    nats, count = 0.0, 0
+    for start in range(0, len(rows), EVALUATED_AT_ONCE):
+        loss = learner.evaluate([Example(row) for row in rows[start : start + EVALUATED_AT_ONCE]])
+        nats += float(loss.nats)
+        count += loss.token_count
+    if not math.isfinite(nats):
+        raise EpochalError(f"the held-out loss is {nats}")
+    return nats / count

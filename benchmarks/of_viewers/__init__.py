@@ -1,0 +1,1 @@
+"""Benchmarks of a run's viewers."""

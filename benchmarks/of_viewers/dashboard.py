@@ -1,0 +1,131 @@
+"""The run's page in a real browser, over a run of 10,000 rounds: its first paint, what is sent for it, and the slider.
+
+The run is played by the machine alone (`benchmarks/of_viewers/history.py`), then served from its directory as any
+other.
+"""
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.figures import Figure
+from benchmarks.of_viewers.history import played, state_of
+from epochal.coordinator.serve import ServeOptions, serving
+from epochal.runtime.http.server import Endpoint
+from tests.support.browser.browser import ARGUMENTS, opened
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+ROUNDS = 10_000
+LOADS = 9
+JUMPS = 60
+STRIDE = 7919
+"""Between two jumps, in versions: they lie all over the journal."""
+
+PAINTED_WHOLE, PAINTED_TARGET = "first paint of the page with the run's figures, median", "≤ 0.5"
+SENT, SENT_TARGET = "sent for the page, with its charts and their data", "≤ 150"
+JUMPED, JUMPED_TARGET = "the slider's jump to any of {:,} rounds until it is painted, worst", "≤ 0.5"
+
+WATCH = """
+new MutationObserver((changes, observer) => {
+    if (!document.querySelector('[data-figure="step"]')?.textContent.includes("done")) return;
+    observer.disconnect();
+    requestAnimationFrame(() => setTimeout(() => { window.shownMs = performance.now(); }));
+}).observe(document, { childList: true, subtree: true, characterData: true });
+"""
+"""Notes the time at which the run's figures were painted."""
+WHOLE = """async () => {
+    const isWhole = () => window.shownMs && document.querySelector(".chart canvas") &&
+        document.querySelector(".map p").textContent;
+    while (!isWhole()) await new Promise(requestAnimationFrame);
+}"""
+"""Waits for the figures, the charts and the map. (The page's policy forbids `wait_for_function`, which calls eval.)"""
+PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+JUMP = """async (version) => {
+    const input = document.querySelector("#timeline input"), what = document.querySelector("#timeline .what");
+    const began = performance.now();
+    input.value = version;
+    input.dispatchEvent(new Event("input"));
+    input.dispatchEvent(new Event("change"));
+    const wanted = `Version ${version.toLocaleString("en")},`;
+    while (!(what.textContent.startsWith(wanted) && what.textContent.includes("as it was at"))) {
+        await new Promise(requestAnimationFrame);
+    }
+    for (let frame = 0; frame < 2; frame += 1) {  // of the figures, and of the charts
+        await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+    }
+    return performance.now() - began;
+}"""
+"""Moves the slider, and returns how long it takes until the run as it was is painted."""
+
+
+async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
+    """Return the figures; without a browser, those with a target, which say so."""
+    program = shutil.which("chromium")
+    wanted = (
+        (PAINTED_WHOLE, "s", PAINTED_TARGET),
+        (SENT, "KB", SENT_TARGET),
+        (JUMPED.format(rounds), "s", JUMPED_TARGET),
+    )
+    if program is None or find_spec("playwright") is None:
+        missing = "chromium is not installed" if program is None else "playwright is not installed"
+        return [Figure(name, None, unit, target, None, missing) for name, unit, target in wanted]
+    from playwright.async_api import async_playwright
+
+    await played(folder / "run", rounds)
+    async with serving(state_of(rounds), ServeOptions(str(folder / "run"), Endpoint(port=0))) as running:
+        await running.handlers.service.history.is_read.wait()
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+            try:
+                return [*await _loads(browser, running.url), *await _jumps(browser, running.url, rounds)]
+            finally:
+                await browser.close()
+
+
+async def _loads(browser: "Browser", url: str) -> list[Figure]:
+    painted, shown, sizes = list[float](), list[float](), list[int]()
+    for _ in range(LOADS):
+        async with opened(browser) as (page, _):
+            sent = await _sent_bytes(page)
+            await page.add_init_script(WATCH)
+            await page.goto(url)
+            await page.evaluate(WHOLE)
+            shown.append(await page.evaluate("window.shownMs"))
+            painted.append(await page.evaluate(PAINTED))
+            sizes.append(sum(sent))
+    return [
+        Figure("first paint of the page, median", median(painted) / 1000, "s"),
+        Figure(PAINTED_WHOLE, median(shown) / 1000, "s", PAINTED_TARGET),
+        Figure("first paint of the page with the run's figures, worst", max(shown) / 1000, "s"),
+        Figure(SENT, max(sizes) / 1000, "KB", SENT_TARGET, digits=0),
+    ]
+
+
+async def _sent_bytes(page: "Page") -> list[int]:
+    """Return a list that grows by the size of each piece of an answer, headers included, as it went over the wire."""
+    sent = list[int]()
+    network = await page.context.new_cdp_session(page)
+
+    def received(event: Any) -> None:
+        sent.append(event["encodedDataLength"])
+
+    network.on("Network.responseReceived", lambda event: sent.append(event["response"]["encodedDataLength"]))
+    network.on("Network.dataReceived", received)
+    await network.send("Network.enable")
+    return sent
+
+
+async def _jumps(browser: "Browser", url: str, rounds: int) -> list[Figure]:
+    async with opened(browser) as (page, _):
+        await page.goto(url)
+        await page.locator(".chart canvas").first.wait_for()
+        last = int(await page.locator("#timeline input").get_attribute("max") or 0)
+        times = [await page.evaluate(JUMP, number * STRIDE % last) for number in range(1, JUMPS + 1)]
+    return [
+        Figure(f"the slider's jump to any of {rounds:,} rounds until it is painted, median", median(times) / 1000, "s"),
+        Figure(JUMPED.format(rounds), max(times) / 1000, "s", JUMPED_TARGET),
+    ]

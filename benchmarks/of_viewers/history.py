@@ -1,0 +1,260 @@
+"""A run's history: reading it from a long journal, looking back at any version, and telling a thousand viewers.
+
+The run has three clients that do no arithmetic; the machine plays it alone, into a run directory.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+from benchmarks.figures import Figure
+from epochal.coordinator.insight.run_history import RunHistory, read_history
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.instructions import Instruction, SegmentEnded
+from epochal.coordinator.machine.journal_records import Segment, Snapshot
+from epochal.coordinator.machine.run import new_run
+from epochal.coordinator.machine.stimuli import Stamped, Stimulus
+from epochal.coordinator.machine.views import blobs_kept
+from epochal.coordinator.run.opening import signing_key_of
+from epochal.coordinator.run.run_journal import RunJournal
+from epochal.coordinator.store.blobs import BlobStore
+from epochal.coordinator.store.directory.journal_files import segment_file
+from epochal.coordinator.store.directory.run_directory import RunDirectory
+from epochal.coordinator.store.directory.segments import encode_mark, encode_segment
+from epochal.coordinator.store.memory import MemoryJournal
+from epochal.coordinator.store.open import open_store_reader
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.codecs.named import SPOKEN
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import CheckpointRef
+from epochal.state.messages.requests import (
+    Attestation,
+    Capabilities,
+    CheckpointReport,
+    ReadyReport,
+    ResultCommitment,
+    ResultMetrics,
+)
+from epochal.state.model.replica import Replica, checkpoint_bytes
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
+from tests.support.data.states import state_file
+
+CLIENTS = 3
+ROUNDS = 10_000
+MANY_ROUNDS = 100_000
+EPOCH_S = 8
+"""Time of an epoch: of some hundred rounds, each of whose stimuli takes a hundredth of a second."""
+LOOKS = 40
+STRIDE = 7919
+"""Between two looks, in versions: they lie all over the journal."""
+MAX_BLOB_BYTES = 1 << 30
+RESULT_BYTES = 1_000
+MAX_CONTENTS = 8_192
+"""Number of blobs that are kept: more than two epochs have, which a run needs."""
+
+T = TypeVar("T")
+
+
+class Player:
+    """Plays a run by the machine alone, and keeps each stimulus in a journal."""
+
+    def __init__(self, journal: RunJournal) -> None:
+        self._journal = journal
+        self._now_s = journal.run.now_s
+        self._keys = {client_id_of(bytes([number]) * 32): bytes([number]) * 32 for number in range(CLIENTS)}
+        self._count = 0
+        self._contents: dict[Sha256, bytes] = {}
+        """The blobs that were announced last, by digest. None is what it should be: nobody reads them."""
+
+    def _announced(self, content: bytes) -> Sha256:
+        """Return the digest of a new blob."""
+        digest = sha256_hex(content)
+        self._contents[digest] = content
+        if len(self._contents) > MAX_CONTENTS:
+            del self._contents[next(iter(self._contents))]
+        return digest
+
+    async def keep_blobs(self, blobs: BlobStore) -> None:
+        """Keep the blobs that the run needs, so that a coordinator serves it."""
+        for blob in blobs_kept(self._journal.run):
+            await blobs.keep(blob.sha256, self._contents[blob.sha256])
+
+    async def send(self, stimulus: Stimulus) -> tuple[Instruction, ...]:
+        """Keep what the machine makes of a stimulus."""
+        self._now_s += 0.01
+        self._count += 1
+        stamped = Stamped(stimulus, self._now_s, Seed(sha256_hex(b"%d" % self._count)))
+        run, instructions = handle(self._journal.run, stamped)
+        if run is not self._journal.run:
+            ended = any(isinstance(one, SegmentEnded) for one in instructions)
+            await self._journal.append(run, (stamped,), ends_segment=ended)
+            await self._journal.open_due_segment()
+        return instructions
+
+    async def begin(self) -> None:
+        """Play until the members have joined."""
+        await self.send(stimuli.CoordinatorStarted())
+        spec, first = self._journal.run.state_file.model.LLM.spec, _checkpoint(0)
+        digest = self._announced(first)
+        await self.send(stimuli.GenesisProvided(CheckpointRef(0, digest, len(first), _digest(1)), spec))
+        for client_id, key in self._keys.items():
+            joined = stimuli.ClientJoined(client_id, key.hex(), Capabilities(codecs=SPOKEN), key.hex(), 1e12)
+            await self.send(joined)
+
+    async def go_on(self) -> None:
+        """Play until the next round: the checkpoint of an epoch that ends, and the beginning of the next."""
+        while (phase := self._journal.run.phase) is not RunState.ROUND_TRAIN:
+            step = self._journal.run.replica_step
+            if phase is RunState.WARMUP:
+                report = ReadyReport(step, _digest(step + 1), "data")
+                for client_id in self._keys:
+                    await self.send(stimuli.ClientBecameReady(client_id, report))
+            elif phase is RunState.COOLDOWN:
+                await self._make_checkpoint(step, _digest(step + 1))
+            else:
+                self._now_s += 1
+                await self.send(stimuli.Ticked())
+
+    async def _make_checkpoint(self, step: int, digest: Sha256) -> None:
+        writer = current_checkpointer(self._journal.run)
+        assert writer is not None
+        content = _checkpoint(step)
+        blob, size = self._announced(content), len(content)
+        await self.send(stimuli.CheckpointReported(writer, CheckpointReport(step, digest, blob, size)))
+        await self.send(stimuli.CheckpointHeld(writer, CheckpointRef(step, blob, size, digest)))
+        for client_id in self._keys:
+            if self._journal.run.checkpointing is not None and client_id != writer:
+                await self.send(stimuli.CheckpointReported(client_id, CheckpointReport(step, digest, None, 0)))
+
+    async def play_round(self) -> None:
+        """Play the next round."""
+        await self.go_on()
+        current = self._journal.run.round
+        assert current is not None, self._journal.run.reason
+        digest = _digest(current.step)
+        for client_id, batches in current.plan.assignments.items():
+            if batches:
+                await self._deliver(client_id, current.step, current.attempt, digest)
+        for witness in current.plan.witnesses:
+            now = self._journal.run.round
+            if now is not None and now.step == current.step:
+                attested = Attestation(current.step, current.attempt, digest, f"{now.verified_bits or 0:x}")
+                await self.send(stimuli.AttestationReceived(witness, attested))
+
+    async def _deliver(self, client_id: ClientId, step: int, attempt: int, digest: Sha256) -> None:
+        content = f"{client_id} {step} {attempt}".encode().ljust(RESULT_BYTES)
+        result = self._announced(content)
+        metrics = ResultMetrics(loss=5 / (1 + step / 100), tokens=64, train_s=0.01)
+        report = ResultCommitment(step, attempt, result, RESULT_BYTES, metrics)
+        await self.send(stimuli.ResultCommitted(client_id, report))
+        await self.send(stimuli.ResultVerified(client_id, step, attempt, result, digest, 1.0))
+
+
+class _WrittenJournal(MemoryJournal):
+    """A journal of which each segment is written to a run directory as a whole: one that syncs each record is slow."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    async def open_segment(self, snapshot: Snapshot) -> None:
+        await super().open_segment(snapshot)
+        for segment in self.segments[:-1]:
+            self._write(segment, encode_mark(segment.number + 1))
+        self.segments = self.segments[-1:]
+
+    def write_last(self) -> None:
+        """Write the segment that is appended to."""
+        self._write(self.segments[-1], b"")
+
+    def _write(self, segment: Segment, mark: bytes) -> None:
+        (self._folder / segment_file(segment.number)).write_bytes(encode_segment(segment) + mark)
+
+
+def _checkpoint(step: int) -> bytes:
+    """Return a checkpoint of the smallest kind, which a coordinator can read."""
+    weights = {"w": np.zeros(1, np.float32)}
+    return checkpoint_bytes(Replica(step, weights, weights))
+
+
+def _digest(step: int) -> Sha256:
+    return sha256_hex(b"replica %d" % step)
+
+
+def state_of(rounds: int) -> StateFile:
+    """Return the state file of a run of so many rounds."""
+    return state_file(
+        config__total_steps=10 * rounds,
+        config__epoch_time=EPOCH_S,
+        config__warmup_time=7,
+        config__max_round_train_time=7,
+        config__min_clients=1,
+    )
+
+
+async def played(folder: Path, rounds: int) -> None:
+    """Play a run of so many rounds into a run directory, which a coordinator can serve."""
+    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
+    key = await signing_key_of(store, anew=False)
+    journal = _WrittenJournal(folder)
+    run = new_run(state_of(rounds), lineage="ab" * 16, coordinator_key=key.public_key_hex, now_s=1000.0)
+    player = Player(await RunJournal.begin(journal, run))
+    await player.begin()
+    for _ in range(rounds):
+        await player.play_round()
+    journal.write_last()
+    await player.keep_blobs(store.blobs)
+    await store.aclose()
+
+
+async def measure_long(folder: Path) -> list[Figure]:
+    """Return the figures of a history of so many rounds that a start does not read all of their journal."""
+    return await measure(folder, MANY_ROUNDS)
+
+
+async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
+    """Return the figures of a history of this many rounds."""
+    folder /= "run"
+    await played(folder, rounds)
+    offline = open_store_reader(str(folder)).journal
+    whole_s, found = await _timed(read_history(offline))
+    assert found.history.next == rounds
+    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
+    try:
+        first = RunHistory(store.journal, InlineWorker())
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(first.run())
+            await first.was_kept.wait()
+            reading.cancel()
+        kept_s, again = await _timed(read_history(store.journal))
+        assert again.history.rows == found.history.rows
+        times = await _looks(first, found.history.rows[-1].version)
+        kept = await store.journal.kept_history()
+    finally:
+        await store.aclose()
+    return [
+        Figure(f"reading the history of {rounds:,} rounds from their journal", whole_s, "s"),
+        Figure(f"the same when it is kept beside the journal, as at a start, {rounds:,} rounds", kept_s, "s"),
+        Figure(f"a look back at any version of {rounds:,} rounds, median", median(times), "s"),
+        Figure(f"a look back at any version of {rounds:,} rounds, longest", max(times), "s", "≤ 0.5"),
+        Figure(f"the history as it is kept, {rounds:,} rounds", len(kept or b"") / 1e6, "MB"),
+    ]
+
+
+async def _looks(history: RunHistory, last: int) -> list[float]:
+    """Return the seconds of looks back at versions all over a journal."""
+    return [(await _timed(history.moment(number * STRIDE % last, last)))[0] for number in range(LOOKS)]
+
+
+async def _timed(work: Awaitable[T]) -> tuple[float, T]:
+    start_s = time.perf_counter()
+    found = await work
+    return time.perf_counter() - start_s, found

@@ -1,0 +1,1 @@
+"""The way of a result or checkpoint: announced, its bytes held, checked, counted."""

@@ -1,0 +1,69 @@
+"""Downloads of blobs by members and the operator: bounded in number, for each and for all.
+
+A member's downloads end with its membership.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from epochal.coordinator.auth.admin import OPERATOR
+from epochal.coordinator.blobs.transfers import PlaceCounts, Places, Transfer
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.runtime.http.server import MIN_READ_BYTES_PER_S
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId
+
+MAX_DOWNLOADS = 512
+"""Maximum number of blobs sent at a time; each takes up to half a megabyte of memory. Others wait."""
+MAX_DOWNLOADS_PER_CLIENT = 16
+"""A client fetches up to eight blobs at a time; the rest is for connections that broke unnoticed."""
+
+
+MAX_OPEN_FILES = 64
+"""Maximum number of downloads whose blob's file is open all the time: descriptors are the journal's too."""
+
+
+class Downloads:
+    """The running downloads of one service."""
+
+    def __init__(self, service: CoordinatorService) -> None:
+        self._places = Places(PlaceCounts(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CLIENT), service.now_s)
+        self._open_count = 0
+        service.readers.on_change(self._end_those_of_former_members)
+
+    @property
+    def running_count(self) -> int:
+        """Number of blobs that are being sent."""
+        return self._places.running_count
+
+    @asynccontextmanager
+    async def place(self, client_id: ClientId) -> AsyncIterator[Transfer]:
+        """Hold a place for a download of a member or of `OPERATOR`.
+
+        Raises:
+            Refused: `overloaded`.
+        """
+        async with self._places.place(client_id, MIN_READ_BYTES_PER_S) as transfer:
+            yield transfer
+
+    def may_open_file(self) -> bool:
+        """Return whether another download may keep its blob's file open."""
+        return self._open_count < MAX_OPEN_FILES
+
+    @contextmanager
+    def open_file(self) -> Iterator[None]:
+        """Count a download that keeps its blob's file open while the context is entered."""
+        self._open_count += 1
+        try:
+            yield
+        finally:
+            self._open_count -= 1
+
+    def _end_those_of_former_members(self, before: Run, run: Run) -> None:
+        if run.members is before.members:
+            return
+        for transfer in self._places.running():
+            if transfer.client_id not in run.members and transfer.client_id != OPERATOR:
+                transfer.end(Refused(Refusal.UNAUTHORIZED, f"client {transfer.client_id} has left the run"))

@@ -1,0 +1,1 @@
+"""The read side of a run: its history, folded from the journal's records."""

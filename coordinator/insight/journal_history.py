@@ -1,0 +1,98 @@
+"""Reads the history of a run from its journal: from what a proof holds or what is kept beside it, and what follows."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+
+from epochal.coordinator.insight.kept_history import RecordMark, find_kept, openings_from
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.instructions import Instruction
+from epochal.coordinator.machine.journal_records import JournalRecord
+from epochal.coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.proof.journal_proof import parse_proof
+from epochal.coordinator.store.journal import JournalReader, StoredProof
+from epochal.runtime.long_work import long_work
+from epochal.runtime.worker_thread import InlineWorker, Worker
+
+RECORDS_AT_A_TIME = 64
+"""Number of records that are replayed in one call."""
+
+
+class JournalHistory:
+    """The history of a journal as far as it was read.
+
+    Attributes:
+        history: its rounds.
+        sequence: number of the last record that was read; -1 before any segment was.
+        mark: the last record that the history includes; None before the first.
+        kept_next: number of the round that follows those that were kept beside the journal.
+        openings: version and number of each segment, in their order.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.sequence = -1
+        self.mark: RecordMark | None = None
+        self.kept_next = 0
+        self.openings: list[tuple[int, int]] = []
+
+
+async def read_history(
+    journal: JournalReader, worker: Worker | None = None, *, has_rests: bool = False
+) -> JournalHistory:
+    """Return the history of a run from its journal, which may have been compacted, and be appended to meanwhile.
+
+    Args:
+        journal: of the run.
+        worker: replays its records; inline if none is given.
+        has_rests: whether to rest as long as each piece took, because others need the processor.
+
+    Raises:
+        StoreFailed: it cannot be read, or was written under other rules.
+    """
+    loop, worker = asyncio.get_running_loop(), worker or InlineWorker()
+    proofs = await journal.proofs()
+    found, start = await _begun(journal, proofs, worker)
+    known = found.sequence
+
+    def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
+        if kept.sequence > known:
+            found.history.take(instructions, kept.version)
+            found.mark = RecordMark(kept.sequence, kept.document_sha256)
+
+    first, newest = start or 0, await journal.newest_segment()
+    total = None if newest is None else newest + 1 - first
+    with long_work("reading the run's history", total, "segments") as work:
+        async with aclosing(journal.history(start)) as segments:
+            async for segment in segments:
+                run = await worker.run(partial(opened_by, segment.snapshot))
+                found.openings.append((opening_version(segment.snapshot), segment.number))
+                found.sequence = segment.snapshot.sequence
+                for place in range(0, len(segment.records), RECORDS_AT_A_TIME):
+                    began_s = loop.time()
+                    records: tuple[JournalRecord, ...] = segment.records[place : place + RECORDS_AT_A_TIME]
+                    run = await worker.run(partial(replay_unchecked, run, records, watch))
+                    found.sequence = records[-1].sequence
+                    work.advance(len(records) / len(segment.records))
+                    if has_rests:
+                        await asyncio.sleep(loop.time() - began_s)
+    return found
+
+
+async def _begun(
+    journal: JournalReader, proofs: Sequence[StoredProof], worker: Worker
+) -> tuple[JournalHistory, int | None]:
+    """Return the history with which the reading of a journal begins, and the first segment to be read."""
+    first = proofs[-1].segment_count if proofs else 0
+    kept = await find_kept(journal, first)
+    history = None if kept is None else await worker.run(kept.opened)
+    if kept is not None and history is not None:
+        found = JournalHistory(history)
+        found.sequence, found.mark, found.kept_next = kept.mark.sequence, kept.mark, history.next
+        found.openings = openings_from(kept.openings[:-1], first)
+        return found, kept.openings[-1][1]
+    if not proofs:
+        return JournalHistory(History()), None
+    return JournalHistory(await worker.run(partial(History.decoded, parse_proof(proofs[-1]).history))), first

@@ -1,0 +1,51 @@
+"""Why the run is not faster, worked out in a thread when somebody asks and another round has ended since."""
+
+import asyncio
+from functools import partial
+
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.run import Run
+from epochal.runtime.worker_thread import Worker
+from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, NOTHING_YET, SpeedExplanation, explained
+
+
+class SpeedExplanations:
+    """Keeps the newest explanation of one run.
+
+    Args:
+        worker: works it out: with 10,000 clients that takes a good part of a second.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._of: tuple[str, int, bool] | None = None
+        self._turn = asyncio.Lock()
+        self.latest: SpeedExplanation = explained((), {})
+
+    async def refresh(self, history: History, run: Run) -> SpeedExplanation:
+        """Return the explanation of the rounds that have ended by now.
+
+        Args:
+            history: of the run.
+            run: names its clients.
+        """
+        if self._name(history, run) == self._of:
+            return self.latest
+        async with self._turn:
+            name = self._name(history, run)
+            if name != self._of:
+                details = history.last_details(MAX_EXPLAINED_ROUNDS + 1)
+                names = {str(client_id): member.name for client_id, member in run.members.items() if member.name}
+                self.latest = await self._worker.run(partial(explained, details, names))
+                self._of = name
+            return self.latest
+
+    @property
+    def sentence(self) -> str:
+        """The newest explanation's sentence; "" before a round has ended."""
+        return "" if self.latest.sentence == NOTHING_YET else self.latest.sentence
+
+    @staticmethod
+    def _name(history: History, run: Run) -> tuple[str, int, bool]:
+        """Return what an explanation depends on: the last round, and whether its clients have told of it."""
+        return run.lineage, history.next, history.is_told(history.next - 1)

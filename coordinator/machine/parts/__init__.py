@@ -1,0 +1,1 @@
+"""The values of which a run consists, each frozen, with the functions that change it."""

@@ -1,0 +1,18 @@
+"""The part of a run's journal that is kept as a proof, as the run names it."""
+
+from dataclasses import dataclass
+
+from epochal.state.wire import Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedJournal:
+    """The part of the journal in whose place a proof is kept (`coordinator/proof/journal_proof.py`).
+
+    Attributes:
+        segment_count: number of segments that the proof covers, from the first.
+        proof_sha256: digest of the proof's bytes.
+    """
+
+    segment_count: int
+    proof_sha256: Sha256

@@ -1,0 +1,54 @@
+"""A member of a run: a client that has joined."""
+
+from dataclasses import dataclass
+
+from epochal.coordinator.machine.parts.data_waits import DataWaits
+from epochal.coordinator.machine.parts.reliability import NEWCOMER, Conduct
+from epochal.state.wire import ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client that has joined.
+
+    Attributes:
+        share: the batches that it claims to take in a round: an upper bound of what it is given.
+        nonce: of its last join; session tokens of earlier joins are superseded.
+        instance: the process that joined; None if it did not name itself.
+        ready_step: the replica that it reported to hold in this epoch; None until it reported.
+        was_ready: whether its process was ready in an earlier epoch.
+        data_fingerprint: of the data that it reported to have; None until it reported.
+        joined_step: the step of the run when its process joined.
+        was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
+        conduct: how it did in the rounds so far.
+        data_waits: what it says of its waits for data; None if it says nothing.
+        name, software: that it chose, and the version of its program; "" if it says neither.
+    """
+
+    client_id: ClientId
+    public_key: str
+    share: int
+    trainer: str
+    nonce: str
+    instance: str | None = None
+    ready_step: int | None = None
+    last_loss: float | None = None
+    was_late: bool = False
+    was_ready: bool = False
+    data_fingerprint: str | None = None
+    conduct: Conduct = NEWCOMER
+    joined_step: int = 0
+    data_waits: DataWaits | None = None
+    name: str = ""
+    software: str = ""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a result of it was applied."""
+        return self.conduct.last_applied_step is not None
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether a result of it was applied since its process joined, which then has the state of an optimizer."""
+        last = self.conduct.last_applied_step
+        return last is not None and last >= self.joined_step

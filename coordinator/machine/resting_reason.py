@@ -1,0 +1,42 @@
+"""Why a run makes no progress although it has enough members: too many of them rest, and for what."""
+
+from collections.abc import Sequence
+
+from epochal.coordinator.machine.run import Member, Run
+from epochal.state.documents import MAX_REASON_CHARS
+from epochal.state.phases import RunState
+
+SHOWN_ID_DIGITS = 12
+"""Digits of a client's id that people see, as in `epochal status`."""
+MAX_NAMED_CLIENTS = 3
+"""Maximum number of clients that a reason names for one kind of failure."""
+
+
+def hold_reason(run: Run) -> str | None:
+    """Return who rests and why, if the run needs one of these members to go on; None if it does not.
+
+    The run goes on by itself when the first of them has rested, or when others join.
+    """
+    if run.phase in (RunState.PAUSED, RunState.FINISHED):
+        return None
+    resting = [member for member in run.members.values() if member.conduct.is_resting(run.now_s)]
+    available, needed = len(run.members) - len(resting), run.state_file.config.min_clients
+    if not resting or available >= needed:
+        return None
+    reason = f"{available} of {len(run.members)} members can work, {needed} needed; {_causes(resting)}"
+    return reason[:MAX_REASON_CHARS]
+
+
+def _causes(resting: Sequence[Member]) -> str:
+    """Return what each member rests for, with those together that rest for the same, the most numerous first."""
+    by_cause: dict[str, list[str]] = {}
+    for member in resting:
+        by_cause.setdefault(member.conduct.last_miss, []).append(member.client_id[:SHOWN_ID_DIGITS])
+    found = sorted(by_cause.items(), key=lambda item: -len(item[1]))
+    return "; ".join(f"{_named(clients)}: {cause}" for cause, clients in found)
+
+
+def _named(clients: Sequence[str]) -> str:
+    shown = ", ".join(clients[:MAX_NAMED_CLIENTS])
+    more = f" and {len(clients) - MAX_NAMED_CLIENTS} more" if len(clients) > MAX_NAMED_CLIENTS else ""
+    return f"{'client' if len(clients) == 1 else 'clients'} {shown}{more} {'rests' if len(clients) == 1 else 'rest'}"

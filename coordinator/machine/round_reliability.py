@@ -1,0 +1,178 @@
+"""The consequences of a round for its clients: who delivered, who missed it, and whose attestation it lacked."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from epochal.coordinator.machine.blame import DATA_FAILURES, has_delivered_lately
+from epochal.coordinator.machine.instructions import SentToRest
+from epochal.coordinator.machine.pace import is_slow, train_limit_s
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.persistent_map import added, plain, removed
+from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER, Conduct
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.run import Handled, Run, most_share_units
+from epochal.state.weights import ENOUGH, OUTSIZED, usual_in
+from epochal.state.wire import ClientId, Sha256
+
+MAX_DEPARTED = 4096
+"""Clients that left with bad conduct and are remembered, the latest ones, so that joining again changes nothing."""
+
+
+def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed: Sha256 | None) -> Handled:
+    """Return the run with the conduct of everyone in the round that ends now.
+
+    A client that delivered is not blamed for a round that was void or lost its result for lack of attestations.
+
+    Args:
+        run: the run in its round.
+        current: the round.
+        applied: the clients whose results are applied; empty for a void round.
+        agreed: the replica on which a quorum of witnesses agreed.
+    """
+    reference = _replica_held(run, current, agreed)
+    faults = _bad_attestations(run, current, applied, reference)
+    applied_bits = current.bits_of(applied)
+    outsized = _outsized(run, current, applied)
+    members, departed = plain(run.members), run.departed
+    rests: list[SentToRest] = []
+    for client_id, assignment in current.plan.assignments.items():
+        member = members.get(client_id)
+        before = departed.get(client_id, NEWCOMER) if member is None else member.conduct
+        most = before.earned if member is None else most_share_units(member)
+        missed = _miss(run, current, client_id, reference) if assignment and client_id not in applied else None
+        if _confirmed_suspicion(run, current, client_id, is_void=not applied):
+            missed = None
+        if client_id in outsized:
+            missed = outsized[client_id]
+        if missed is not None:
+            failure = current.failures.get(client_id)
+            lacks_data = failure is not None and failure.kind == "unavailable"
+            longest_s = LONGEST_REST_WITHOUT_DATA_S if lacks_data else LONGEST_REST_S
+            after = before.with_miss(missed, run.now_s, longest_s)
+        elif client_id in faults:
+            after = before.with_bad_attestation(faults[client_id], run.now_s)
+        elif client_id in applied:
+            after = before.with_result(before.earned if client_id in current.late else most, current.step)
+        elif applied and not assignment and client_id in current.plan.electorate:
+            after = before.with_growth(most)  # too small a share for any work; it must be able to earn more
+        else:
+            after = before
+        attested = current.attestations.get(client_id)
+        if attested is not None and applied and client_id not in faults:
+            after = after.with_attestation() if not applied_bits & ~attested.received_bits() else after
+        if after is before:
+            continue
+        if member is not None:
+            members[client_id] = replace(member, conduct=after)
+        elif client_id not in run.ejected:
+            departed = remembered(departed, client_id, after)
+        rest_s = after.rest_s(run.now_s)
+        if rest_s is not None and not before.is_resting(run.now_s):
+            rests.append(SentToRest(client_id, rest_s, after.last_miss))
+    return replace(run, members=members, departed=departed), tuple(rests)
+
+
+def remembered(
+    departed: Mapping[ClientId, Conduct], client_id: ClientId, conduct: Conduct
+) -> Mapping[ClientId, Conduct]:
+    """Return the departed with this client if its conduct is bad, and without the oldest if they are too many."""
+    kept = removed(departed, client_id)
+    if not conduct.is_good:
+        kept = added(kept, client_id, conduct)
+    while len(kept) > MAX_DEPARTED:
+        kept = removed(kept, next(iter(kept)))
+    return kept
+
+
+def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | None) -> str | None:
+    """Return why the round lacks the result of a client that had work, or None if the client is not to blame."""
+    held = current.verified.get(client_id)
+    if held is not None:
+        other = reference is not None and held != reference
+        return "its result was trained from another replica than the others hold" if other else None
+    if client_id in current.without_room and client_id not in current.rejected:
+        return None  # the coordinator had no room for it
+    failure = current.failures.get(client_id)
+    if failure is not None:
+        return f"it reported a failure, {failure.kind}: {failure.message}"
+    if client_id in current.rejected:
+        return f"its result was rejected: {current.rejected[client_id]}"
+    if client_id not in run.members:
+        return "it left before it delivered its result"
+    if is_slow(current) and train_limit_s(run) < run.state_file.config.max_round_train_time:
+        return None  # the time limit was too short for most of the work, and doubles for the next round
+    return "its result did not arrive before the round's time was over"
+
+
+def _outsized(run: Run, current: Round, applied: frozenset[ClientId]) -> dict[ClientId, str]:
+    """Return the clients whose results are applied, but are so much longer than usual that it is no accident, and why.
+
+    Where half of the results are, or too few are of proven clients, the usual length is what is wrong.
+    """
+    clients = sorted(applied & plain(current.norms).keys())
+    weighed, limit = current.weighed(run.state_file, clients), run.state_file.merge.norm_limit
+    usual = usual_in(weighed, current.usual)
+    if usual is None or not limit or sum(one.proven for one in weighed) < ENOUGH:
+        return {}
+    found = {
+        client_id: f"its result was {one.norm / usual.longest(1.0, one.steps):.3g} times as long as is usual"
+        for client_id, one in zip(clients, weighed, strict=True)
+        if one.norm > OUTSIZED * usual.longest(limit, one.steps)
+    }
+    return found if 2 * len(found) < len(clients) else {}
+
+
+def _confirmed_suspicion(run: Run, current: Round, client_id: ClientId, *, is_void: bool) -> bool:
+    """Whether the client reported bad data in batches that it was given alone, because somebody failed on them before.
+
+    That is no miss, except of a client that has not delivered lately where nobody else delivers either.
+    """
+    failure = current.failures.get(client_id)
+    if failure is None or failure.kind not in DATA_FAILURES:
+        return False
+    if is_void and not has_delivered_lately(run, client_id):
+        return False
+    alone = {item.batch_id for item in current.work.isolated}
+    return any(batch_id in alone for batch_id in current.plan.assignments[client_id])
+
+
+def _replica_held(run: Run, current: Round, agreed: Sha256 | None) -> Sha256 | None:
+    """Return the digest of the replica from which the round should have been trained, as far as it is known.
+
+    A checkpoint proves it. Otherwise it is the replica of most results: a witness alone does not prove it.
+    """
+    for checkpoint in run.checkpoints:
+        if checkpoint.step == current.step - 1:
+            return checkpoint.replica_digest
+    for digest, count in Counter(current.verified.values()).items():
+        if 2 * count > len(current.verified):
+            return digest
+    return agreed
+
+
+def _bad_attestations(
+    run: Run, current: Round, applied: frozenset[ClientId], reference: Sha256 | None
+) -> dict[ClientId, str]:
+    """Return the witnesses, still members, from whose attestations the round suffered, and how.
+
+    Other results than the applied ones are lost or were waited for, because a quorum has not attested them.
+    """
+    lost = current.bits_of(
+        client_id
+        for client_id, digest in current.verified.items()
+        if client_id not in applied and (reference is None or digest == reference)
+    )
+    assert run.phase_ends_s is not None, "RoundWitness has an end"
+    is_time_over = run.now_s >= run.phase_ends_s
+    found = {}
+    for witness in current.plan.witnesses:
+        attested = current.attestations.get(witness)
+        if witness not in run.members:
+            continue
+        if attested is not None and reference is not None and attested.replica_digest != reference:
+            found[witness] = "as a witness it attested another replica than the others hold"
+        elif lost and (is_time_over or witness in current.closing):
+            missing = lost if attested is None else lost & ~attested.received_bits()
+            if missing:
+                found[witness] = f"as a witness it did not attest {missing.bit_count()} results in time"
+    return found

@@ -1,0 +1,48 @@
+"""The modules of the page that are made from the tables of words: what the page calls things is what others call them.
+
+The rule kept here: a word that another program shows as well stands in `runtime` alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any, get_args
+
+from epochal.runtime.explanations import explanation_of
+from epochal.state.messages.requests import FailureKind
+from epochal.state.refusals import Refusal
+from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, PHASES, WHOSE_NOBODY, WORDS
+
+
+def words_module() -> str:
+    """Return `words.js`: the words of a run's views, and what they mean."""
+    parts = {name: asdict(part) for name, part in PARTS.items()} | {"unknown": asdict(NOT_TOLD)}
+    return _module(
+        "The words of a run's views, made from the coordinator's own tables.",
+        PARTS=parts,
+        WHOSE_NOBODY=dict(WHOSE_NOBODY),
+        FATES=dict(FATES),
+        PHASES={str(phase.value): words for phase, words in PHASES.items()},
+        WORDS=dict(WORDS),
+    )
+
+
+def kinds_module() -> str:
+    """Return `kinds.js`: what each kind of refusal and of failure means, and whether it is a usual one."""
+    found = {kind: explanation_of(kind) for kind in (*map(str, Refusal), *get_args(FailureKind))}
+    kinds = {
+        kind: {"page": known.kind, "means": known.summary, "isUsual": known.is_usual}
+        for kind, known in found.items()
+        if known is not None
+    }
+    return _module("Kinds of refusals and failures, made from the coordinator's own explanations.", KINDS=kinds)
+
+
+MODULES: Mapping[str, Callable[[], str]] = MappingProxyType({"words.js": words_module, "kinds.js": kinds_module})
+"""What makes each of these modules, by its name."""
+
+
+def _module(says: str, **tables: Any) -> str:
+    lines = [f"export const {name} = {json.dumps(table, ensure_ascii=False)};" for name, table in tables.items()]
+    return "\n".join((f"// {says}", *lines, ""))

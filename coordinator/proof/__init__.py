@@ -1,0 +1,1 @@
+"""Proofs of a run from its store: audit, ledger, recomputation, compaction, backup and moving."""

@@ -1,0 +1,138 @@
+"""The ledger of a run, counted from its journal and not taken from the machine: what was applied, and two hash chains.
+
+The chain of the records is a hash over every record so far, in order, and so over every state version and the digest of
+every document that was published. The chain of the replicas is one over every outcome with its replica's digest. Both
+are the same whether they are counted from the whole journal, or on from a proof of its beginning.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
+from epochal.coordinator.machine.journal_records import JournalRecord
+from epochal.coordinator.machine.run import Run
+from epochal.state.documents import Outcome
+from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
+from epochal.state.wire import Sha256, document_digest, sha256_hex
+
+RECORD_CHAIN_START = sha256_hex(b"epochal/records/v1")
+REPLICA_CHAIN_START = sha256_hex(b"epochal/replicas/v1")
+_NUMBER_BYTES = 8
+
+
+def _link(chain: Sha256, number: int, *digests: bytes) -> Sha256:
+    """Return the SHA-256 of a chain so far, a number (8 bytes, little-endian) and digests."""
+    parts = bytes.fromhex(chain) + number.to_bytes(_NUMBER_BYTES, "little") + b"".join(digests)
+    return Sha256(hashlib.sha256(parts).hexdigest())
+
+
+@dataclass
+class Ledger:
+    """Counts of a journal, from its first record on.
+
+    Attributes:
+        first_batch, first_step: the run's cursor and step when the journal began.
+        rounds: number of outcomes.
+        last_step: step of the last outcome; before one, the step before the first.
+        applied: the batches of all outcomes, once each, as intervals that are disjoint after `settle`.
+        applied_count: their number, counted with repetitions.
+        record_chain: hash over the records.
+        replica_chain: hash over the outcomes, each with the digest of the replica from which it was trained.
+    """
+
+    first_batch: int
+    first_step: int
+    rounds: int = 0
+    last_step: int = 0
+    applied: list[BatchId] = field(default_factory=list)
+    applied_count: int = 0
+    record_chain: Sha256 = RECORD_CHAIN_START
+    replica_chain: Sha256 = REPLICA_CHAIN_START
+
+    @classmethod
+    def begin(cls, opening: Run) -> "Ledger":
+        """Return the ledger of a journal that begins with this run."""
+        return cls(opening.cursor, opening.step, last_step=opening.step - 1)
+
+    def take_records(self, records: Iterable[JournalRecord]) -> None:
+        """Add records to their chain."""
+        for record in records:
+            self.record_chain = _link(self.record_chain, record.sequence, hashlib.sha256(record.body).digest())
+
+    def take(self, instructions: Iterable[Instruction]) -> list[Outcome]:
+        """Add the outcomes among a stimulus's instructions; return them."""
+        outcomes = [
+            instruction.outcome
+            for instruction in instructions
+            if isinstance(instruction, OutcomeDecided) and instruction.outcome is not None
+        ]
+        for outcome in outcomes:
+            batches = [batch for entry in outcome.entries for batch in entry.assignment]
+            self.applied += batches
+            self.applied_count += total_batches(batches)
+            self.rounds, self.last_step = self.rounds + 1, outcome.step
+            digests = (bytes.fromhex(outcome.replica_digest), bytes.fromhex(document_digest(outcome)))
+            self.replica_chain = _link(self.replica_chain, outcome.step, *digests)
+        return outcomes
+
+    def settle(self) -> tuple[BatchId, ...]:
+        """Return the applied batches as disjoint intervals, in order; the ledger keeps them so."""
+        self.applied = list(coalesce(self.applied))
+        return tuple(self.applied)
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The batches below a run's cursor, by their fate: each must have one. Numbers of batches.
+
+    Attributes:
+        applied: those that were applied, each counted once.
+        duplicates: those that were applied more than once, by each time more.
+        missing: those below the cursor that have no fate.
+        quarantined, unapplied: as `AuditReport`.
+        problems: descriptions of what is wrong.
+    """
+
+    applied: int
+    duplicates: int
+    missing: int
+    quarantined: int
+    unapplied: int
+    problems: tuple[str, ...]
+
+
+def balance(ledger: Ledger, run: Run) -> Balance:
+    """Return whether each batch below the run's cursor was applied once, or is still to be."""
+    under_way = () if run.round is None else run.round.work.shared
+    unapplied = (*run.carried, *(suspect.batch_id for suspect in run.suspects), *under_way)
+    quarantined = tuple(item.batch_id for item in run.quarantined)
+    once, first = ledger.settle(), ledger.first_batch
+    duplicates = ledger.applied_count - total_batches(once)
+    whole = (BatchId(first, run.cursor - 1),) if run.cursor > first else ()
+    missing = subtract(whole, (*once, *unapplied, *quarantined))
+    beyond = subtract(once, whole)
+    both = total_batches(once) - total_batches(subtract(once, (*unapplied, *quarantined)))
+    problems = []
+    if duplicates:
+        problems.append(f"{duplicates} batches were applied more than once")
+    if missing:
+        problems.append(f"{total_batches(missing)} batches are missing; the first are {missing[0]}")
+    if beyond:
+        problems.append(f"batches {beyond[0]} were applied although no work list contained them")
+    if both:
+        problems.append(f"{both} batches are applied and also carried or quarantined")
+    return Balance(
+        total_batches(once),
+        duplicates,
+        total_batches(missing),
+        total_batches(quarantined),
+        total_batches(unapplied),
+        tuple(problems),
+    )
+
+
+def known_digests(run: Run) -> Mapping[int, Sha256]:
+    """Return the digests of replicas that a run knows, by step: of its checkpoints, and as its outcomes attest."""
+    attested = {outcome.step - 1: outcome.replica_digest for outcome in run.outcomes.values()}
+    return attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.checkpoints}

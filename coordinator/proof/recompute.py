@@ -1,0 +1,133 @@
+"""Recomputing a run's parameters from what its store keeps: a checkpoint, and the results since.
+
+A checkpoint includes everything before it, so the results that it includes are deleted once two checkpoints are kept.
+What can be recomputed is therefore the steps since the older kept checkpoint, and the report says how many those are.
+"""
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.views import checkpoint_blobs
+from epochal.coordinator.store.blobs import BlobReader
+from epochal.coordinator.store.checkpoint_blobs import opened_parts
+from epochal.runtime.long_work import long_work
+from epochal.state.documents import Outcome
+from epochal.state.errors import EpochalError, StoreFailed
+from epochal.state.merging import Contribution, OuterStep, merge, verify_arithmetic
+from epochal.state.model.replica import Replica, parse_checkpoint, replica_digest
+from epochal.state.model.tensors import TensorLayout
+from epochal.state.results import decode_result, norm_of
+from epochal.state.weights import number_of
+from epochal.state.wire import Sha256, sha256_hex
+
+NORM_TOLERANCE = 1e-9
+"""Relative difference of two lengths that were summed up in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """Replicas that were recomputed.
+
+    Attributes:
+        compared_count: replicas whose digest was compared with the attested one.
+        scope: how many of the run's steps were rebuilt, and why not all.
+        problem: what is wrong; None if nothing is.
+    """
+
+    compared_count: int
+    scope: str
+    problem: str | None = None
+
+
+async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Sha256], step_count: int) -> Recomputed:
+    """Apply the kept results to the older kept checkpoint, and compare each replica's digest.
+
+    Args:
+        run: the run as it is kept.
+        blobs: holds checkpoints and results.
+        attested: the digests on which quorums agreed, by replica.
+        step_count: number of the run's steps.
+    """
+    if not run.checkpoints:
+        problem = "there is no checkpoint to recompute from" if step_count else None
+        return Recomputed(0, f"0 of {step_count} steps: there is no checkpoint yet", problem)
+    known = attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.checkpoints}
+    first, step, compared, problem = run.checkpoints[0].step, run.checkpoints[0].step, 0, None
+    try:
+        async for replica, wrong_norm in _replicas(run, blobs):
+            step = replica.step
+            if wrong_norm is not None:
+                problem = wrong_norm
+                break
+            if step in known:
+                compared += 1
+                if replica_digest(replica) != known[step]:
+                    problem = f"replica {step} recomputes to another digest than was attested"
+                    break
+        else:
+            if step != run.replica_step:
+                problem = f"recomputing ends at replica {step}; the run is at {run.replica_step}"
+    except EpochalError as error:
+        problem = f"the parameters cannot be recomputed: {error}"
+    return Recomputed(compared, _scope(first, step, step_count), problem)
+
+
+def _scope(first: int, last: int, step_count: int) -> str:
+    """Return how many steps were rebuilt after replica `first`, and why not the others."""
+    rebuilt = last - first
+    if rebuilt >= step_count:
+        return f"all {step_count} steps, from the run's first checkpoint"
+    return f"{rebuilt} of {step_count} steps, from the checkpoint of step {first}: results that it includes are deleted"
+
+
+async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica, str | None]]:
+    """Yield all replicas since the older kept checkpoint, recomputed from the kept results.
+
+    Each comes with what is wrong with the lengths of the results that led to it, or None.
+    """
+    verify_arithmetic()
+    outer = OuterStep.of(run.state_file.merge)
+    with long_work("computing the parameters again", run.replica_step - run.checkpoints[0].step, "steps") as work:
+        replica = parse_checkpoint(await _checkpoint(run, blobs))
+        yield replica, None
+        while (outcome := run.outcomes.get(replica.step + 1)) is not None:
+            contributions = await _contributions(outcome, blobs, replica.layout)
+            replica = merge(replica, contributions, outer)
+            work.advance()
+            yield replica, _wrong_norm(outcome, contributions)
+
+
+async def _contributions(outcome: Outcome, blobs: BlobReader, layout: TensorLayout) -> list[Contribution]:
+    results = [(entry, await _blob(blobs, entry.result_sha256)) for entry in outcome.entries]
+    return [Contribution.of(entry, decode_result(data, layout)[1]) for entry, data in results]
+
+
+def _wrong_norm(outcome: Outcome, contributions: Sequence[Contribution]) -> str | None:
+    """Return which result of an outcome has another length than was kept, or None.
+
+    Its factor was then computed from a wrong number; that it was computed rightly is what the replay shows.
+    """
+    for entry, contribution in zip(outcome.entries, contributions, strict=True):
+        found, kept = norm_of(contribution.difference), number_of(entry.norm)
+        if not math.isclose(found, kept, rel_tol=NORM_TOLERANCE):
+            return f"the result of {entry.client_id} in step {outcome.step} has length {found!r}; {kept!r} was kept"
+    return None
+
+
+async def _checkpoint(run: Run, blobs: BlobReader) -> memoryview:
+    """Return the bytes of the older kept checkpoint, each of its parts compared with its digest."""
+    parts = checkpoint_blobs(run, run.checkpoints[0])
+    for sha256, _ in parts:
+        await _blob(blobs, sha256)
+    async with opened_parts(blobs, [sha256 for sha256, _ in parts]) as file:
+        return file.view()
+
+
+async def _blob(blobs: BlobReader, sha256: Sha256) -> memoryview:
+    async with blobs.opened(sha256) as file:
+        data = file.view()
+    if sha256_hex(data) != sha256:
+        raise StoreFailed(f"blob {sha256} is damaged")
+    return data

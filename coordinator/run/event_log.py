@@ -1,0 +1,73 @@
+"""The log lines of what happens in a run."""
+
+import logging
+
+from epochal.coordinator.machine.instructions import (
+    BatchesQuarantined,
+    CheckpointRefused,
+    EvaluationRecorded,
+    Instruction,
+    MembershipChanged,
+    OperatorActed,
+    OutcomeDecided,
+    PhaseChanged,
+    QuarantineEnded,
+    RunHeld,
+    SegmentEnded,
+    SentToRest,
+)
+from epochal.coordinator.machine.run import Run
+from epochal.state.names import shown_client
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId
+
+log = logging.getLogger("epochal.coordinator.run.service")
+
+
+def log_instruction(instruction: Instruction, run: Run) -> None:
+    """Log what happened, if it is worth a line.
+
+    Args:
+        instruction: of the machine.
+        run: after it, which knows its members' names.
+    """
+    match instruction:
+        case PhaseChanged(before=before, after=after, reason=reason):
+            log.info("phase_changed", extra={"before": before.value, "after": after.value, "reason": reason})
+            if after is RunState.FINISHED:
+                serving = "goes on, for clients that come late, until it is stopped"
+                log.info("run_finished", extra={"serving": serving})
+        case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
+            applied = 0 if outcome is None else len(outcome.entries)
+            fields = {"step": step, "attempt": attempt, "applied_results": applied, "reason": reason}
+            log.info("outcome_decided", extra=fields)
+        case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
+            failed_on = [shown_client(one, _name_of(run, one).get("client_name", "")) for one in against]
+            told = {"batch_id": str(batch_id), "failed_on": failed_on, "reason": message}
+            log.warning("batches_quarantined", extra=told)
+        case RunHeld(reason=reason):
+            log.warning("run_held", extra={"reason": reason})
+        case QuarantineEnded(batches=batches):
+            log.info("batches_released", extra={"batches": [str(batch) for batch in batches]})
+        case MembershipChanged(client_id=client_id, change=change, member=member):
+            name = {"client_name": member.name} if member is not None and member.name else {}
+            log.info("membership_changed", extra={"client_id": client_id, **name, "change": change})
+        case CheckpointRefused(client_id=client_id, step=step, rule=rule):
+            refused = {"client_id": client_id, **_name_of(run, client_id), "step": step, "rule": rule}
+            log.warning("checkpoint_refused", extra=refused)
+        case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
+            why = {"rest_s": rest_s, "reason": reason}
+            log.warning("client_rests", extra={"client_id": client_id, **_name_of(run, client_id), **why})
+        case EvaluationRecorded(evaluation=found):
+            evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
+            log.info("evaluation_recorded", extra=evaluated)
+        case OperatorActed(name=name, arguments=arguments):
+            log.info("operator_acted", extra={"action": name, "with": dict(arguments)})
+        case SegmentEnded(epoch=epoch):
+            log.debug("segment_ended", extra={"epoch": epoch})
+
+
+def _name_of(run: Run, client_id: ClientId) -> dict[str, str]:
+    """Return the field with a member's name, if it has one."""
+    member = run.members.get(client_id)
+    return {"client_name": member.name} if member is not None and member.name else {}

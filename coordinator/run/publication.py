@@ -1,0 +1,350 @@
+"""Views of a run for its readers, and how they wait for news: they never wait for the writer."""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from epochal.coordinator.machine.datasets import datasets_of, decided_by
+from epochal.coordinator.machine.figures import lowered_factors, parts_of
+from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.resting_reason import hold_reason
+from epochal.coordinator.machine.run import Member, Run, Suspect, config_json, share_units
+from epochal.coordinator.machine.situation import situation_of
+from epochal.coordinator.run.liveness import Liveness
+from epochal.coordinator.run.long_polls import Reader
+from epochal.coordinator.run.result_pages import MAX_PAGE_RESULTS, ResultPages
+from epochal.runtime.broadcast import Broadcast, PacedBroadcast
+from epochal.runtime.clock import RunClock
+from epochal.state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, Roster, RunDocument, WorkList
+from epochal.state.errors import InternalError
+from epochal.state.intervals import coalesce, total_batches
+from epochal.state.messages.member_rows import MemberView
+from epochal.state.messages.requests import (
+    MAX_DATASETS_IN_STATUS,
+    FailedBatches,
+    FailedData,
+    ResultsPage,
+    RunStatus,
+    Standing,
+)
+from epochal.state.model.first_model import model_document
+from epochal.state.shown.waiting_words import speed_words, waiting_words
+from epochal.state.wire import Sha256, canonical_json, sha256_hex
+
+MAX_ROUND_DOCUMENTS = 32
+"""Number of rosters and work lists that are served: those of the round under way, the next and the last ones."""
+MAX_MEMBERS_IN_STATUS = 200
+MAX_LOSSES_IN_STATUS = 256
+MAX_FAILED_IN_STATUS = 8
+MAX_EVALUATIONS_IN_STATUS = 64
+PROMPT_STRANGERS = 8
+"""Up to this number of waiting strangers are told of news at once."""
+GATHERED_S = 0.05
+"""Time for which a page of results gathers what arrives, unless nothing more can: instead of a page for each result."""
+STRANGERS_TOLD_PER_S = 50.0
+"""Number of strangers that are told of news in a second if more of them wait: their number must not slow the run."""
+
+WAITING_TOLD_S = 0.25
+"""Time after which viewers are told of a change that is none of the document: the run may wait for others."""
+VIEWERS_TOLD_PER_S = 500.0
+"""Number of viewers that are told of news in a second if more of them wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A run document with its bytes, serialised once for the journal and all readers."""
+
+    document: RunDocument
+    body: bytes
+    sha256: Sha256
+    etag: str
+
+    @classmethod
+    def of(cls, document: RunDocument) -> "Published":
+        body = canonical_json(document)
+        if len(body) > MAX_RUN_DOCUMENT_BYTES:
+            raise InternalError(f"the run document has {len(body)} bytes, above {MAX_RUN_DOCUMENT_BYTES}")
+        return cls(document, body, sha256_hex(body), f'"{document.lineage}-{document.version}"')
+
+    @property
+    def version(self) -> int:
+        return self.document.version
+
+    def is_news(self, after: int, lineage: str | None) -> bool:
+        """Whether its version is above `after`, or its lineage is not `lineage`."""
+        return self.version > after or (lineage is not None and lineage != self.document.lineage)
+
+
+class Readers:
+    """Shows immutable values that are replaced after each commit, and wakes those who wait for newer ones.
+
+    Attributes:
+        run: the run as it is kept.
+        published: the document that it publishes.
+    """
+
+    def __init__(self, run: Run, published: Published, clock: RunClock) -> None:
+        self.run = run
+        self.published = published
+        self._clock = clock
+        self._news = Broadcast()
+        self._results_news = Broadcast()
+        self._round_news = Broadcast()
+        """Of a round that has ended, or waits for nobody any more."""
+        self.pages = ResultPages()
+        self.viewer_news = PacedBroadcast(PROMPT_STRANGERS, VIEWERS_TOLD_PER_S)
+        """Of the document and of what the run waits for, for those who are told all news."""
+        self._telling: asyncio.TimerHandle | None = None
+        self._news_for_strangers = PacedBroadcast(PROMPT_STRANGERS, STRANGERS_TOLD_PER_S)
+        self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
+        self._is_released = False
+        self._on_change: list[Callable[[Run, Run], None]] = []
+        self._remember_round_documents()
+
+    def on_change(self, watcher: Callable[[Run, Run], None]) -> None:
+        """Call `watcher` with the run before and after each change."""
+        self._on_change.append(watcher)
+
+    def show(self, run: Run, published: Published) -> None:
+        """Show a run that was kept, and its document."""
+        before, self.run = self.run, run
+        for watcher in self._on_change:
+            watcher(before, run)
+        if run.round is not before.round or run.phase is not before.phase:
+            self._remember_round_documents()
+            self._results_news.notify()
+            self._news_for_strangers.notify()
+            if run.phase is not before.phase or run.round is None or not run.round.pending:
+                self._round_news.notify()
+        if published is not self.published:
+            self.published = published
+            self._news.notify()
+            self._news_for_strangers.notify()
+            self.viewer_news.notify()
+        elif self._telling is None and not self._is_released:  # it may wait for others than before
+            self._telling = asyncio.get_running_loop().call_later(WAITING_TOLD_S, self._tell_viewers)
+
+    def _tell_viewers(self) -> None:
+        self._telling = None
+        self.viewer_news.notify()
+
+    def release(self) -> None:
+        """Answer every waiting reader, because the service stops."""
+        self._is_released = True
+        self._news.close()
+        self._results_news.close()
+        self._round_news.close()
+        self._news_for_strangers.close()
+        self.viewer_news.close()
+        if self._telling is not None:
+            self._telling.cancel()
+
+    async def wait_published(
+        self, after: int, lineage: str | None, timeout_s: float, *, is_stranger: bool = False
+    ) -> Published | None:
+        """Return the published document once it is news (see `Published.is_news`), or None after `timeout_s`.
+
+        Where many strangers wait, all of them are told later, also of a document that is news already.
+        """
+        news = self._news_for_strangers if is_stranger else self._news
+        if self.published.is_news(after, lineage):
+            if not is_stranger or self._news_for_strangers.is_prompt:
+                return self.published
+            self._news_for_strangers.notify()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
+                while not (self.published.is_news(after, lineage) or self._is_released):
+                    await news.wait()
+        return self.published if self.published.is_news(after, lineage) else None
+
+    async def wait_results(self, step: int, attempt: int, after: int, timeout_s: float, reader: Reader) -> ResultsPage:
+        """Return a round's verified results from number `after` on, once the reader may see any, or after `timeout_s`.
+
+        It returns at once when no further result can come, and otherwise gathers those of a short while.
+
+        Raises:
+            Refused: `stale-round`.
+        """
+        until_s = self._clock.now_s() + timeout_s
+        news = self._news_for_strangers if reader.is_stranger else self._results_news
+        while True:
+            page = self.pages.page(self.run, step, attempt, after, reader.client_id)
+            remaining_s = until_s - self._clock.now_s()
+            if page.complete or len(page.results) >= MAX_PAGE_RESULTS or remaining_s <= 0 or self._is_released:
+                return page
+            if page.results:  # others will follow soon: one page for all of them
+                await _within(min(remaining_s, GATHERED_S), self._round_news)
+                return self.pages.page(self.run, step, attempt, after, reader.client_id)
+            await _within(remaining_s, news)
+
+    def immutable(self, sha256: Sha256) -> bytes | None:
+        """Return the configuration, the model document, a checkpoint's manifest, or a recent roster or work list."""
+        if sha256 == self.run.config_sha256:
+            return canonical_json(config_json(self.run.state_file))
+        if self.run.model is not None and sha256 == self.run.model_sha256:
+            return model_document(self.run.model)
+        if sha256 in self.run.manifests:
+            return canonical_json(self.run.manifests[sha256])
+        return self._round_documents.get(sha256)
+
+    def _remember_round_documents(self) -> None:
+        current, kept = self.run.round, self._round_documents
+        if current is None:
+            return
+        documents: list[tuple[Sha256, Roster | WorkList]] = [
+            (current.roster_sha256, current.roster),
+            (current.work_sha256, current.work),
+        ]
+        if current.ahead is not None:
+            documents.append((current.ahead.work_sha256, current.ahead.work))
+            if current.ahead.roster is not None:
+                documents.append((current.ahead.roster_sha256, current.ahead.roster))
+        for sha256, document in documents:
+            if sha256 not in kept:
+                kept[sha256] = canonical_json(document)
+            kept.move_to_end(sha256)
+        while len(kept) > MAX_ROUND_DOCUMENTS:
+            kept.popitem(last=False)
+
+
+async def _within(timeout_s: float, news: Broadcast | PacedBroadcast) -> None:
+    """Return at the next notification, or after some time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await news.wait()
+
+
+def standing_of(run: Run, member: Member, now_s: float) -> Standing:
+    """Return which of a member's messages for the round under way have arrived, and whether it rests."""
+    current, client_id = run.round, member.client_id
+    commitment = None if current is None else current.commitments.get(client_id)
+    return Standing(
+        client_id=client_id,
+        ready=run.is_ready(member),
+        in_roster=current is not None and client_id in current.plan.positions,
+        step=run.step,
+        attempt=run.attempt,
+        committed_sha256=None if commitment is None else commitment.result_sha256,
+        result_verified=current is not None and client_id in current.verified,
+        result_rejected=None if current is None else current.rejected.get(client_id),
+        attested=current is not None and client_id in current.attestations,
+        failed=current is not None and client_id in current.failures,
+        missed=member.conduct.misses,
+        rest_s=member.conduct.rest_s(now_s),
+        last_miss=member.conduct.last_miss,
+    )
+
+
+def failed_data_of(run: Run, most: int | None = None) -> FailedData:
+    """Return the quarantined batches and those that wait for another attempt, with reasons; at most `most` of each."""
+
+    def views(items: Sequence[Suspect]) -> tuple[FailedBatches, ...]:
+        return tuple(FailedBatches(item.batch_id, item.against, item.message) for item in items[:most])
+
+    return FailedData(views(run.quarantined), views(run.suspects))
+
+
+def status_of(
+    run: Run,
+    version: int,
+    *,
+    now_s: float,
+    liveness: Liveness,
+    tokens_per_s: float,
+    blob_bytes: int,
+    journal_bytes: int,
+    store_problem: str | None,
+    explanation: str = "",
+) -> RunStatus:
+    """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
+    run = replace(run, now_s=now_s)
+    situation = situation_of(run, store_problem)
+    config = run.state_file.config
+    return RunStatus(
+        run_id=run.state_file.run_id,
+        version=version,
+        run_state=run.phase,
+        reason=run.reason,
+        hold=hold_reason(run),
+        phase_remaining_s=None if run.phase_ends_s is None else round(max(0.0, run.phase_ends_s - now_s), 3),
+        epoch=run.epoch,
+        step=run.step,
+        total_steps=max(1, run.last_step),
+        attempt=run.attempt,
+        member_count=len(run.members),
+        ready_count=len(run.ready_members()),
+        resting_count=len(run.members) - len(run.available_members()),
+        members=_member_views(run, liveness, now_s),
+        data_indices_applied=run.data_indices_applied,
+        tokens_applied=run.tokens_applied,
+        tokens_per_s=round(tokens_per_s, 1),
+        loss=run.losses[-1][1] if run.losses else None,
+        loss_history=run.losses[-MAX_LOSSES_IN_STATUS:],
+        evaluations=run.evaluations[-MAX_EVALUATIONS_IN_STATUS:],
+        carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
+        waiting_batches=total_batches(item.batch_id for item in run.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
+        quarantined=coalesce(item.batch_id for item in run.quarantined),
+        failed_data=failed_data_of(run, MAX_FAILED_IN_STATUS),
+        data_fingerprint=run.data_fingerprint,
+        data_decided_by=decided_by(run),
+        datasets=datasets_of(run, MAX_DATASETS_IN_STATUS),
+        checkpoint_step=None if run.checkpoint is None else run.checkpoint.step,
+        blob_bytes=blob_bytes,
+        journal_bytes=journal_bytes,
+        store_problem=store_problem,
+        pausing=run.pause_pending,
+        data_generations=run.state_file.data_generations,
+        finish_after=run.finish_after,
+        next_data_index=run.cursor * config.data_indices_per_batch,
+        waiting=waiting_words(situation),
+        explanation=speed_words(situation, explanation),
+    )
+
+
+def _member_views(run: Run, liveness: Liveness, now_s: float) -> tuple[MemberView, ...]:
+    """Return the run's first members as an operator sees them, at most `MAX_MEMBERS_IN_STATUS`."""
+    positions = {} if run.round is None else run.round.plan.positions
+    parts, factors = parts_of(run), lowered_factors(run)
+    return tuple(
+        MemberView(
+            client_id=member.client_id,
+            ready=run.is_ready(member),
+            in_roster=member.client_id in positions,
+            share=share_units(member) / SHARE_UNITS_PER_BATCH,
+            claim=member.share,
+            trainer=member.trainer,
+            silent_s=round(liveness.silent_s(member.client_id, now_s), 3),
+            last_loss=member.last_loss,
+            missed=member.conduct.misses,
+            rest_s=member.conduct.rest_s(now_s),
+            last_miss=member.conduct.last_miss,
+            data_wait=None if member.data_waits is None else member.data_waits.view(),
+            name=member.name,
+            software=member.software,
+            part=parts.get(member.client_id, 0.0),
+            factor=factors.get(member.client_id),
+        )
+        for member in list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
+    )
+
+
+class TokenRate:
+    """Tokens per second over the last rounds."""
+
+    WINDOW = 16
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def add(self, now_s: float, tokens: int) -> None:
+        self._points = [*self._points, (now_s, tokens)][-self.WINDOW :]
+
+    def per_s(self) -> float:
+        if len(self._points) < 2:
+            return 0.0
+        (start_s, first), (end_s, last) = self._points[0], self._points[-1]
+        return (last - first) / (end_s - start_s) if end_s > start_s else 0.0

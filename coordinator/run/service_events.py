@@ -1,0 +1,18 @@
+"""Events of a service, for whoever watches it."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from epochal.coordinator.machine.instructions import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKept:
+    """One journal record was written, of `stimulus_count` stimuli, in `append_s` seconds."""
+
+    stimulus_count: int
+    append_s: float
+
+
+ServiceEvent: TypeAlias = Instruction | GroupKept
+"""Events of a service for its watcher."""

@@ -1,0 +1,384 @@
+"""The run's history as viewers are sent it: who may see it, and pages that are encoded once for all who ask.
+
+Encoding takes milliseconds to a second, so it is done in a thread, for a bounded number of requests at a time.
+"""
+
+import asyncio
+import contextlib
+import gzip
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from epochal.coordinator.auth.admin import OPERATOR
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.moment import moment_of, with_slowest
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.situation import situation_of
+from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
+from epochal.coordinator.run.publication import Published
+from epochal.coordinator.thinning import USUAL_POINTS, Thinning
+from epochal.coordinator.views.strangers_time import StrangersTime
+from epochal.runtime.worker_thread import Worker
+from epochal.state.errors import Refused
+from epochal.state.messages.history import (
+    HistoryPage,
+    Moment,
+    RoundColumns,
+    RoundDetail,
+    RoundFigures,
+    slowest_first,
+    thinned,
+)
+from epochal.state.refusals import Refusal
+from epochal.state.shown.waiting_words import speed_words
+from epochal.state.wire import canonical_json, sha256_hex
+
+DEFAULT_POINTS = 1024
+MAX_POINTS = 4096
+"""Maximum number of rows in a page."""
+FREE_ROWS = 1024
+"""Number of rows of which a page takes so little time, some milliseconds, that a stranger's is not counted."""
+MAX_ENCODED_PAGES = 32
+"""Maximum number of pages that are kept as they were encoded."""
+MAX_ENCODED_PAGE_BYTES = 16 * 1024 * 1024
+"""Maximum size of all of them together, unless a single one is larger."""
+MAX_ENCODING = 64
+"""Maximum number of requests for which a page is being encoded, or waits for that."""
+MIN_COMPRESSED_BYTES = 1024
+_LEVEL = 5
+
+
+REST_PER_WORK = 10.0
+"""Multiple of the time that it took to show the present, for which the same is shown again."""
+SAME_PRESENT_S = 0.5
+"""Time for which the present is sent again: to those who ask for it, whatever happens; to those who ask for its
+version, if nothing has happened but that time went by."""
+MAX_PRESENT = 8
+"""Maximum number of forms in which the present is kept."""
+
+
+Kind = TypeVar("Kind", Moment, RoundDetail)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPage:
+    """A page as it is sent: as JSON, and the same compressed with gzip, or None if it is short."""
+
+    etag: str
+    plain: bytes
+    compressed: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """The present as it was sent: of which document and run, and until when for a later run, or for this one."""
+
+    etag: str
+    run: Run
+    rests_s: float
+    until_s: float
+    page: EncodedPage
+
+
+class HistoryViews:
+    """The history of one coordinator's run, for viewers.
+
+    Args:
+        handlers: of the coordinator.
+        worker: encodes pages.
+    """
+
+    def __init__(self, handlers: Handlers, worker: Worker) -> None:
+        self._handlers = handlers
+        self._worker = worker
+        self._pages: OrderedDict[str, EncodedPage] = OrderedDict()
+        self._kept_bytes = 0
+        self._encoding: dict[str, asyncio.Event] = {}
+        self._asking_count = 0
+        self.encoded_count = 0
+        """Number of pages that were encoded."""
+        self._turn = asyncio.Lock()
+        self._strangers = StrangersTime()
+        self._thinning = Thinning()
+        self._last_present: dict[int | None, _Present] = {}
+        """The present as it was sent last, by the number of clients that were asked for."""
+
+    def check(self, run_id: str, token: str | None) -> None:
+        """Raise `Refused` unless the run is served, and `[access] dashboard` lets the owner of the token see it.
+
+        A member that looks is not heard by it: its client may be gone while its page is open.
+
+        Args:
+            run_id: in the request's path.
+            token: a member's session token or the admin token; None if the request shows none.
+        """
+        self._handlers.check_run(run_id)
+        rule = self._handlers.service.run.state_file.access.dashboard
+        if rule == "public" or (token is not None and self._handlers.admin.matches(token)):
+            return
+        if rule == "members":
+            self._handlers.member_of(token)
+        else:
+            self._handlers.check_admin(token)
+
+    def viewer(self, run_id: str, token: str | None, host: str) -> Reader:
+        """Return who looks: the operator, a member, or a stranger, who may show any other token. Raise as `check`.
+
+        Args:
+            run_id: in the request's path.
+            token: as in `check`.
+            host: from which the request comes.
+        """
+        self.check(run_id, token)
+        if token is not None:
+            if self._handlers.admin.matches(token):
+                return Reader(ReaderKind.OPERATOR, OPERATOR)
+            with contextlib.suppress(Refused):
+                return Reader(ReaderKind.MEMBER, self._handlers.member_of(token))
+        return stranger_at(host)
+
+    def page_of(self, rows: list[RoundFigures]) -> HistoryPage:
+        """Return a page with these rows."""
+        service = self._handlers.service
+        history = service.history.history
+        return HistoryPage(
+            run_id=service.run.state_file.run_id,
+            lineage=service.run.lineage,
+            next=history.next,
+            detailed_from=history.detailed_from,
+            first_version=service.history.first_version,
+            rounds=RoundColumns.of(rows),
+        )
+
+    async def page(self, viewer: Reader, first: int, last: int | None, points: int) -> EncodedPage:
+        """Return the rows of some rounds, merged into at most `points`.
+
+        A part of a long history costs as much as a look back. The whole, as every page begins with it, does not.
+
+        Args:
+            viewer: who looks.
+            first, last: numbers of the first and the last round; None for the last of all.
+            points: maximum number of rows.
+
+        Raises:
+            Refused: `invalid-parameter`; `overloaded` while the history is read, or if too many ask; `store-failed`;
+                `rate-limited` as `encoded_past`.
+        """
+        if not 1 <= points <= MAX_POINTS:
+            raise Refused(Refusal.INVALID_PARAMETER, f"points={points}; allowed: 1 to {MAX_POINTS}")
+        if last is not None and last < first:
+            raise Refused(Refusal.INVALID_PARAMETER, f"to={last} lies before from={first}")
+        history = self._history()
+        until = history.next - 1 if last is None else min(last, history.next - 1)
+        empty = self.page_of([])
+        name = f"{empty.lineage}-{empty.next}-{empty.first_version}-{first}-{until}-{points}"
+
+        rows, is_whole = history.between(first, until), first == 0 and last is None
+
+        async def encode() -> bytes:
+            def work() -> bytes:
+                few = RoundColumns.of((self._thinning.thinned if is_whole else thinned)(rows, points))
+                return canonical_json({**_fields_of(empty), "rounds": few})
+
+            return await self._worker.run(work)
+
+        if len(rows) <= FREE_ROWS or (is_whole and points in USUAL_POINTS):
+            return await self.encoded(name, encode)
+        return await self.encoded_past(viewer, name, encode)
+
+    async def round(self, number: int, slowest: int | None = None) -> EncodedPage:
+        """Return a round with its clients.
+
+        Args:
+            number: of the round.
+            slowest: maximum number of clients; None for all.
+
+        Raises:
+            Refused: `not-found` if they are not held; and as `page`.
+        """
+        history = self._history()
+        detail = history.detail(number)
+        if detail is None:
+            held = (
+                f"{history.detailed_from} to {history.next - 1}" if history.detailed_from < history.next else "none yet"
+            )
+            raise Refused(Refusal.NOT_FOUND, f"the clients' figures of round {number} are not held; held: {held}")
+        lineage = self._handlers.service.run.lineage
+        name = f"{lineage}-round-{number}-{detail.figures.version}-{history.told_count(number)}-{_named(slowest)}"
+
+        async def encode() -> bytes:
+            return await self._worker.run(lambda: canonical_json(_few(detail, slowest)))
+
+        return await self.encoded(name, encode)
+
+    async def explanation(self) -> EncodedPage:
+        """Return why the run is not faster. Raises as `page`."""
+        service = self._handlers.service
+        found = await service.history.explanations.refresh(self._history(), service.run)
+        body = canonical_json(found)
+
+        async def encode() -> bytes:
+            return body
+
+        return await self.encoded(f"{service.run.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
+
+    async def moment(self, viewer: Reader, version: int, slowest: int | None = None) -> EncodedPage:
+        """Return the run as it was at a version. Raises as `RunHistory.moment`, and as `encoded_past`.
+
+        Args:
+            viewer: who looks.
+            version: of the run document.
+            slowest: maximum number of clients of each round; None for all.
+        """
+        service = self._handlers.service
+        self._history()  # which is read
+        published = service.published
+        if version == published.version:
+            return await self._shown_now(published, slowest)
+
+        async def encode() -> bytes:
+            moment = await service.history.moment(version, published.version)
+            return await self._worker.run(lambda: canonical_json(_few(moment, slowest)))
+
+        name = f"{published.document.lineage}-version-{version}-{_named(slowest)}"
+        return await self.encoded_past(viewer, name, encode)
+
+    async def present(self, slowest: int | None = None) -> EncodedPage:
+        """Return the run as it is, or was up to `SAME_PRESENT_S` ago, or for longer if it takes long to show it.
+
+        Args:
+            slowest: maximum number of clients of each round; None for all.
+
+        Raises:
+            Refused: as `page`.
+        """
+        self._history()
+        last = self._last_present.get(slowest)
+        lineage = self._handlers.service.run.lineage
+        if last is not None and last.run.lineage == lineage and asyncio.get_running_loop().time() < last.until_s:
+            return last.page
+        return await self._shown_now(self._handlers.service.published, slowest)
+
+    async def _shown_now(self, present: Published, slowest: int | None) -> EncodedPage:
+        """Return the published version: from memory, and not made again at once, least of all if that took long."""
+        history = self._history()
+        now_s, run, at_s = asyncio.get_running_loop().time(), self._handlers.service.run, self._handlers.service.now_s()
+        last = self._last_present.get(slowest)
+        if (
+            last is not None
+            and last.etag == present.etag
+            and now_s < (last.until_s if last.run is run else last.rests_s)
+        ):
+            return last.page
+
+        async def encode() -> bytes:
+            service = self._handlers.service
+            last_round, problem = history.detail(history.next - 1), service.health.problem
+            found = await service.history.explanations.refresh(history, run)
+            why = speed_words(situation_of(run, problem), found.sentence)
+            return await self._worker.run(
+                lambda: canonical_json(
+                    _few(
+                        moment_of(
+                            run,
+                            present.document,
+                            last_round,
+                            at_s,
+                            has_clients=slowest != 0,
+                            explanation=why,
+                            problem=problem,
+                        ),
+                        slowest,
+                    )
+                )
+            )
+
+        page = await self.encoded(f"{present.etag[1:-1]}-at-{at_s:.6f}-{_named(slowest)}", encode)
+        took_s = asyncio.get_running_loop().time() - now_s
+        if len(self._last_present) >= MAX_PRESENT:
+            self._last_present.clear()
+        rests_s = now_s + REST_PER_WORK * took_s
+        self._last_present[slowest] = _Present(present.etag, run, rests_s, max(rests_s, now_s + SAME_PRESENT_S), page)
+        return page
+
+    def _history(self) -> History:
+        return self._handlers.service.history.history
+
+    async def encoded(self, name: str, encode: Callable[[], Awaitable[bytes]]) -> EncodedPage:
+        """Return a page of this name; encode it if it is not kept. Others who ask for it meanwhile wait."""
+        if name in self._pages:
+            self._pages.move_to_end(name)
+            return self._pages[name]
+        if self._asking_count >= MAX_ENCODING:
+            raise Refused(Refusal.OVERLOADED, f"{MAX_ENCODING} requests for the run's history wait; try again soon")
+        self._asking_count += 1
+        try:
+            async with self._turn:
+                if name not in self._pages:
+                    plain = await encode()
+                    self._keep(name, await self._worker.run(lambda: encoded_page(name, plain)))
+                return self._pages[name]
+        finally:
+            self._asking_count -= 1
+
+    async def encoded_past(self, viewer: Reader, name: str, encode: Callable[[], Awaitable[bytes]]) -> EncodedPage:
+        """Return a page of the past as `encoded` does. One that is not kept is made for strangers after all else.
+
+        Raises:
+            Refused: `rate-limited` for a stranger, if the past was shown to strangers for long enough lately.
+        """
+        if name in self._pages or not viewer.is_stranger:
+            return await self.encoded(name, encode)
+        async with self._strangers.turn(viewer):
+            return await self.encoded(name, encode)
+
+    def _keep(self, name: str, page: EncodedPage) -> None:
+        self.encoded_count += 1
+        self._pages[name] = page
+        self._kept_bytes += _size(page)
+        while len(self._pages) > 1 and (
+            len(self._pages) > MAX_ENCODED_PAGES or self._kept_bytes > MAX_ENCODED_PAGE_BYTES
+        ):
+            self._kept_bytes -= _size(self._pages.popitem(last=False)[1])
+
+
+def encoded_page(name: str, plain: bytes, level: int = _LEVEL) -> EncodedPage:
+    """Return a page as it is sent. It takes milliseconds to a second.
+
+    Args:
+        name: names its content among all pages of its address.
+        plain: its JSON.
+        level: of gzip.
+    """
+    packed = gzip.compress(plain, level, mtime=0) if len(plain) >= MIN_COMPRESSED_BYTES else None
+    return EncodedPage(f'"{name}"', plain, packed)
+
+
+def _named(slowest: int | None) -> str:
+    return "all" if slowest is None else str(slowest)
+
+
+def _few(found: Kind, slowest: int | None) -> Kind:
+    """Return a moment, or a round, with the slowest of its clients only."""
+    if slowest is None:
+        return found
+    if isinstance(found, Moment):
+        return with_slowest(found, slowest)
+    return replace(found, clients=slowest_first(found.clients, slowest))
+
+
+def _size(page: EncodedPage) -> int:
+    return len(page.plain) + len(page.compressed or b"")
+
+
+def _fields_of(page: HistoryPage) -> dict[str, object]:
+    return {
+        "run_id": page.run_id,
+        "lineage": page.lineage,
+        "next": page.next,
+        "detailed_from": page.detailed_from,
+        "first_version": page.first_version,
+    }

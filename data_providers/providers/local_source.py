@@ -1,0 +1,124 @@
+"""Files on this machine as a `ByteSource`: one file, or a folder with those below it.
+
+A file is read and not mapped, so that a truncated one is an error and does not end the process. It must keep its size,
+and, where a manifest lists it, its content (`KeptFile`).
+"""
+
+import asyncio
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from epochal.data_providers.protocol import CorruptData, SourceUnavailable
+from epochal.data_providers.providers.kept_file import FileVersion, KeptFile, read_whole
+from epochal.data_providers.providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder
+from epochal.data_providers.providers.local_places import cannot_open, files_below
+from epochal.data_providers.sources.manifest import MANIFEST_NAME
+from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.range_file import SeekableFile
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+class LocalSource:
+    """A `ByteSource` over files by their paths. Make one with `open`."""
+
+    def __init__(self, location: str, files: Sequence[SourceFile], kept: Mapping[str, KeptFile]) -> None:
+        self.location = location
+        self.files = files
+        self._kept = kept
+        self._sizes = {file.name: file.size_bytes for file in files}
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """List one file, or the files of a folder and of those below it, hidden ones left out. Blocks.
+
+        Manifests name their contents, and some blocks are compared with them.
+
+        Raises:
+            SourceUnavailable: the files cannot be listed now; retry.
+            Rejected: there is no such path, this user may not read it, or it holds too many files.
+            CorruptData: a manifest is damaged, or a file differs from it; the fault of the data's owner.
+        """
+        try:
+            if path.is_dir():
+                found = dict(files_below(path))
+                versions = {name: FileVersion.of(file.stat()) for name, file in found.items()}
+                manifest = listed_in_folder(path, found)
+            else:
+                found = {path.name: path}
+                versions = {path.name: FileVersion.of(path.stat())}
+                manifest = listed_beside(path.with_name(MANIFEST_NAME), path)
+            contents, encodings = contents_in(manifest), encodings_in(manifest)
+            files = []
+            for name, file in found.items():
+                size_bytes, version = versions[name].size_bytes, str(versions[name].modified_ns)
+                content, encoding = contents.get(name, ""), encodings.get(name)
+                place = str(file.absolute())
+                files.append(SourceFile(name, size_bytes, place, version, content=content, encoding=encoding))
+        except OSError as error:
+            raise cannot_open(path, error) from error
+        kept = {name: KeptFile(file, versions[name], manifest.get(name)) for name, file in found.items()}
+        return cls(str(path), files, kept)
+
+    @classmethod
+    def of_paths(cls, location: str, files: Sequence[SourceFile], paths: Mapping[str, Path]) -> Self:
+        """Return a source of files that no manifest lists, by their paths; `OSError` if one does not exist. Blocks."""
+        kept = {name: KeptFile(path, FileVersion.of(path.stat())) for name, path in paths.items()}
+        return cls(location, files, kept)
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return a source of these files alone."""
+        wanted = set(names)
+        return type(self)(self.location, [file for file in self.files if file.name in wanted], self._kept)
+
+    async def read_into(self, name: str, start: int, into: memoryview) -> None:
+        """Fill `into` with the file's bytes, as `ByteSource.read_into`."""
+        await asyncio.to_thread(self.read, name, start, into)
+
+    def read(self, name: str, start: int, into: memoryview) -> None:
+        """Fill `into` with the file's bytes, as `ByteSource.read_into`. Blocks."""
+        try:
+            self.read_file(name, start, into)
+        except OSError as error:
+            path = self._kept[name].path
+            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+
+    def read_file(self, name: str, start: int, into: memoryview) -> None:
+        """Fill `into`, as `read`, with the errors of the system as `OSError`. Blocks."""
+        kept = self._kept[name]
+        path = kept.path
+        with path.open("rb", buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes != self._sizes[name]:
+                raise CorruptData(f"{path} had {self._sizes[name]} bytes and now has {size_bytes}", path=str(path))
+            read_whole(file.fileno(), start, into, path)
+            if not kept.holds(FileVersion.of(os.fstat(file.fileno())), start, len(into)):
+                kept.read(file.fileno(), start, into)
+
+    async def aclose(self) -> None:
+        """Do nothing: no file is kept open."""
+
+
+class LocalSourceFile(SeekableFile):
+    """A file of a `LocalSource` as Python's blocking file object, for libraries that read files. It holds nothing open.
+
+    Args:
+        source: has the file.
+        file: one of the source's files.
+    """
+
+    def __init__(self, source: LocalSource, file: SourceFile) -> None:
+        super().__init__(file.size_bytes)
+        self._source = source
+        self._name = file.name
+
+    def readinto(self, into: "WriteableBuffer", /) -> int:
+        """Fill as much of `into` as the file holds. Raises what `LocalSource.read_file` raises."""
+        view = memoryview(into).cast("B")
+        count = max(0, min(len(view), self.size() - self._at))
+        self._source.read_file(self._name, self._at, view[:count])
+        self._at += count
+        return count

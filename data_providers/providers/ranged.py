@@ -1,0 +1,209 @@
+"""The provider over a `ByteSource`: samples from token files, by few range requests of bounded size."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+
+from epochal.data_providers.description import describe_tokens
+from epochal.data_providers.file_names import TOKEN_FILES
+from epochal.data_providers.formats.discovery import discover
+from epochal.data_providers.formats.mds_table import RecordsFile, RecordTables
+from epochal.data_providers.formats.token_file import TokenFile
+from epochal.data_providers.identity import contents_of
+from epochal.data_providers.order import DataFile, DataOrder, Extent
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, TokenBatch, Tokens
+from epochal.data_providers.providers.read_ahead import ReadAhead
+from epochal.data_providers.sources.protocol import ByteSource, Wanted, closed_on_failure, read_many
+from epochal.data_providers.sources.unpacked import UnpackedSource
+from epochal.state.errors import InternalError
+from epochal.state.intervals import DataIds
+
+MAX_RANGE_BYTES = 16 * 1024**2
+"""A longer stretch is cut, so that its parts are read concurrently."""
+
+MAX_GAP_BYTES = 16 * 1024
+"""Maximum number of unwanted bytes between two ranges that are requested as one."""
+
+
+class Piece(NamedTuple):
+    """The destination of a part of a range: `length` bytes from `source` in the range to `target` in the answer."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes `[start, stop)` of a file, by its position in the dataset's order, and the wanted pieces; never empty."""
+
+    file: int
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+
+class RangedDataProvider:
+    """A `DataProvider` over the token files of a source. Make one with `open`."""
+
+    def __init__(self, source: ByteSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
+        self.order = DataOrder(files, spec, contents=contents_of(source.files))
+        self.encodings = {file.name: file.encoding for file in source.files if file.encoding is not None}
+        self.sequence_count = self.order.sequence_count
+        self.fingerprint = self.order.fingerprint
+        self.description = describe_tokens("token files", self.order)
+        self._source = source
+        self._ahead = ReadAhead(self._fill, spec)
+        self._tables = RecordTables(source, spec)
+        self.is_plain = not isinstance(source, UnpackedSource) and not any(isinstance(f, RecordsFile) for f in files)
+        """Whether every sample's place follows from its number, in a file that is not compressed."""
+        self._closed = False
+
+    @classmethod
+    async def open(cls, source: ByteSource, spec: DatasetSpec) -> Self:
+        """Open every token file of a source. The provider closes the source.
+
+        Raises:
+            SourceUnavailable: the source does not answer now; retry.
+            CorruptData: there are no token files, or one of them is not in its format; the fault of the data's owner.
+            Rejected: the source refuses.
+        """
+        async with closed_on_failure(source):
+            files = await discover(source, spec)
+            if not files:
+                raise CorruptData(f"{source.location} holds no token files ({TOKEN_FILES})", location=source.location)
+            return cls(source, files, spec)
+
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        """Return the samples of these data indices, as `DataProvider.get_samples`."""
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        self.order.spec.check_request(data_ids)
+        return TokenBatch.fixed_length(await self._ahead.get(data_ids), self.order.spec.sequence_length)
+
+    def expecting(self, data_ids: Sequence[DataIds], samples_per_request: int) -> AbstractContextManager[None]:
+        """Read ahead within the context, as `Expecting.expecting`."""
+        return self._ahead.expecting(data_ids, samples_per_request)
+
+    def forget_ahead(self) -> None:
+        """Drop what was read ahead without being told: later data indices may be of other files now."""
+        self._ahead.forget_guess()
+
+    @property
+    def discarded_bytes(self) -> int:
+        """Number of bytes that were read ahead and never requested."""
+        return self._ahead.discarded_bytes
+
+    async def _fill(self, data_ids: DataIds, tokens: Tokens) -> None:
+        """Fill an array with the samples of these data indices."""
+        view = tokens.view(np.uint8).data
+        extents = self.order.locate(data_ids)
+        ranges = plan_ranges(extents, await self._laid_out(extents), self.order.spec)
+        await read_ranges(self._source, self.order.files, ranges, view)
+
+    async def _laid_out(self, extents: Sequence[Extent]) -> "Mapping[int, Layout]":
+        """Return the extents' files, by number; of files with tables, what these extents need of them."""
+        layouts: dict[int, Layout] = {}
+        by_file: dict[int, list[Extent]] = {}
+        for extent in extents:
+            by_file.setdefault(extent.file, []).append(extent)
+        for number, own in by_file.items():
+            file = self.order.files[number]
+            if isinstance(file, RecordsFile):
+                table = await self._tables.of(file)
+                places = {(one.sequence, one.length) for one in own}
+                layouts[number] = _Looked({place: table.stretches(*place, self.order.spec) for place in places})
+            else:
+                layouts[number] = file
+        return layouts
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._ahead.aclose()
+        await self._source.aclose()
+
+
+class Layout(Protocol):
+    """Says where a file's samples are."""
+
+    def stretches(self, sequence: int, length: int, spec: DatasetSpec) -> list[tuple[int, int]]:
+        """Return neighbouring samples as (offset, length) in bytes, one for each stretch without a gap."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """Places of samples that were looked up in a table, which need not be kept for them."""
+
+    found: Mapping[tuple[int, int], list[tuple[int, int]]]
+
+    def stretches(self, sequence: int, length: int, _: DatasetSpec) -> list[tuple[int, int]]:
+        return self.found[sequence, length]
+
+
+async def read_ranges(
+    source: ByteSource, files: Sequence[DataFile], ranges: Sequence[ByteRange], view: memoryview
+) -> None:
+    """Fill `view` with the pieces of these ranges. Raises what `ByteSource.read_into` raises."""
+    wanted: list[Wanted] = []
+    scattered: list[tuple[ByteRange, memoryview]] = []
+    for one in ranges:
+        (piece, *more) = one.pieces
+        if more:
+            into = np.empty(one.stop - one.start, np.uint8).data
+            scattered.append((one, into))
+        else:
+            into = view[piece.target : piece.target + piece.length]
+        wanted.append(Wanted(files[one.file].name, one.start, into))
+    await read_many(source, wanted)
+    for one, found in scattered:
+        for begin, target, length in one.pieces:
+            view[target : target + length] = found[begin : begin + length]
+
+
+def plan_ranges(
+    extents: Sequence[Extent], files: "Sequence[Layout] | Mapping[int, Layout]", spec: DatasetSpec
+) -> list[ByteRange]:
+    """Return the byte ranges that hold the extents, by file and offset; ranges with small gaps are joined.
+
+    Args:
+        extents: the places of a request, in the order of the answer.
+        files: the dataset's files, in its order.
+    """
+    parts: list[tuple[int, int, int, int]] = []
+    target = 0
+    for extent in extents:
+        for offset, length in files[extent.file].stretches(extent.sequence, extent.length, spec):
+            parts.append((extent.file, offset, target, length))
+            target += length
+    return ranges_of(parts)
+
+
+def ranges_of(parts: Iterable[tuple[int, int, int, int]]) -> list[ByteRange]:
+    """Return the ranges that hold these parts: (file, offset in it, offset in the answer, length in bytes)."""
+    ranges: list[ByteRange] = []
+    pieces: list[Piece] = []
+    file, start, stop = -1, 0, 0
+    for next_file, offset, target, length in sorted(_cut_long(parts)):
+        joins = next_file == file and offset <= stop + MAX_GAP_BYTES and offset + length - start <= MAX_RANGE_BYTES
+        if not joins:
+            if pieces:
+                ranges.append(ByteRange(file, start, stop, tuple(pieces)))
+            file, start, stop, pieces = next_file, offset, offset, []
+        pieces.append(Piece(offset - start, target, length))
+        stop = max(stop, offset + length)
+    if pieces:
+        ranges.append(ByteRange(file, start, stop, tuple(pieces)))
+    return ranges
+
+
+def _cut_long(parts: Iterable[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the parts, those of more than `MAX_RANGE_BYTES` in several."""
+    for file, offset, target, left in parts:
+        while left:
+            length = min(left, MAX_RANGE_BYTES)
+            yield file, offset, target, length
+            offset, target, left = offset + length, target + length, left - length

@@ -1,0 +1,80 @@
+"""Where a client finds the run's data: the options, and what opens them."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.cli.options.data_place import check_place
+from epochal.data_providers.locations import parse_location
+from epochal.data_providers.opening import open_provider
+from epochal.data_providers.protocol import DataProvider
+from epochal.data_providers.sources.cache import BlockCache
+from epochal.data_providers.tcp.client_connection import DataServerAccess
+from epochal.run_manager.context import RunAccess
+from epochal.runtime.permissions import Permissions
+from epochal.state.config.state_file import MAX_AHEAD_BYTES
+
+AheadBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MAX_AHEAD_BYTES,
+        help="Maximum size of the samples that are fetched ahead of their round; 0: none."
+        " Default: as the state file says.",
+    ),
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOCATION",
+        help="Where this machine finds the run's data: a path, a URL, or tcp://host:port."
+        " Default: where the run's state file says.",
+    ),
+]
+InsecureDataOption = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Ask data servers on other machines also without TLS, so that the network can read the ticket.",
+    ),
+]
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder that keeps data downloaded over HTTP or from buckets; clients may share it."
+    ),
+]
+CacheBytesOption = Annotated[int, typer.Option(help="Maximum size of --cache in bytes.")]
+
+
+@dataclass(frozen=True, slots=True)
+class DataChoice:
+    """Where the run's data are for this client (None: where the state file says), and where to cache them.
+
+    Attributes:
+        trust, insecure: how data servers are asked, as `DataServerAccess` takes it.
+        permissions: what the run's documents may use of this machine.
+    """
+
+    location: str | None
+    cache_dir: Path | None
+    cache_bytes: int
+    trust: bool | str
+    insecure: bool
+    permissions: Permissions
+
+
+def provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataProvider]]:
+    """Return what opens a run's data. Raise `InvalidInput` where `--data` names nothing."""
+    if data.location is not None:
+        check_place(parse_location(data.location))  # a mistake ends the command before it asks the coordinator
+    cache = None if data.cache_dir is None else BlockCache(data.cache_dir, data.cache_bytes)
+
+    async def open_data(access: RunAccess) -> DataProvider:
+        servers = DataServerAccess(access.ticket, access.document_version, data.trust, data.insecure)
+        return await open_provider(access.state, servers, data.permissions, data.location, cache)
+
+    return open_data

@@ -1,0 +1,85 @@
+"""Options that several commands share, and the settings that they read from the environment."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.cli.output.logs import LogFormat
+from epochal.state.errors import InvalidInput
+
+TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
+CHECKER_TOKEN_VARIABLE = "EPOCHAL_CHECKER_TOKEN"
+STORE_VARIABLE = "EPOCHAL_STORE"
+DATA_SERVER_TOKEN_VARIABLE = "EPOCHAL_DATA_SERVER_TOKEN"
+RUNS_FOLDER = Path("runs")
+"""Folder for runs that are given no other place."""
+
+UrlArgument = Annotated[
+    str, typer.Argument(metavar="URL", help="Address of the coordinator, such as http://host:8000.")
+]
+HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Log as short lines of text or as JSON.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
+ViewOption = Annotated[
+    bool,
+    typer.Option("--view/--no-view", help="Show what the client does below its log, where that is text on a terminal."),
+]
+OtelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--otel-endpoint",
+        metavar="URL",
+        help="Send traces of rounds to this OpenTelemetry collector over OTLP/HTTP, such as http://host:4318 (needs "
+        "epochal\\[otel]). Default: OTEL_EXPORTER_OTLP_ENDPOINT.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+CoordinatorCaOption = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", help="Trust this certificate, or these authorities (PEM), for the coordinator."),
+]
+TlsCertOption = Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain in PEM, to serve HTTPS.")]
+TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", help="Private key of --tls-cert, in PEM.")]
+StoreArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE", envvar=STORE_VARIABLE, help="Folder or URL that keeps the run: the coordinator's --store."
+    ),
+]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Allow plain HTTP on an address that other machines can reach.")
+]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="Name under which clients reach this server, as behind a proxy; repeat for several. Others are refused.",
+    ),
+]
+MetricsHostOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host", help="Address of --metrics-port. The default cannot be reached from other machines."
+    ),
+]
+
+
+def trusted(tls_ca: Path | None) -> bool | str:
+    """Return what to verify a server's certificate with: the file, or True for the system's authorities."""
+    return True if tls_ca is None else str(tls_ca)
+
+
+def trainer_token() -> str | None:
+    """Return the training service's token from the environment, or None if the variable is not set.
+
+    Raises:
+        InvalidInput: the variable is empty or holds characters that no HTTP header can carry.
+    """
+    token = os.environ.get(TRAINER_TOKEN_VARIABLE)
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
+        raise InvalidInput(f"{TRAINER_TOKEN_VARIABLE} is empty or not a token; allowed: printable ASCII, or unset")
+    return token

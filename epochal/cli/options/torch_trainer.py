@@ -1,0 +1,86 @@
+"""The options of `--trainer torch`, shared by the commands that compute with torch."""
+
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from epochal.state.errors import ExtraMissing, InvalidInput
+from epochal.trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
+from epochal.trainers.registry import TRAINERS
+from epochal.trainers.torch.options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
+
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="Device of --trainer torch: auto, cpu, mps, cuda or cuda:N. Default: auto."),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Precision of --trainer torch: {', '.join(PRECISIONS)}. Default: auto, which is bf16 on CUDA devices that"
+        " have it and float32 elsewhere. Parameters and optimizer are always float32."
+    ),
+]
+AttentionOption = Annotated[
+    str | None, typer.Option(help=f"Attention of --trainer torch: {', '.join(ATTENTIONS)}. Default: auto.")
+]
+CompileOption = Annotated[bool, typer.Option("--compile", help="Compile the model of --trainer torch.")]
+MicroBatchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|N",
+        help="Rows that --trainer torch computes at a time, at most; halved when memory runs out. Default: auto.",
+    ),
+]
+
+
+def torch_options(
+    device: str | None, precision: str | None, attention: str | None, micro_batch: str | None, *, compiles: bool
+) -> TorchOptions | None:
+    """Return the options, or None if not one of them is given.
+
+    Raises:
+        InvalidInput: one of them is wrong; the user's fault.
+    """
+    if (device, precision, attention, micro_batch, compiles) == (None, None, None, None, False):
+        return None
+    return TorchOptions(
+        device or "auto", precision or "auto", attention or "auto", compiles, parse_micro_batch(micro_batch or "auto")
+    )
+
+
+def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
+    """Raise `InvalidInput` if the trainer does not take these options, or this machine cannot compute as they say.
+
+    Torch is imported only where it must be asked.
+
+    Args:
+        options: for torch; None if not one of them is given.
+        trainer: its name.
+    """
+    if options is not None and trainer in TRAINERS and trainer != TORCH:
+        names = "--device, --precision, --attention, --compile and --micro-batch"
+        raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")
+    if trainer == TORCH:
+        _check_installed()
+    if options is not None and not options.suits_any_machine:
+        check_machine(options)
+
+
+def check_machine(options: TorchOptions | None) -> None:
+    """Raise `InvalidInput` if this machine's torch cannot compute as the options say; pass without options or torch."""
+    if options is not None and find_spec("torch") is not None:
+        with naming_broken_libraries():
+            from epochal.trainers.torch.availability import check_available
+
+        check_available(options)
+
+
+def _check_installed() -> None:
+    missing = {name for entry in ARCHITECTURES.values() if entry.trainer == TORCH for name in entry.missing_modules()}
+    if missing:
+        others = ", ".join(name for name in TRAINERS if name != TORCH)
+        raise ExtraMissing(
+            f"--trainer torch needs {' and '.join(sorted(missing))}: `pip install epochal[torch]`; allowed without "
+            f"it: {others}"
+        )

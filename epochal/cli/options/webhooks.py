@@ -1,0 +1,23 @@
+"""The webhooks of a state file, with what the environment holds of their addresses."""
+
+import os
+
+from epochal.cli.options.secret_files import FILE_SUFFIX, take_secret_files
+from epochal.coordinator.notify.webhooks import Address, addresses_of, variables_of
+from epochal.state.config.state_file import StateFile
+
+
+def webhooks_of(state: StateFile) -> tuple[Address, ...]:
+    """Return the webhooks that the coordinator of a run tells.
+
+    Raises:
+        InvalidInput: a variable that the file names is not set, or the file that `NAME_FILE` names cannot be read.
+    """
+    take_secret_files(os.environ, variables_of(state.notify))
+    return addresses_of(state.notify, os.environ)
+
+
+def missing_variables(state: StateFile) -> list[str]:
+    """Return the environment variables that a state file's webhooks name and that are not set here."""
+    names = dict.fromkeys(variables_of(state.notify))
+    return [name for name in names if not os.environ.get(name) and not os.environ.get(name + FILE_SUFFIX)]

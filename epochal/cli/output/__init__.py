@@ -1,0 +1,1 @@
+"""Output of commands: lines, logs, bars."""

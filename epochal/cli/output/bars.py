@@ -1,0 +1,95 @@
+"""Bars of long work in a terminal, drawn by rich, and a terminal that keeps its cursor."""
+
+import sys
+from typing import IO
+
+from rich.console import Console, RenderableType
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
+from rich.text import Text
+
+from epochal.runtime.long_work import BYTES, LongWork
+from epochal.runtime.visible_text import visible
+
+BAR_CHARS = 12
+
+
+class KeptCursorConsole(Console):
+    """A console that never hides the cursor, so that a process which is killed leaves none hidden."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        """Leave the cursor as it is."""
+        del show
+        return False
+
+
+def terminal(stream: IO[str]) -> Console:
+    """Return a console on a stream that is a terminal."""
+    return KeptCursorConsole(file=stream)
+
+
+class _DoneColumn(ProgressColumn):
+    """How much is done, of how much, and the rate of bytes."""
+
+    def render(self, task: Task) -> Text:
+        def shown(count: float) -> str:
+            return decimal(round(count)) if task.fields.get("unit") == BYTES else f"{round(count):,}"
+
+        total = "" if task.total is None else f"/{shown(task.total)}"
+        unit = "" if task.fields.get("unit") == BYTES else f" {task.fields.get('unit', '')}"
+        rate = f", {decimal(round(task.speed))}/s" if task.speed and task.fields.get("unit") == BYTES else ""
+        return Text(f"{shown(task.completed)}{total}{unit}{rate}")
+
+
+class _LeftColumn(ProgressColumn):
+    """The time that is left, in words of one size; a guess from the last seconds."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        left_s = task.time_remaining
+        return Text("" if left_s is None or task.total is None else f"{shown_duration(left_s)} left")
+
+
+def shown_duration(seconds: float) -> str:
+    """Return a duration in its two largest units: "42 s", "3 min 5 s", "2 h 10 min", "4 d 3 h"."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def new_bars(console: Console, refresh_per_s: float) -> Progress:
+    """Return bars that are not drawn yet; they vanish when they are stopped."""
+    return Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=BAR_CHARS),
+        _DoneColumn(table_column=Column(no_wrap=True)),
+        _LeftColumn(table_column=Column(no_wrap=True)),
+        console=console,
+        transient=True,
+        refresh_per_second=refresh_per_s,
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=True,
+    )
+
+
+def work_line(work: LongWork, now_s: float) -> RenderableType:
+    """Return a line about long work, with a bar and an estimate if its total is known."""
+
+    def amount(count: float) -> str:
+        return decimal(round(count)) if work.unit == BYTES else f"{round(count):,} {work.unit}"
+
+    line = Table.grid(padding=(0, 1))
+    left_s = work.seconds_left(now_s)
+    of = "" if work.total is None else f"/{amount(work.total)}"
+    left = "" if left_s is None else f", {shown_duration(left_s)} left"
+    bar = ProgressBar(total=work.total, completed=work.done, width=BAR_CHARS, pulse=work.total is None)
+    line.add_row(Text(visible(work.title)), bar, Text(f"{amount(work.done)}{of}{left}"))
+    return line

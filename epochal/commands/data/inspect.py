@@ -1,0 +1,315 @@
+"""`epochal data inspect`, `manifest` and `verify`: what a data location holds, and whether its files are intact."""
+
+import asyncio
+import contextlib
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from epochal.batching.data_check import DataFindings, DataNeeds, look_at_data
+from epochal.batching.packing.packed_batches import Packing
+from epochal.cli.options.shared import JsonOption
+from epochal.cli.output.lines import run_to_end, say
+from epochal.data_providers.description import description_of
+from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from epochal.data_providers.locations import AnyLocation, parse_location
+from epochal.data_providers.mixes.weighted import WeightedDataProvider
+from epochal.data_providers.opening import DATA_CONFIG_SUFFIX, OpenOptions, open_location, run_data
+from epochal.data_providers.protocol import DataProvider, DatasetSpec
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources.http.source import without_secrets
+from epochal.data_providers.sources.hub_dataset import HubDataset
+from epochal.data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.config.data_location import Local, Preprocessed, Server
+from epochal.state.config.model import DataType
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.intervals import DataIds
+from epochal.tools.inspect.data_report import DataReport, files_of, largest_token_of, show
+from epochal.tools.inspect.decoding import BYTES_VOCABULARY, Decode, Decoder, decoder_for, decoder_of
+from epochal.tools.inspect.prepared import prepared_data
+from epochal.tools.inspect.profile import DataProfile, profile_of
+from epochal.tools.inspect.sample_parts import encoded_first, first_parts
+from epochal.tools.run_inputs import (
+    LOOK_TIMEOUT_S,
+    TOKEN_DATA_SUFFIXES,
+    data_names,
+    fingerprint_problems,
+    vocabulary_of,
+)
+from epochal.tools.state_files import read_data_config, read_supported_state
+
+DEFAULT_SEQUENCE_LENGTH = 2048
+SAMPLE_SUFFIXES = (*LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
+SAMPLE_TOKENS = 32
+SAMPLE_CHARACTERS = 400
+
+
+def inspect(
+    location: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[LOCATION]",
+            help="Path or URL, as `epochal client --data` takes it. With --state, default: the run's own.",
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="STATE.toml",
+            help="Open the location as a client of this run does: the fingerprint is what the run's clients compute,"
+            " and the run's model must know the tokens (exit code 2 if it does not).",
+        ),
+    ] = None,
+    token_size: Annotated[
+        Literal["2", "4"] | None,
+        typer.Option(help="Bytes of a token, by default 2. Files that state it themselves must agree."),
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help=f"Number of tokens in a sequence. [default: {DEFAULT_SEQUENCE_LENGTH}]")
+    ] = None,
+    preprocessed: Annotated[
+        bool, typer.Option("--preprocessed", help="The location is a folder of parquet files with one sample a row.")
+    ] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, or bytes, to decode the first sample."),
+    ] = None,
+    end_token: Annotated[
+        int | None, typer.Option(min=0, metavar="TOKEN", help="Token that ends each document of token files.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile/--no-profile", help="Draw lengths of documents and frequencies of tokens.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a location holds: files, sequences, tokens, fingerprint, drawings, and the first sample decoded.
+
+    Some of the data are read: to find tokens that no model knows, and to draw how long documents are, and how frequent
+    tokens. Parts of the sample that are masked, and so not learnt, are told apart. The exit code is 2 if the location
+    cannot be read.
+    """
+    if state is None:
+        if location is None:
+            raise InvalidInput("give a LOCATION, or the run whose data are meant: --state STATE.toml")
+        asked = _asked_for(location, token_size or "2", seq_len or DEFAULT_SEQUENCE_LENGTH, preprocessed)
+    elif token_size is not None or seq_len is not None or preprocessed:
+        raise InvalidInput("--token-size, --seq-len and --preprocessed do not go with --state, which says it all")
+    else:
+        asked = _asked_of_run(read_supported_state(state), location)
+    if isinstance(asked.location, Server):
+        raise InvalidInput("a TCP data server serves only a run's members; inspect the files that it serves")
+    known = None if asked.path is None else prepared_data(asked.path)
+    if known is not None:
+        found = None if known.tokenizer is None else str(known.tokenizer)
+        tokenizer, end_token = tokenizer or found, known.end_id if end_token is None else end_token
+    looks = _Looks(decoder_of(tokenizer), profile, end_token)
+    run_to_end(_inspect(asked, looks, as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A location to inspect.
+
+    Attributes:
+        shown: as the user wrote it.
+        location, spec, packs: as it is opened.
+        run: for which it is inspected.
+        path: of its files, if they are on this machine.
+    """
+
+    shown: str
+    location: AnyLocation
+    spec: DatasetSpec
+    packs: bool
+    run: StateFile | None = None
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """How the data are looked at: `decoder` is None where there is no tokenizer.
+
+    `is_foreign` says that the data are known to be of another one, so that nothing is decoded.
+    """
+
+    decoder: Decoder | None
+    profile: bool
+    end_token: int | None
+    is_foreign: bool = False
+
+    def decode_of(self, largest_token: int | None) -> Decode | None:
+        """Return what decodes tokens up to a largest one, if anything does."""
+        if self.is_foreign:
+            return None
+        return decoder_for(None if self.decoder is None else self.decoder.decode, largest_token)
+
+
+def _asked_for(text: str, token_size: str, seq_len: int, preprocessed: bool) -> _Asked:
+    found: AnyLocation = parse_location(text)
+    path = Path(found.path) if isinstance(found, Local) else None
+    if path is not None and path.suffix == DATA_CONFIG_SUFFIX:
+        config = read_data_config(path)
+        seq_len, path = config.seq_len, path.parent / config.dir
+    if preprocessed and isinstance(found, Local):
+        found = Preprocessed(found.path)
+    packs = isinstance(found, HubDataset) if path is None else _holds_samples(path)
+    return _Asked(text, found, DatasetSpec(int(token_size), seq_len), packs, path=path)
+
+
+def _asked_of_run(run: StateFile, text: str | None) -> _Asked:
+    location, spec = run_data(run, text)
+    shown = f"the data of run {run.run_id}" if text is None else text
+    path = Path(location.path) if isinstance(location, Local | Preprocessed) else None
+    return _Asked(shown, location, spec, run.model.LLM.data_type is DataType.FINETUNING, run, path)
+
+
+async def _opened(asked: _Asked) -> tuple[DataProvider, _Asked]:
+    """Open a location; where no run says whether it packs, and there are records, as the data of a run that does."""
+    run_id = "" if asked.run is None else asked.run.run_id
+    try:
+        provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, OWNERS, packs=asked.packs))
+    except (DataError, InvalidInput) as error:
+        if asked.run is not None or asked.packs or not error.context.get("holds_records"):
+            raise
+        asked = replace(asked, packs=True)
+        provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, OWNERS, packs=True))
+    return provider, asked
+
+
+async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:
+    try:
+        provider, asked = await _opened(asked)
+        async with contextlib.aclosing(provider):
+            findings = await _findings(provider, asked)
+            note = None if looks.decoder is None else looks.decoder.note_on(getattr(provider, "encodings", {}))
+            if note is not None:
+                looks = replace(looks, is_foreign=True)
+                findings.notes.append(note)
+            if asked.run is not None:
+                findings.problems += fingerprint_problems(asked.run, provider)
+            profile = await _profile(asked, provider, looks.end_token) if looks.profile else None
+            report = await _report(asked, provider, looks, findings, profile)
+    except DataError as error:
+        raise InvalidInput(error.message, **error.context) from error
+    if as_json:
+        say(json.dumps(asdict(report), ensure_ascii=False))
+    else:
+        show(report, looks.decode_of(report.largest_token))
+    if report.problems:
+        raise InvalidInput("; ".join(report.problems))
+
+
+async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
+    """Look at some of the data: for the run that is asked for, or for any model."""
+    if asked.run is not None:
+        vocabulary = vocabulary_of(asked.run)
+        async with contextlib.aclosing(WorkerThread("epochal-inspect")) as worker:
+            packing = Packing.of(asked.run, vocabulary, worker, OWNERS)
+            return await look_at_data(provider, DataNeeds.of(asked.run, vocabulary, packing))
+    if asked.packs:  # what records become is a matter of the run's task encoder
+        return DataFindings()
+    findings = await look_at_data(provider, DataNeeds(asked.spec.sequence_length, None, None, LOOK_TIMEOUT_S))
+    findings.notes, findings.problems = findings.problems + findings.notes, []
+    largest = findings.largest_token or 0
+    if largest >= BYTES_VOCABULARY and not findings.notes:
+        findings.notes.append(
+            f"these tokens go up to {largest} at least: they are for models with a vocabulary of more than {largest} "
+            f"(the embedded one has {BYTES_VOCABULARY}); --state STATE.toml compares them with a run's"
+        )
+    return findings
+
+
+def manifest(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of token files.")],
+    block_bytes: Annotated[
+        int, typer.Option(help="Number of bytes in a block, each of which has its hash.")
+    ] = DEFAULT_BLOCK_BYTES,
+) -> None:
+    """Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch.
+
+    What an earlier manifest says of the tokenizer of files that are still the same is kept.
+    """
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder} is not a folder", path=str(folder))
+    names = data_names(folder)
+    if not names:
+        raise InvalidInput(f"{folder} holds no data files", path=str(folder))
+    written = write_manifest(folder, names, block_bytes)
+    say(f"{written.path}: {len(names)} files")
+    for lost in written.lost:
+        say(f"note: {lost}")
+    if written.unknown:
+        more = f", and {len(written.unknown) - 1} more files" if written.unknown[1:] else ""
+        say(f"note: {written.unknown[0]}{more}: the manifest does not say with which tokenizer, as it does of others")
+
+
+def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a manifest.")]) -> None:
+    """Compare every byte of a folder's files with its manifest."""
+    count = verify_folder(folder, data_names(folder, TOKEN_DATA_SUFFIXES) if folder.is_dir() else ())
+    say(f"{folder}: {count} files match the manifest")
+
+
+def _holds_samples(path: Path) -> bool:
+    """Return whether a path holds samples of different lengths (JSON lines or parquet files) and no token files."""
+    if not path.is_dir():
+        return path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES))
+    try:
+        if any(entry.name.endswith(TOKEN_SUFFIXES) or entry.name == MDS_INDEX_NAME for entry in path.iterdir()):
+            return False
+        return any(entry.name.endswith(SAMPLE_SUFFIXES) for entry in path.rglob("*"))
+    except OSError:  # opening the folder will raise the same error with its reason
+        return False
+
+
+async def _profile(asked: _Asked, provider: DataProvider, end_token: int | None) -> DataProfile:
+    """Return the profile, of token files in their own order: there a document goes on in the next sample."""
+    is_shuffled = isinstance(provider, LocalDataProvider | RangedDataProvider) and asked.spec.shuffle_seed is not None
+    if not is_shuffled:
+        return await profile_of(provider, end_token)
+    in_order, _ = await _opened(replace(asked, spec=replace(asked.spec, shuffle_seed=None)))
+    async with contextlib.aclosing(in_order):
+        return await profile_of(in_order, end_token)
+
+
+async def _report(
+    asked: _Asked, provider: DataProvider, looks: _Looks, findings: DataFindings, profile: DataProfile | None
+) -> DataReport:
+    first = await provider.get_samples(DataIds(0, 0))
+    batch = encoded_first(first, asked.run) if first.is_text else first
+    decode = looks.decode_of(int(batch.input_ids.max(initial=0)))
+    text_of = decoder_for(None, 0) if first.is_text else decode
+    parts = () if decode is None else await asyncio.to_thread(first_parts, batch, decode)
+    sample: list[int] = first.input_ids[: int(first.offsets[1])].tolist()
+    order = provider.order if isinstance(provider, LocalDataProvider | RangedDataProvider) else None
+    length = None if order is None else order.spec.sequence_length
+    count, described = provider.sequence_count, description_of(provider)
+    return DataReport(
+        location=without_secrets(asked.shown) if "://" in asked.shown else asked.shown,
+        kind=type(provider).__name__.removesuffix("DataProvider"),
+        sequence_length=length,
+        files=files_of(provider),
+        sequences=count,
+        tokens=None if count is None or length is None else count * length,
+        fingerprint=provider.fingerprint,
+        identified_by=None if described is None else described.identified_by,
+        columns=provider.columns if isinstance(provider, PreprocessedDataProvider) else (),
+        mix=provider.counts if isinstance(provider, WeightedDataProvider) else {},
+        schedule=provider.schedule if isinstance(provider, WeightedDataProvider) and provider.schedule[1:] else (),
+        quantisation_error=provider.quantisation_error if isinstance(provider, WeightedDataProvider) else None,
+        sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
+        sample_text=None if text_of is None else text_of(sample)[:SAMPLE_CHARACTERS],
+        sample_parts=parts,
+        profile=profile,
+        largest_token=largest_token_of(provider, findings.largest_token),
+        problems=tuple(findings.problems),
+        notes=tuple(findings.notes),
+    )

@@ -1,0 +1,277 @@
+"""`epochal prepare`: from text to a folder from which a run starts."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from epochal.cli.output.lines import say
+from epochal.cli.output.screens import can_be_drawn_on
+from epochal.runtime.long_work import BYTES, long_work
+from epochal.state.config.state_file import parse_state
+from epochal.state.errors import EpochalError
+from epochal.tools.init.next_commands import next_commands
+from epochal.tools.prepare import preparing
+from epochal.tools.prepare.appending import discard_append
+from epochal.tools.prepare.options import PrepareOptions
+from epochal.tools.prepare.preparing import PrepareProgress
+from epochal.tools.prepare.publishing import OURS, TRAIN, VALIDATION, Preparation, fingerprint_of
+from epochal.tools.prepare.sources import text_suffix_hint
+from epochal.tools.prepare.working import discard_unfinished
+
+DEFAULTS = PrepareOptions()
+STEPS_SHOWN = 10
+"""Number of lines that show the progress where there is no terminal."""
+NAMED_SHOWN = 10
+
+
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE…",
+        help="Files and folders of text, JSON lines and parquet, by path, URL, bucket (s3://bucket/folder) or name "
+        "(hf://datasets/NAME); files also as .gz and .zst.",
+    ),
+]
+TokenizerOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE|NAME|bytes",
+        help="`bytes` (for the embedded model), a tokenizer.json or its folder, or a name on the Hugging Face Hub.",
+    ),
+]
+OutOption = Annotated[
+    Path, typer.Option(metavar="DIR", help="Folder to write: new, empty, or of the same preparation.")
+]
+EndTokenOption = Annotated[
+    str | None,
+    typer.Option(metavar="TOKEN|ID", help="Token that ends each document. Default: as the tokenizer says."),
+]
+CutOption = Annotated[Literal["file", "lines", "blank-lines"], typer.Option(help="What a document is in a text file.")]
+TextSuffixOption = Annotated[
+    list[str] | None, typer.Option(metavar=".SUFFIX", help="Read such files as text too; repeat for several.")
+]
+ValidationOption = Annotated[
+    str, typer.Option(metavar="SHARE", help="Hold out this share of the documents, such as 0.5%.")
+]
+InvalidTextOption = Annotated[
+    Literal["error", "skip", "replace"], typer.Option(help="What to do with a document that is not UTF-8.")
+]
+ChatOption = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="The sources are JSON lines of conversations (`messages`, or `prompt` and `completion`), made into rows of"
+        " --seq-len tokens with labels for what is learnt.",
+    ),
+]
+TemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Chat template: plain, chatml, none, or a Jinja file. Default: the tokenizer's own; plain for bytes.",
+    ),
+]
+LearnOption = Annotated[
+    Literal["assistant", "last"], typer.Option(help="What is learnt: all of the assistant's messages, or the last one.")
+]
+OversizedOption = Annotated[
+    Literal["error", "truncate", "split", "drop"],
+    typer.Option(help="What to do with a conversation that is longer than a row."),
+]
+SkipBadOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad",
+        help="Skip documents and archives that cannot be read, and name them in the manifest, instead of ending.",
+    ),
+]
+RestartOption = Annotated[
+    bool,
+    typer.Option(
+        "--restart", help="Discard an unfinished preparation in the folder and begin anew; a complete one stays."
+    ),
+]
+AppendOption = Annotated[
+    bool,
+    typer.Option(
+        "--append",
+        help="Append new sources to the complete preparation in the folder, as files after those that are there.",
+    ),
+]
+
+
+def prepare(
+    sources: SourcesArgument,
+    tokenizer: TokenizerOption,
+    out: OutOption,
+    end_token: EndTokenOption = None,
+    documents: CutOption = DEFAULTS.documents,
+    text_field: Annotated[str, typer.Option(help="Field of a JSON record that holds its text.")] = DEFAULTS.text_field,
+    text_column: Annotated[str, typer.Option(help="Column of a parquet file of the text.")] = DEFAULTS.text_column,
+    text_suffix: TextSuffixOption = None,
+    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sample of the run.")] = DEFAULTS.seq_len,
+    shard_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of a shard.")] = DEFAULTS.shard_tokens,
+    validation: ValidationOption = DEFAULTS.validation,
+    dedup: Annotated[bool, typer.Option("--dedup", help="Drop documents that repeat an earlier one exactly.")] = False,
+    invalid_text: InvalidTextOption = DEFAULTS.invalid_text,
+    skip_bad: SkipBadOption = False,
+    max_document_bytes: Annotated[
+        int, typer.Option(help="Maximum size of a document, which is held in memory.")
+    ] = DEFAULTS.max_document_bytes,
+    chat: ChatOption = False,
+    template: TemplateOption = None,
+    learn: LearnOption = DEFAULTS.learn,
+    oversized: OversizedOption = DEFAULTS.oversized,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of processes that encode. Default: one for each core.")
+    ] = None,
+    data_address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the run's clients will reach its data server; tls://HOST:PORT if it has a certificate.",
+        ),
+    ] = DEFAULTS.data_address,
+    restart: RestartOption = False,
+    append: AppendOption = False,
+) -> None:
+    """Turn text into shards of tokens, and write the files of a run that trains on them.
+
+    The same command goes on where an interrupted one stopped. The result is the same bytes whatever --workers is.
+    """
+    options = PrepareOptions(
+        end_token=end_token,
+        documents=documents,
+        text_field=text_field,
+        text_column=text_column,
+        text_suffixes=tuple(text_suffix or ()),
+        seq_len=seq_len,
+        shard_tokens=shard_tokens,
+        validation=validation,
+        dedup=dedup,
+        invalid_text=invalid_text,
+        skip_bad=skip_bad,
+        max_document_bytes=max_document_bytes,
+        chat=chat,
+        template=template,
+        learn=learn,
+        oversized=oversized,
+        workers=workers,
+        data_address=data_address,
+        append=append,
+    )
+    if restart:
+        (discard_append if append else discard_unfinished)(out)
+    try:
+        with _bar() if can_be_drawn_on(sys.stderr) else _lines() as show:
+            made = preparing.prepare(sources, tokenizer, out, options, show)
+    except KeyboardInterrupt:
+        raise EpochalError("interrupted; the same command goes on where this one stopped") from None
+    _report(made, appended=append)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[PrepareProgress], None]]:
+    """Yield what shows the progress as a bar with an estimate of the time that is left."""
+    with long_work("reading", None, BYTES) as work:
+
+        def show(progress: PrepareProgress) -> None:
+            work.title = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            if progress.packed:
+                work.title += f", {progress.packed:,} packed"
+            work.total = progress.total_bytes
+            work.reach(progress.read_bytes)
+
+        yield show
+
+
+@contextmanager
+def _lines() -> Iterator[Callable[[PrepareProgress], None]]:
+    """Yield what prints a line for each tenth of the sources."""
+    shown = 0
+
+    def show(progress: PrepareProgress) -> None:
+        nonlocal shown
+        step = progress.read_bytes * STEPS_SHOWN // max(1, progress.total_bytes)
+        if progress.resumed and not shown:
+            say(f"going on at {progress.read_bytes:,} of {progress.total_bytes:,} bytes")
+            shown = max(step, 1)
+        elif step > shown:
+            shown = step
+            say(
+                f"{progress.read_bytes:,} of {progress.total_bytes:,} bytes: {progress.documents:,} documents, "
+                f"{progress.tokens:,} tokens"
+            )
+
+    yield show
+
+
+def _report(made: Preparation, *, appended: bool) -> None:
+    """Print what was made, what was left out, and what to do next."""
+    counts = made.all_counts
+    if made.was_complete:
+        say(f"{made.folder} holds this preparation already, complete: nothing was done. It is:")
+    for split in (TRAIN, VALIDATION):
+        shards = made.shards.get(split, {})
+        if shards:
+            held = f"{counts[f'{split}_documents']:,} documents, {sum(shards.values()):,} tokens"
+            samples = f"{made.samples(split):,} samples of {made.seq_len}"
+            files = "file" if made.is_chat else "shard"
+            say(f"{made.folder / split}: {held} in {len(shards)} {files}{'s' * (len(shards) > 1)}: {samples}")
+    for name, what in (
+        ("duplicates", "repeats, dropped"),
+        ("empty", "documents without text, left out"),
+        ("invalid_text", "documents that are not UTF-8, skipped"),
+        ("replaced", "documents with wrong bytes, replaced by U+FFFD"),
+        ("bad", "bad documents or files, skipped"),
+        ("truncated", "conversations longer than a row, truncated"),
+        ("split", "conversations longer than a row, split"),
+        ("dropped", "conversations longer than a row, dropped"),
+        ("not_read", "files with another suffix, not read"),
+    ):
+        if counts.get(name):
+            most = list(counts["not_read_suffixes"].items())[:1] if name == "not_read" else ()
+            say(f"{what}: {counts[name]:,}{text_suffix_hint(most)}")
+    for message in [*counts["named"], *(f"not read: {name}" for name in counts["not_read_named"])][:NAMED_SHOWN]:
+        say(f"  {message}")
+    if made.content["validation"] != "0" and not made.samples(VALIDATION):
+        say("too few documents were held out for one sample: there is no validation.toml; a larger --validation")
+    for name in made.left:
+        path = Path(name)
+        say(f"{made.folder / name} is yours and was left as it is; {path.stem}{OURS}{path.suffix} is the new one")
+    if appended:
+        _say_how_to_append(made)
+    else:
+        _say_next(made)
+
+
+def _say_how_to_append(made: Preparation) -> None:
+    """Print what to do with what was appended."""
+    data = made.folder if made.is_chat else made.folder / "data.toml"
+    say("next, once those who train on it have the new files and the manifest:")
+    say(f"  epochal data append URL {shlex.quote(str(data))}     # the run's, with EPOCHAL_ADMIN_TOKEN")
+    say("a run that has not begun takes all of them with this line in its state.toml, in place of the one there:")
+    say(f'  data_fingerprint = "{fingerprint_of(made.content, made.folder)}"')
+
+
+def _say_next(made: Preparation) -> None:
+    """Print the commands that start the run; if the user's own state file is wrong, the one that says so."""
+    path, data = made.folder / "state.toml", None if made.is_chat else made.folder / "data.toml"
+    say("next:")
+    try:
+        state = parse_state(path.read_text(encoding="utf-8"), str(path))
+    except (EpochalError, ValueError):
+        say(f"  epochal check {shlex.quote(str(path))}")
+        return
+    check, coordinator, client = next_commands(state, path, data)
+    say(f"  {check}\n  {coordinator}\n  {client}    # in another terminal")
+    if made.samples(VALIDATION):
+        held_out = (
+            "--split validation" if made.is_chat else f"--data {shlex.quote(str(made.folder / 'validation.toml'))}"
+        )
+        say(f"  epochal evaluate {shlex.quote(f'runs/{state.run_id}')} {held_out}")

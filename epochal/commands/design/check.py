@@ -1,0 +1,179 @@
+"""`epochal check`: find every mistake in the files, and in what they name, before anything starts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.webhooks import missing_variables
+from epochal.cli.output.lines import run_to_end
+from epochal.state.config.data_file import DataConfig, check_together, parse_data_config
+from epochal.state.config.mistakes import parse_tree
+from epochal.state.config.partly import valid_part
+from epochal.state.config.state_file import StateFile, parse_state
+from epochal.state.config.support import unsupported_values
+from epochal.state.errors import InvalidConfig, InvalidInput, Unsupported
+from epochal.tools.plan.described import parse_clients
+from epochal.tools.state_files import read_text, unpinned_data
+from epochal.trainers.architectures import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from epochal.tools.plan.described import ClientGroup
+    from epochal.tools.run_inputs import NamedFiles
+
+HINT = "--no-files leaves out the data, checkpoint and task encoder that the files name"
+
+_SHARED_PARTS = frozenset({("model", "LLM", "data_location"), ("model", "LLM", "max_seq_len")})
+
+
+def check(
+    state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of a run.")],
+    data_config: Annotated[
+        Path | None,
+        typer.Option(metavar="DATA.toml", help="Also check this file of a data server, and whether it fits the run."),
+    ] = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="Also open data behind URLs and in buckets, not only on this machine.")
+    ] = False,
+    no_files: Annotated[
+        bool,
+        typer.Option("--no-files", help="Do not open what the files name: data, checkpoint, task encoder."),
+    ] = False,
+    clients: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLIENTS",
+            help='Say which timers cannot hold with these clients, as in "16 x 100mbit/20mbit 40ms 90k tokens/s" '
+            "(see `epochal plan`); repeat for others. Without it: with lines of 100 Mbit/s.",
+        ),
+    ] = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
+) -> None:
+    """Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2).
+
+    Data on this machine are opened as a start would, and some of them are read: the run's model must know their tokens.
+    It says how large the model is, and which limits of the file must be raised for it.
+    """
+    trust_code(trust_remote_code)
+    groups = [parse_clients(text, "--clients") for text in clients or ()]
+    checked = _Checked()
+    checked.read_state_file(state_path, with_network=network)
+    if data_config is not None:
+        checked.read_data_file(data_config)
+    count = len(checked.problems)
+    if not no_files:
+        checked.open_files(network)
+    checked.note_unpinned_data()
+    checked.plan(groups)
+    for fact in checked.facts:
+        typer.echo(fact)
+    for note in checked.notes:
+        typer.echo(f"note: {note}", err=True)
+    if checked.problems:
+        hints = [f"({HINT})"] if len(checked.problems) > count else []
+        typer.echo("\n".join([*checked.problems, *hints, "see: epochal explain invalid-config"]), err=True)
+        raise typer.Exit(2)
+    typer.echo(f"{state_path} is valid" + (f", and {data_config} fits it" if data_config else ""))
+
+
+class _Checked:
+    """The files as far as they are valid, and everything that was found."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.facts: list[str] = []
+        self._state: tuple[StateFile, Path, frozenset[tuple[str, ...]]] | None = None
+        self._data: tuple[DataConfig, Path] | None = None
+        self._fingerprint: str | None = None
+
+    def read_state_file(self, path: Path, *, with_network: bool) -> None:
+        try:
+            text = read_text(path)
+            tree = parse_tree(text, str(path))
+        except InvalidInput as error:
+            self.problems.append(str(error))
+            return
+        wrong: set[str] = set()
+        try:
+            parse_state(text, str(path))
+        except InvalidConfig as error:
+            self.problems.append(str(error))
+            wrong = {mistake.path for mistake in error.mistakes}
+        state, wrong_parts = valid_part(tree)
+        found = [value for value in unsupported_values(tree, ARCHITECTURES) if value.path not in wrong]
+        if found and state is not None and with_network:
+            from epochal.tools.mix_pins import with_digest
+
+            found = list(with_digest(found, state))
+        if found:
+            self.problems.append(str(Unsupported(str(path), tuple(found))))
+        if state is not None:
+            self._state = state, path, wrong_parts
+            self.notes += [
+                f"{path}: [notify] names the variable {name}, which is not set here; the coordinator needs it"
+                for name in missing_variables(state)
+            ]
+
+    def read_data_file(self, path: Path) -> None:
+        try:
+            config = parse_data_config(read_text(path), str(path))
+            self._data = config, path
+            if self._state is not None and not _SHARED_PARTS.intersection(self._state[2]):
+                check_together(self._state[0], str(self._state[1]), config, str(path))
+        except InvalidInput as error:
+            self.problems.append(str(error))
+
+    def open_files(self, network: bool) -> None:
+        # numpy and every provider, which no file with a mistake has to wait for
+        from epochal.tools.run_inputs import open_what_data_file_names, open_what_state_names
+
+        async def opened() -> None:
+            state, path, wrong_parts = self._state or (None, None, frozenset())
+            if state is not None:
+                self._take(await open_what_state_names(state, str(path), wrong_parts, with_network=network))
+            if self._data is not None:
+                self.notes = [note for note in self.notes if "--data-config" not in note]
+                self._take(await open_what_data_file_names(*self._data, state, wrong_parts))
+
+        run_to_end(opened())
+
+    def note_unpinned_data(self) -> None:
+        """Note that strangers can decide which data are the run's, with the line that prevents it if it is known."""
+        if self._state is None or self._state[2] or (warning := unpinned_data(self._state[0])) is None:
+            return
+        line = "" if self._fingerprint is None else f'. These have `data_fingerprint = "{self._fingerprint}"`'
+        self.notes.append(f"{self._state[1]}: {warning}{line}")
+
+    def plan(self, groups: "list[ClientGroup]") -> None:
+        """Note which timers and other limits cannot hold: with these clients, or with modest lines if there are none.
+
+        A model that is not known here, or not right, is said elsewhere.
+        """
+        if self._state is None or self._state[2] or self._state[0].model.LLM.spec.dummy:
+            return
+        from epochal.tools.plan.planner import check_groups, plan_run
+        from epochal.tools.plan.played_run import Links
+        from epochal.tools.plan.sizes import RunSizes
+        from epochal.tools.plan.timers import modest_clients, timer_notes
+
+        state, path, _ = self._state
+        try:
+            sizes = RunSizes.of(state)
+        except (InvalidInput, Unsupported):
+            return
+        if groups:
+            check_groups(groups)
+            found = plan_run(state, groups)
+            told = [found.bottleneck] if found.kind == "nothing" else []
+            self.notes += [f"{path}: {text}" for text in (*told, *found.warnings)]
+        else:
+            notes = timer_notes(state, sizes, modest_clients(state), Links(), is_modest=True)
+            self.notes += [f"{path}: {note.text}" for note in notes]
+
+    def _take(self, found: "NamedFiles") -> None:
+        self._fingerprint = found.fingerprint or self._fingerprint
+        self.problems += found.problems
+        self.notes += found.notes
+        self.facts += found.facts

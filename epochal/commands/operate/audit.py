@@ -1,0 +1,66 @@
+"""`epochal audit`: check a run from what its store holds."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from epochal.cli.options.admin_token import AdminToken, given_token
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument
+from epochal.coordinator.proof.audit import audit_store
+from epochal.state.errors import InvalidInput
+from epochal.view.check_report import print_checks
+
+
+def audit(
+    store: StoreArgument,
+    as_json: JsonOption = False,
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            "--recompute",
+            help="Also compute the parameters again, and how long results are, from a checkpoint and the results.",
+        ),
+    ] = False,
+    record: Annotated[
+        bool | None,
+        typer.Option(
+            "--record/--no-record",
+            help="Report the result to the coordinator that serves the run on this machine, which shows when the run "
+            "was audited last. Default: where the admin token is given.",
+        ),
+    ] = None,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."""
+    report = asyncio.run(audit_store(store, recompute=recompute))
+    if as_json:
+        typer.echo(json.dumps(asdict(report), indent=2))
+    else:
+        fields = asdict(report)
+        print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
+    if record or (record is None and given_token(admin_token) is not None):
+        from epochal.tools.checkpoints.run_address import RunAddress
+
+        obstacle = asyncio.run(_recorded(RunAddress(store, admin_token, tls_ca), asdict(report)))
+        if obstacle and record:
+            raise InvalidInput(f"--record: {obstacle}")
+        typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
+    raise typer.Exit(0 if report.passed else 1)
+
+
+async def _recorded(address: Any, fields: dict[str, Any]) -> str:
+    """Report an audit to the run's coordinator; return why that is not possible, or ""."""
+    from epochal.coordinator.store.open import open_store_reader
+    from epochal.state.messages.audits import AuditRecord
+    from epochal.tools.checkpoints.runs import StoredRun
+
+    async with address.operating(StoredRun(open_store_reader(address.place))) as (served, obstacle):
+        if served is not None:
+            operator, token = served
+            operator.use_token(token)
+            await operator.record_audit(AuditRecord.of(fields))
+    return str(obstacle)

@@ -1,0 +1,125 @@
+"""`epochal invite`: invitations to a run, without a restart."""
+
+import shlex
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from epochal.cli.options.admin_token import AdminToken, required_token
+from epochal.cli.options.durations import parse_duration, shown_duration
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
+from epochal.commands.operate.status import ask
+from epochal.coordinator_client.operator import revoke_invitation
+from epochal.coordinator_client.operator_client import OperatorClient
+from epochal.runtime.http.shown_urls import without_password
+from epochal.state.errors import InvalidInput
+from epochal.state.messages.access import (
+    MAX_INVITATION_S,
+    MAX_INVITATION_USES,
+    InvitationList,
+    InvitationRequest,
+    InvitationView,
+    MadeInvitation,
+)
+from epochal.state.wire import canonical_json
+
+if TYPE_CHECKING:  # with numpy, which this command does not need otherwise
+    from epochal.state.shown.join_guide import JoinGuide
+
+SHOWN_ID_DIGITS = 12
+
+
+def invite(
+    url: UrlArgument,
+    uses: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER", help=f"Number of clients that the invitation admits, at most {MAX_INVITATION_USES}."
+        ),
+    ] = 1,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time after which it admits no other, such as 3d or 12h.")
+    ] = None,
+    lists: Annotated[
+        bool, typer.Option("--list", help="List the invitations instead; codes are kept nowhere.")
+    ] = False,
+    revoke: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Revoke an invitation instead: its id, or the beginning that --list shows."),
+    ] = None,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Invite clients to a run that asks for invitations; list and revoke them."""
+    if not 1 <= uses <= MAX_INVITATION_USES:
+        raise InvalidInput(f"--uses {uses}: allowed: 1 to {MAX_INVITATION_USES} clients")
+    if lists + (revoke is not None) + (uses != 1 or expires is not None) > 1:
+        raise InvalidInput("give --list, or --revoke ID, or --uses and --expires for a new invitation")
+    valid_s = None if expires is None else parse_duration("--expires", expires, MAX_INVITATION_S)
+    token = required_token(admin_token)
+    if lists:
+        found = ask(url, tls_ca, lambda operator: operator.invitations(), token)
+        typer.echo(canonical_json(found).decode() if as_json else _listed(found))
+    elif revoke is not None:
+        prefix = revoke
+        gone = ask(url, tls_ca, lambda operator: revoke_invitation(operator, prefix), token)
+        typer.echo(f"revoked invitation {gone.id[:SHOWN_ID_DIGITS]}, which had admitted {gone.used} of {gone.uses}")
+    else:
+        made, guide = ask(url, tls_ca, lambda operator: _made(operator, InvitationRequest(uses, valid_s)), token)
+        typer.echo(canonical_json(made).decode() if as_json else told(made, guide, url, tls_ca))
+
+
+async def _made(operator: OperatorClient, request: InvitationRequest) -> tuple[MadeInvitation, "JoinGuide"]:
+    guide = await operator.join_guide()
+    return await operator.invite(request), guide
+
+
+def told(made: MadeInvitation, guide: "JoinGuide", url: str, tls_ca: Path | None) -> str:
+    """Return what is printed of a new invitation: its code, whom it admits, and the whole command that joins with it.
+
+    Args:
+        made: the invitation.
+        guide: how a machine joins the run.
+        url: of the coordinator, as the operator gave it.
+        tls_ca: the certificate that the operator trusts, which those who join must trust as well; None without one.
+    """
+    until = "" if made.expires_s is None else f", until {_time(made.expires_s)}"
+    words = ["epochal", "client", without_password(url), "--key", "me.key", "--new-key", "--name", "NAME"]
+    words += ["--tls-ca", tls_ca.name] if tls_ca is not None else []
+    words += ["--trainer", guide.trainer] if guide.trainer else []
+    words += ["--data", "PATH"] if guide.data.own else []
+    words += ["--insecure"] if guide.data.insecure else []
+    words += ["--invitation", made.code]
+    return "\n".join(
+        (
+            f"invitation {made.code}",
+            f"  admits {made.uses} client{'s' if made.uses > 1 else ''}{until}; it is shown this once",
+            f"  to revoke it: epochal invite {without_password(url)} --revoke {made.id[:SHOWN_ID_DIGITS]}",
+            "to join:",
+            f"  {shlex.join(words)}",
+        )
+    )
+
+
+def _listed(found: InvitationList) -> str:
+    lines = [_line(one) for one in found.invitations] or ["no invitation was made by a command"]
+    if found.listed:
+        lines.append(f"the state file lists {found.listed}, each for one client; {found.listed_used} are used")
+    return "\n".join(lines)
+
+
+def _line(one: InvitationView) -> str:
+    until = "for ever"
+    if one.expires_s is not None:
+        left_s = one.expires_s - time.time()
+        until = "expired" if one.expired else f"until {_time(one.expires_s)} ({shown_duration(max(0.0, left_s))} left)"
+    made = f"made {_time(one.made_s)}"
+    return f"{one.id[:SHOWN_ID_DIGITS]}  {one.used} of {one.uses} used, {until}, {made}"
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,156 @@
+"""`epochal status`, `pause`, `resume`, `eject` and `fingerprint`: the commands of a run's operator."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from epochal.cli.options.admin_token import AdminToken, required_token
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument, trusted
+from epochal.coordinator_client.operator import check_client_id, connect_operator, finish_run, pause_run, resume_run
+from epochal.coordinator_client.operator import eject as eject_client
+from epochal.coordinator_client.operator_client import OperatorClient
+from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from epochal.runtime.visible_text import visible
+from epochal.state.errors import InvalidInput
+from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.wire import Sha256, canonical_json
+from epochal.view.status_panel import status_panel
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+T = TypeVar("T")
+
+
+def ask(
+    url: str, tls_ca: Path | None, request: Callable[[OperatorClient], Awaitable[T]], token: str | None = None
+) -> T:
+    """Return the coordinator's answer to a request of its operator."""
+
+    async def main() -> T:
+        async with await connect_operator(url, token, trusted(tls_ca)) as operator:
+            return await request(operator)
+
+    return asyncio.run(main())
+
+
+def status(
+    url: UrlArgument,
+    as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again whenever it changes, until the run has finished.")
+    ] = False,
+    reconnect_s: Annotated[
+        float,
+        typer.Option("--reconnect", min=1, help="With --watch: seconds to go on when the coordinator does not answer."),
+    ] = DEFAULT_BOUND_S,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Show a run: phase, progress, clients, loss."""
+    if watch:
+        from epochal.view.watched_status import watch_status
+
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(watch_status(url, tls_ca, RetryPolicy(bound_s=reconnect_s), as_json=as_json))
+        return
+    found = ask(url, tls_ca, lambda operator: operator.status())
+    if as_json:
+        typer.echo(canonical_json(found).decode())
+    else:
+        Console().print(status_panel(found))
+
+
+def pause(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+    """Pause a run: finish the round, save a checkpoint, and wait."""
+    before, after = ask(url, tls_ca, pause_run, required_token(admin_token))
+    if before.run_state is RunState.PAUSED:
+        typer.echo("the run is paused already")
+    elif after.run_state is RunState.PAUSED:
+        typer.echo("the run is paused")
+    elif after.run_state in ROUND_PHASES:
+        typer.echo("the run will pause after this round")
+    else:
+        typer.echo(f"the run will pause after {after.run_state.value}")
+
+
+def resume(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+    """Let a paused run continue."""
+    before, _ = ask(url, tls_ca, resume_run, required_token(admin_token))
+    typer.echo("the run continues" if before.pausing else "the run is not paused")
+
+
+def finish(
+    url: UrlArgument,
+    after_step: Annotated[
+        int | None, typer.Option("--after-step", min=0, metavar="N", help="The last step that takes new data.")
+    ] = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take an earlier end back: the run ends after total_steps again.")
+    ] = False,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """End a run after a step, with its last checkpoint; or take that back, or move it."""
+    if cancel == (after_step is not None):
+        raise InvalidInput("give either --after-step N or --cancel")
+    before, after = ask(url, tls_ca, lambda operator: finish_run(operator, after_step), required_token(admin_token))
+    if after.run_state is RunState.FINISHED:
+        typer.echo("the run is finished")
+    elif after_step is not None:
+        typer.echo(f"the run will end after step {after_step}")
+    elif before.finish_after is None:
+        typer.echo(f"no such end was set: the run ends after step {after.total_steps}")
+    else:
+        typer.echo(f"the run will not end early: it ends after step {after.total_steps}")
+
+
+def eject(
+    url: UrlArgument,
+    client_id: Annotated[
+        str, typer.Argument(metavar="CLIENT", help="Id of the client, or the beginning of it that `status` shows.")
+    ],
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Remove a client from a run. Its key cannot join again."""
+    check_client_id(client_id)
+    ejected = ask(url, tls_ca, lambda operator: eject_client(operator, client_id), required_token(admin_token))
+    typer.echo(f"client {ejected} was ejected")
+
+
+def fingerprint(
+    url: UrlArgument,
+    value: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FINGERPRINT", help="Fingerprint of the right data, as `epochal data inspect LOCATION` shows it."
+        ),
+    ] = None,
+    free: Annotated[
+        bool, typer.Option("--free", help="Take an earlier pin back: members decide until the first applied round.")
+    ] = False,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Show which data a run trains on and which data its members have, or pin the right data."""
+    if value is not None and (free or not _FINGERPRINT.fullmatch(value)):
+        raise InvalidInput("give the 64 hex digits that `epochal data inspect` shows, or --free, or neither to look")
+    pinned = None if value is None else Sha256(value)
+    if value is not None or free:
+        ask(url, tls_ca, lambda operator: operator.set_fingerprint(pinned), required_token(admin_token))
+        typer.echo("the pin was taken back" if value is None else f"the run's data must have fingerprint {value}")
+        return
+    found = ask(url, tls_ca, lambda operator: operator.status())
+    typer.echo(f"{found.data_fingerprint or 'not decided'} ({found.data_decided_by})")
+    for known in found.data_generations:
+        typer.echo(
+            f"  from data index {known.first_data_index}: {known.fingerprint}, {known.sample_count} samples in "
+            f"{known.file_count} files"
+        )
+    for dataset in found.datasets:
+        typer.echo(f"  {dataset.member_count} members have {visible(dataset.data_fingerprint)}")

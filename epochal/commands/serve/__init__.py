@@ -1,0 +1,1 @@
+"""Commands that run a program of a run until it ends."""

@@ -1,0 +1,79 @@
+"""`epochal checker`: check results beside an object store, for a coordinator."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from epochal.cli.options.shared import (
+    CHECKER_TOKEN_VARIABLE,
+    CoordinatorCaOption,
+    LogFormatOption,
+    UrlArgument,
+    VerboseOption,
+    trusted,
+)
+from epochal.cli.output.lines import run_to_end, say
+from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.shutdown import interruption
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from epochal.state.errors import InvalidInput, Refused
+from epochal.state.refusals import Refusal
+from epochal.tools.check_results.checker import Checker
+
+MAX_PARALLEL = 64
+
+
+def checker(
+    url: UrlArgument,
+    token: Annotated[
+        str,
+        typer.Option(envvar=CHECKER_TOKEN_VARIABLE, help="Token from `epochal token checker`.", show_default=False),
+    ] = "",
+    parallel: Annotated[
+        int, typer.Option(min=1, max=MAX_PARALLEL, help="Number of results that are checked at a time.")
+    ] = 2,
+    reconnect_s: Annotated[
+        float, typer.Option("--reconnect", min=0, help="Seconds to go on while the coordinator does not answer.")
+    ] = DEFAULT_BOUND_S,
+    tls_ca: CoordinatorCaOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Check results that arrive in a run's object store, so that the coordinator need not read them.
+
+    Run it on a machine near the store, as many as you like. It needs no credentials of the store. A check that it holds
+    when it ends is carried out by another checker, or by the coordinator.
+    """
+    start_logging(log_format, verbose=verbose)
+    if not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidInput(
+            f"--token (or {CHECKER_TOKEN_VARIABLE}) is missing or no token; `epochal token checker` makes one"
+        )
+    run_to_end(_check(url, token, parallel, RetryPolicy(bound_s=reconnect_s), trusted(tls_ca)))
+
+
+async def _check(url: str, token: str, parallel: int, policy: RetryPolicy, verify: bool | str) -> None:
+    async with await CoordinatorClient.connect(url, policy, verify) as coordinator:
+        coordinator.use_token(token)
+        try:
+            await coordinator.parameter_names()
+        except Refused as refusal:
+            if refusal.kind is Refusal.UNAUTHORIZED:
+                shown = without_password(url)
+                raise InvalidInput(
+                    f"--token (or {CHECKER_TOKEN_VARIABLE}) is not a token of the coordinator at {shown} and its run, "
+                    "or has expired; `epochal token checker` makes one"
+                ) from refusal
+            if refusal.kind is not Refusal.NOT_NOW:  # the run has no model yet
+                raise
+        with interruption() as stop:
+            say(f"checking results of run {coordinator.run_id}")
+            async with asyncio.TaskGroup() as tasks:
+                work = [tasks.create_task(Checker(coordinator, policy, say).run()) for _ in range(parallel)]
+                stopping = tasks.create_task(stop.wait())
+                await asyncio.wait([stopping, *work], return_when=asyncio.FIRST_COMPLETED)
+                for task in (stopping, *work):
+                    task.cancel()

@@ -1,0 +1,372 @@
+"""`epochal client`: join a run and train until it ends."""
+
+import asyncio
+import contextlib
+import logging
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import typer
+
+from epochal import __version__
+from epochal.batching.mesh.layout import parse_mesh
+from epochal.cli.options.client_data import (
+    AheadBytesOption,
+    CacheBytesOption,
+    CacheOption,
+    DataChoice,
+    DataOption,
+    InsecureDataOption,
+    provider_opener,
+)
+from epochal.cli.options.client_name import NameOption, checked_name_option
+from epochal.cli.options.client_trainer import ClientTrainer
+from epochal.cli.options.mirrors import MirrorOption, mirror_opener
+from epochal.cli.options.permissions import (
+    AllowLocalOption,
+    AllowNetworkOption,
+    AllowPackageOption,
+    CredentialsForOption,
+    OwnRunOption,
+    show_permissions,
+)
+from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.shared import (
+    LogFormatOption,
+    MetricsHostOption,
+    OtelOption,
+    UrlArgument,
+    VerboseOption,
+    ViewOption,
+    trainer_token,
+    trusted,
+)
+from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
+from epochal.cli.options.torch_trainer import (
+    AttentionOption,
+    CompileOption,
+    DeviceOption,
+    MicroBatchOption,
+    PrecisionOption,
+    check_goes_with_torch,
+    torch_options,
+)
+from epochal.cli.output.client_log import log_event
+from epochal.cli.output.lines import run_to_end, say
+from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.shutdown import Interrupts, end_at_next_signal, end_within
+from epochal.coordinator_client.client_key import ClientKey, load_key, load_or_create_key
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.session import ClientProfile
+from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
+from epochal.run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
+from epochal.run_manager.context import ClientDependencies
+from epochal.runtime.connections.shedding import LOOPBACK
+from epochal.runtime.http.client import check_url
+from epochal.runtime.permissions import Permissions
+from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from epochal.runtime.tracing.otlp import endpoint_of
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.codecs.named import SPOKEN
+from epochal.state.errors import InvalidInput
+from epochal.state.messages.requests import Capabilities
+from epochal.state.names import software_version
+from epochal.tools.saved_replicas import SavedReplicas
+from epochal.trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
+from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
+from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.view.terminal.client_observer import ObserverOptions, may_have_view, observing
+
+log = logging.getLogger(__name__)
+
+TRAINER_BOUND_S = 60.0
+"""Seconds to keep trying a training service that does not answer, before the step fails and is reported."""
+CLOSING_BOUND_S = 30.0
+"""Seconds to close data and trainer after the round, before the process is ended from within."""
+STOP_BOUND_S = 3.0
+"""Seconds after the second Ctrl-C, or after a client has left, before the process is ended from within."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Where events go, and how long to finish the round when asked to leave."""
+
+    observed: ObserverOptions
+    leave_bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeshChoice:
+    """The options of the client's mesh as given; None for those that are not."""
+
+    axes: str | None
+    process_count: int | None
+    batch_size: int | None
+
+
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with this client's private key. A client that returns with its key keeps its place in the run."
+        " Default: a new key each time, which is kept nowhere."
+    ),
+]
+NewKeyOption = Annotated[bool, typer.Option("--new-key", help="Make the file of --key, unless it exists already.")]
+TrainerOption = Annotated[
+    str,
+    typer.Option(
+        help="What computes: numpy (the embedded model), torch (transformers; needs epochal\\[torch]),"
+        " remote (a training service), null (nothing; for tests), or the trainer of a package, by its name or as"
+        " module:Class."
+    ),
+]
+TrainerUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Address of the training service of --trainer remote. Its token is read from EPOCHAL_TRAINER_TOKEN.",
+    ),
+]
+ChunkPolicyOption = Annotated[
+    Literal["bytes", "numbers"],
+    typer.Option(help="Limit requests to the training service by bytes (10 for each number) or by numbers."),
+]
+MeshOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AXES",
+        help="Train as several processes whose devices form a mesh, such as fsdp=4. With --trainer torch the model is"
+        " sharded along fsdp and repeated along data; with numpy every process has it.",
+    ),
+]
+ProcessesOption = Annotated[int | None, typer.Option(help="Processes of --mesh. Default: one for each device.")]
+_BATCH_SIZE_HELP = f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}."
+BatchSizeOption = Annotated[int | None, typer.Option(help=_BATCH_SIZE_HELP)]
+ShareOption = Annotated[
+    int,
+    typer.Option(min=1, help="With 2, this client gets up to twice as many batches as one with 1, once it delivered."),
+]
+InvitationOption = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one.")]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Trust this certificate, or these authorities (PEM), for the coordinator, the training service and "
+        "data servers."
+    ),
+]
+ReconnectOption = Annotated[
+    float, typer.Option("--reconnect", min=1, help="Seconds to keep trying when the coordinator does not answer.")
+]
+LeaveOption = Annotated[
+    float,
+    typer.Option("--leave-within", min=0, help="Maximum number of seconds to finish the round after the first Ctrl-C."),
+]
+SaveOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep the newest model here, as `epochal export` writes it: renewed about once a minute, and at the end.",
+    ),
+]
+MetricsPortOption = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port that shows metrics to Prometheus; 0: a free one.")
+]
+
+
+def client(
+    url: UrlArgument,
+    key: KeyOption = None,
+    new_key: NewKeyOption = False,
+    name: NameOption = None,
+    trainer: TrainerOption = "numpy",
+    trainer_url: TrainerUrlOption = None,
+    chunk_policy: ChunkPolicyOption = "bytes",
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    attention: AttentionOption = None,
+    compiles: CompileOption = False,
+    micro_batch: MicroBatchOption = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
+    data: DataOption = None,
+    allow_local: AllowLocalOption = None,
+    allow_network: AllowNetworkOption = None,
+    allow_package: AllowPackageOption = None,
+    credentials_for: CredentialsForOption = None,
+    own_run: OwnRunOption = False,
+    mesh: MeshOption = None,
+    processes: ProcessesOption = None,
+    batch_size: BatchSizeOption = None,
+    share: ShareOption = 1,
+    invitation: InvitationOption = None,
+    tls_ca: TlsCaOption = None,
+    insecure: InsecureDataOption = False,
+    reconnect_s: ReconnectOption = DEFAULT_BOUND_S,
+    leave_bound_s: LeaveOption = LEAVE_BOUND_S,
+    cache: CacheOption = None,
+    cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
+    ahead_bytes: AheadBytesOption = None,
+    spool: SpoolOption = None,
+    mirror: MirrorOption = None,
+    save: SaveOption = None,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = LOOPBACK,
+    otel_endpoint: OtelOption = None,
+    view: ViewOption = True,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."""
+    start_logging(log_format, verbose=verbose)
+    check_trainer_name(trainer)
+    verify = trusted(tls_ca)
+    permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
+    permissions = Permissions.of_own_run() if own_run else permissions
+    data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
+    remote = _remote_options(trainer, trainer_url, chunk_policy, verify)
+    torch = torch_options(device, precision, attention, micro_batch, compiles=compiles)
+    check_goes_with_torch(torch, trainer)
+    options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
+    trust_code(trust_remote_code)
+    mesh_options = _mesh_options(trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice)
+    own_trainer = ClientTrainer(trainer, options, mesh_options)
+    dependencies = replace(
+        _dependencies(own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)),
+        feedback_stem=key,
+        open_mirrors=mirror_opener(mirror or (), verify, permissions.reach),
+        ahead_bytes=ahead_bytes,
+        save_replica=None if save is None else SavedReplicas(save),
+    )
+    capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
+    profile = _profile(_identity(key, new_key), capabilities, invitation, name)
+    metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
+    observed = ObserverOptions(metrics_address, may_have_view(log_format, wanted=view), endpoint_of(otel_endpoint))
+    show_permissions(permissions, data, log_format)
+    with contextlib.closing(own_trainer):
+        run_to_end(_run(url, verify, profile, dependencies, RunOptions(observed, leave_bound_s)))
+
+
+def _dependencies(
+    trainer: ClientTrainer, data: DataChoice, retry_policy: RetryPolicy, spool_folder: Path
+) -> ClientDependencies:
+    return ClientDependencies(
+        retry_policy=retry_policy,
+        new_worker=WorkerThread,
+        open_provider=provider_opener(data),
+        open_trainer=trainer.open,
+        observer=log_event,
+        spool_folder=spool_folder,
+        permissions=data.permissions,
+        check_trainer=trainer.check,
+        check_trainer_further=trainer.check_further,
+        trainer_opens_in_s=trainer.opens_in_s if trainer.may_open_late else None,
+    )
+
+
+def _profile(key: ClientKey, capabilities: Capabilities, invitation: str | None, name: str | None) -> ClientProfile:
+    software = software_version(__version__)
+    return ClientProfile(key, capabilities, invitation, name=checked_name_option(name), software=software)
+
+
+def _identity(path: Path | None, may_make: bool) -> ClientKey:
+    if path is None:
+        if may_make:
+            raise InvalidInput("--new-key goes with --key PATH, which says where to keep the key")
+        return ClientKey.ephemeral()
+    if not may_make or path.exists():
+        return load_key(path)
+    made = load_or_create_key(path)
+    say(f"made a key: {path}, with public key {made.public_key}")
+    return made
+
+
+def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | str) -> RemoteOptions | None:
+    if (trainer == REMOTE) != (url is not None):
+        raise InvalidInput("--trainer remote and --trainer-url URL are given together or not at all")
+    if url is None:
+        return None
+    check_url(url, "training service")
+    return RemoteOptions(url, RetryPolicy(bound_s=TRAINER_BOUND_S), trainer_token(), policy, verify)
+
+
+def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: DataChoice) -> MeshOptions | None:
+    if mesh.axes is None:
+        if mesh.process_count is not None or mesh.batch_size is not None:
+            raise InvalidInput("--processes and --batch-size go with --mesh AXES")
+        return None
+    return MeshOptions(
+        mesh.axes,
+        process_count=math.prod(parse_mesh(mesh.axes).values()) if mesh.process_count is None else mesh.process_count,
+        batch_size=DEFAULT_BATCH_SIZE if mesh.batch_size is None else mesh.batch_size,
+        data=data.location,
+        cache_dir=None if data.cache_dir is None else str(data.cache_dir),
+        cache_bytes=data.cache_bytes,
+        data_trust=data.trust if isinstance(data.trust, str) else None,
+        data_insecure=data.insecure,
+        trainer=trainer,
+        permissions=data.permissions,
+        torch=torch,
+    )
+
+
+async def _run(
+    url: str,
+    verify: bool | str,
+    profile: ClientProfile,
+    dependencies: ClientDependencies,
+    options: RunOptions,
+) -> None:
+    reach = dependencies.permissions.reach
+    with _Leaving(options.leave_bound_s) as leaving:
+        async with (
+            observing(options.observed, url, profile.key.client_id) as observer,
+            await CoordinatorClient.connect(url, dependencies.retry_policy, verify, reach) as api,
+        ):
+            agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)
+            leaving.agent = agent
+            end = await agent.run()
+        held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
+        say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
+
+
+class _Leaving:
+    """Ctrl-C and SIGTERM of a client: the first leaves after the round, or at once before it is a member.
+
+    The second one stops at once. Neither waits for a thread that blocks, on a disk that hangs, say.
+    """
+
+    def __init__(self, bound_s: float) -> None:
+        self.agent: Agent | None = None
+        self._bound_s = bound_s
+        running = asyncio.current_task()
+        assert running is not None
+        self._running = running
+
+    def __enter__(self) -> Self:
+        self._interrupts = Interrupts(self._leave, self._stop)
+        return self
+
+    def _leave(self) -> None:
+        end_within(self._bound_s + CLOSING_BOUND_S)
+        if self.agent is None:
+            self._running.cancel()
+            return
+        log.info("leaving_after_this_round", extra={"at_latest_in_s": self._bound_s, "to_stop_at_once": "again"})
+        self.agent.finish_and_withdraw()
+
+    def _stop(self) -> None:
+        end_within(STOP_BOUND_S)
+        self._running.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._interrupts.restore()
+        if not self._interrupts.count:
+            return False
+        end_at_next_signal()
+        end_within(STOP_BOUND_S)
+        if kind is not asyncio.CancelledError:
+            return False
+        self._running.uncancel()
+        say("stopped")
+        return True

@@ -1,0 +1,112 @@
+"""`epochal trainer-service`: a trainer behind HTTP, for clients with `--trainer remote`."""
+
+import contextlib
+import importlib.util
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
+from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.shared import (
+    AllowedHostOption,
+    HostOption,
+    InsecureOption,
+    LogFormatOption,
+    PortOption,
+    TlsCertOption,
+    TlsKeyOption,
+    VerboseOption,
+    trainer_token,
+)
+from epochal.cli.output.lines import LISTENING, run_to_end
+from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.service_manager import serve_until
+from epochal.cli.shutdown import interruption
+from epochal.runtime.clock import SystemClock
+from epochal.runtime.connections.descriptors import allow_connections
+from epochal.runtime.http.hosts import ANY_HOST, allowed_hosts
+from epochal.runtime.http.server import Endpoint, serving_app
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.errors import InvalidInput
+from epochal.trainers.remote.wire import FRAME_BYTES, ServiceLimits
+from epochal.training_service.app import create_app
+from epochal.training_service.service import TrainingServiceOptions
+from epochal.training_service.sessions import MAX_SESSIONS, SessionBounds
+
+
+def trainer_service(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8100,
+    max_chunk_items: Annotated[
+        int, typer.Option(min=1, help="Maximum number of examples in a request.")
+    ] = MAX_CHUNK_ITEMS,
+    max_chunk_bytes: Annotated[
+        int, typer.Option(min=1, help="Maximum size of a request, counting ten bytes for each number.")
+    ] = MAX_CHUNK_BYTES,
+    max_sessions: Annotated[
+        int, typer.Option(min=1, help="Maximum number of clients that train at the same time.")
+    ] = MAX_SESSIONS,
+    tinker: Annotated[
+        bool, typer.Option("--tinker", help="Also serve clients of the tinker SDK (needs epochal\\[tinker]).")
+    ] = False,
+    weights_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the weights that clients of the SDK save.")
+    ] = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    insecure: InsecureOption = False,
+    allowed_host: AllowedHostOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Compute for clients that cannot train themselves: they send examples, this machine trains on them.
+
+    If EPOCHAL_TRAINER_TOKEN is set, clients must present this token; otherwise everyone who reaches the port may train.
+    Clients of the tinker SDK present it as the API key tml-TOKEN.
+    """
+    start_logging(log_format, verbose=verbose)
+    trust_code(trust_remote_code)
+    endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
+    limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes + FRAME_BYTES)
+    options = TrainingServiceOptions(limits, trainer_token(), SessionBounds(max_sessions), tinker, weights_dir)
+    _check_tinker(tinker, weights_dir)
+    hosts = allowed_hosts(endpoint.host, allowed_host or ())
+
+    async def main() -> None:
+        async with serving_training(endpoint, options, hosts) as url:
+            with interruption() as stop:
+                await serve_until(stop, f"training service {LISTENING}{url}")
+
+    run_to_end(main())
+
+
+def _check_tinker(tinker: bool, weights_dir: Path | None) -> None:
+    if weights_dir is not None and not tinker:
+        raise InvalidInput("--weights-dir goes with --tinker")
+    if weights_dir is not None and weights_dir.exists() and not weights_dir.is_dir():
+        raise InvalidInput(f"--weights-dir {weights_dir} is not a folder")
+    if tinker and importlib.util.find_spec("tinker") is None:
+        raise InvalidInput("--tinker needs the SDK; install epochal[tinker]")
+
+
+@contextlib.asynccontextmanager
+async def serving_training(
+    endpoint: Endpoint, options: TrainingServiceOptions, hosts: frozenset[str] | None = ANY_HOST
+) -> AsyncIterator[str]:
+    """Serve until the context is left, under these names; yields the URL.
+
+    Raises:
+        InvalidInput: the address cannot be listened on; the user's fault.
+    """
+    endpoint.check()
+    allow_connections()
+    worker = WorkerThread("epochal-service")
+    try:
+        async with serving_app(endpoint, create_app(options, worker, SystemClock(), hosts)) as url:
+            yield url
+    finally:
+        await worker.aclose()

@@ -1,0 +1,1 @@
+"""Commands that show a run or take something out of it."""

@@ -1,0 +1,134 @@
+"""`epochal evaluate`: the loss of a run's checkpoints on data, encoded as the run encodes them, into its history."""
+
+import contextlib
+import json
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from epochal.cli.options.admin_token import AdminToken
+from epochal.cli.options.data_place import check_place
+from epochal.cli.options.permissions import (
+    AllowLocalOption,
+    AllowNetworkOption,
+    AllowPackageOption,
+    CredentialsForOption,
+)
+from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption
+from epochal.cli.options.torch_trainer import (
+    AttentionOption,
+    DeviceOption,
+    MicroBatchOption,
+    PrecisionOption,
+    check_machine,
+    torch_options,
+)
+from epochal.cli.output.lines import run_to_end, say
+from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.data_providers.locations import parse_location
+from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.state.errors import InvalidInput
+from epochal.tools.checkpoints.run_address import (
+    DEFAULT_RECONNECT_S,
+    ReconnectOption,
+    RunAddress,
+    RunArgument,
+    following_policy,
+)
+from epochal.tools.evaluate.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions, checked_name
+from epochal.tools.evaluate.losses import EvaluationOptions
+
+
+def evaluate(
+    run: RunArgument,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Evaluate the checkpoint of this step. Default: the newest.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Evaluate every new checkpoint, until the run has finished.")
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOCATION", help="Data to evaluate on, as `epochal client --data` takes it. Default: the run's."
+        ),
+    ] = None,
+    allow_local: AllowLocalOption = None,
+    allow_network: AllowNetworkOption = None,
+    allow_package: AllowPackageOption = None,
+    credentials_for: CredentialsForOption = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of a folder of JSON lines or parquet files. Default: validation.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Number of samples to evaluate, from the first one on. Default: all.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the evaluation in the run's history. Default: the split; without splits, training for the "
+            "run's own data and validation for others."
+        ),
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record/--no-record", help="Report each loss to the coordinator, for the run's history.")
+    ] = True,
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    attention: AttentionOption = None,
+    micro_batch: MicroBatchOption = None,
+    trust_remote_code: TrustRemoteCodeOption = False,
+    reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."""
+    if follow and step is not None:
+        raise InvalidInput("--follow evaluates every new checkpoint; leave --step out")
+    start_logging(LogFormat.TEXT, verbose=False)
+    trust_code(trust_remote_code)
+    torch = torch_options(device, precision, attention, micro_batch, compiles=False)
+    check_machine(torch)
+    permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
+    address = RunAddress(run, admin_token, tls_ca, permissions.reach)
+    evaluation = EvaluationOptions(permissions if address.is_served else OWNERS, data, split, samples, torch)
+    checked = None if name is None else checked_name(name)
+    policy = following_policy(reconnect_s, follows=follow)
+    if data is not None:
+        check_place(parse_location(data))
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack, address.open(policy) as found:
+            recording = address.recording(found) if record else contextlib.nullcontext((None, ""))
+            recorder, obstacle = await stack.enter_async_context(recording)
+            options = EvaluatorOptions(checked, recorder, partial(_show, as_json=as_json), _note)
+            async with Evaluator(found, evaluation, options) as evaluator:
+                await (evaluator.follow(policy) if follow else evaluator.once(step))
+            if obstacle:
+                _note(f"not in the run's history: {obstacle}")
+
+    run_to_end(main())
+
+
+def _show(found: EvaluatedReplica, *, as_json: bool) -> None:
+    say(_as_json(found) if as_json else _as_text(found))
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _as_json(found: EvaluatedReplica) -> str:
+    return json.dumps(asdict(found))
+
+
+def _as_text(found: EvaluatedReplica) -> str:
+    loss = "no token to predict" if found.loss is None else f"loss {found.loss:.4f} nats per token"
+    of = "" if found.split is None else f", {found.split}"
+    recorded = f"; recorded as {found.name}" if found.recorded else ""
+    data = f"{found.samples} samples, {found.tokens} tokens{of}"
+    return f"{found.run_id}, replica {found.step}: {loss} ({data}){recorded}"

@@ -1,0 +1,84 @@
+"""`epochal watch`: follow a run."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.cli.options.admin_token import AdminToken, given_token
+from epochal.cli.options.shared import CoordinatorCaOption, UrlArgument, trusted
+from epochal.cli.output.lines import run_to_end
+from epochal.cli.output.screens import can_be_drawn_on
+from epochal.coordinator_client.viewing import ViewerClient
+from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import InvalidInput
+from epochal.tools.checkpoints.run_address import DEFAULT_RECONNECT_S
+
+
+def watch(
+    url: UrlArgument,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="KIND:PLACE",
+            help="Write the figures of each round there: tensorboard:DIR, wandb:PROJECT, trackio:PROJECT, csv:FILE or "
+            "parquet:FILE; repeat for several. Started again, it goes on after the last round that was written.",
+        ),
+    ] = None,
+    first: Annotated[
+        int, typer.Option("--from", min=0, metavar="N", help="With --to: begin with round N where nothing was written.")
+    ] = 0,
+    once: Annotated[
+        bool, typer.Option("--once", help="With --to: end with the rounds that have ended, not with the run.")
+    ] = False,
+    reconnect_s: Annotated[
+        float, typer.Option("--reconnect", min=0, help="Seconds to go on while the coordinator does not answer.")
+    ] = DEFAULT_RECONNECT_S,
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Show a run as a full-screen view, or with --to write its figures to where you keep yours."""
+    policy = RetryPolicy(bound_s=reconnect_s)
+    token = given_token(admin_token)
+    if not to:
+        _check_terminal()
+        run_to_end(_view(url, policy, token, tls_ca))
+        return
+    from epochal.view.sinks.following import FollowOptions, follow_into
+    from epochal.view.sinks.named import named_sinks
+
+    sinks = named_sinks(to)
+
+    async def main() -> None:
+        async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
+            client.show(token)
+            await follow_into(client, sinks, FollowOptions(first, once, policy, _note))
+
+    run_to_end(main())
+
+
+def _check_terminal() -> None:
+    if not can_be_drawn_on(sys.stdin, sys.stdout):
+        raise InvalidInput(
+            "the view of a run needs a terminal, and standard input or output is none; allowed here: "
+            "--to KIND:PLACE, such as --to csv:run.csv, or epochal status URL --watch"
+        )
+
+
+async def _view(url: str, policy: RetryPolicy, token: str | None, tls_ca: Path | None) -> None:
+    from epochal.coordinator_client.operator import connect_operator
+    from epochal.view.terminal.operator_desk import OperatorDesk
+    from epochal.view.terminal.watched_run import watch_run
+
+    address = without_password(url.partition("/v1/")[0])
+    desk = OperatorDesk(lambda shown: connect_operator(url, shown, trusted(tls_ca)), address, token)
+    async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
+        client.show(token)
+        await watch_run(client, desk, policy)
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)

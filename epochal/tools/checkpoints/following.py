@@ -1,0 +1,85 @@
+"""Takes one checkpoint of a run, or every new one while the run goes on: shared by the commands that read them."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.documents import CheckpointRef
+from epochal.state.errors import CoordinatorUnreachable, InvalidInput, ModelUnavailable, Refused, StoreBlocked
+from epochal.state.refusals import Refusal, Retry
+from epochal.tools.checkpoints.runs import RunView, WatchedRun
+
+MAX_MISSED_CHECKPOINTS = 3
+"""Number of times that the newest checkpoint is deleted, because newer ones were made, before it has been read."""
+PASSING = (CoordinatorUnreachable, ModelUnavailable, SourceUnavailable, StoreBlocked)
+"""Errors after which a followed run is looked at again."""
+
+Say: TypeAlias = Callable[[str], None]
+"""Receives a line for people."""
+Take: TypeAlias = Callable[[RunView, CheckpointRef], Awaitable[None]]
+"""Does something with a checkpoint of the run."""
+
+
+async def take_checkpoint(run: WatchedRun, step: int | None, take: Take) -> CheckpointRef:
+    """Take the checkpoint of a step, or the newest, and return it.
+
+    Raises:
+        InvalidInput: there is no such checkpoint.
+    """
+    for attempt in range(1, MAX_MISSED_CHECKPOINTS + 1):
+        view = await run.now()
+        reference = _checkpoint(view, step)
+        try:
+            await take(view, reference)
+            break
+        except Refused as error:
+            is_gone = error.kind is Refusal.NOT_FOUND and step is None
+            if not is_gone or attempt == MAX_MISSED_CHECKPOINTS:
+                raise
+    return reference
+
+
+async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, say: Say) -> None:
+    """Take the newest checkpoint, and every later one, until the run has finished.
+
+    Args:
+        run: the run.
+        take: called again for the same checkpoint after an error that passes.
+        policy: how long to go on when the coordinator, or something else that is needed, fails.
+        say: is told of what is waited for.
+    """
+    backoff = policy.begin()
+    view: RunView | None = None
+    done = -1
+    while view is None or not view.is_finished or _newest_step(view) > done:
+        try:
+            view = await (run.now() if view is None else run.news(view))
+            for reference in view.checkpoints if done >= 0 else view.checkpoints[-1:]:
+                if reference.step > done:
+                    await take(view, reference)
+                    done = reference.step
+            backoff.reset()
+        except (*PASSING, Refused) as error:
+            if isinstance(error, Refused) and error.kind.retry is not Retry.LATER:
+                if error.kind is not Refusal.NOT_FOUND:
+                    raise
+                continue  # newer checkpoints have been made meanwhile
+            say(f"waiting: {error}")
+            await backoff.wait(error)
+
+
+def _checkpoint(view: RunView, step: int | None) -> CheckpointRef:
+    if not view.checkpoints:
+        raise InvalidInput(f"run {view.state.run_id} has no checkpoint yet")
+    if step is None:
+        return view.checkpoints[-1]
+    for reference in view.checkpoints:
+        if reference.step == step:
+            return reference
+    held = ", ".join(str(reference.step) for reference in view.checkpoints)
+    raise InvalidInput(f"run {view.state.run_id} holds no checkpoint of step {step}; allowed: {held}")
+
+
+def _newest_step(view: RunView) -> int:
+    return view.checkpoints[-1].step if view.checkpoints else -1

@@ -1,0 +1,117 @@
+"""The argument that names a run, by its store or by its coordinator's address, for commands that read checkpoints."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, given_token, required_token
+from epochal.cli.options.shared import trusted
+from epochal.coordinator.store.open import open_store_reader
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.operator_client import OperatorClient
+from epochal.coordinator_client.shown_tokens import check_admin_token
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from epochal.state.errors import EpochalError, InvalidInput
+from epochal.state.messages.evaluations import EvaluationReport
+from epochal.tools.checkpoints.runs import ServedRun, StoredRun
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE|URL",
+        help="Folder or database that keeps the run (the coordinator's --store), or the coordinator's address.",
+    ),
+]
+ReconnectOption = Annotated[
+    float,
+    typer.Option("--reconnect", min=0, help="With --follow: seconds to go on while something does not answer."),
+]
+DEFAULT_RECONNECT_S = DEFAULT_BOUND_S
+Record: TypeAlias = Callable[[EvaluationReport], Awaitable[None]]
+"""Takes an evaluation into a run's history."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunAddress:
+    """How to reach a run: a store or a coordinator's URL, and what the latter needs.
+
+    Attributes:
+        reach: the addresses to which the coordinator's redirects may lead; None for the usual ones.
+    """
+
+    place: str
+    admin_token: str | None
+    tls_ca: Path | None
+    reach: Reach | None = None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it is a coordinator's URL."""
+        return self.place.startswith(("http://", "https://"))
+
+    @contextlib.asynccontextmanager
+    async def open(self, policy: RetryPolicy) -> AsyncIterator[StoredRun | ServedRun]:
+        """Yield the run. `policy` says how long to wait for a coordinator that does not answer yet."""
+        if not self.is_served:
+            yield StoredRun(open_store_reader(self.place))
+            return
+        token = required_token(self.admin_token)
+        check_admin_token(token)
+        async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca), self.reach) as client:
+            run = ServedRun(client, token)
+            await _check_token(run)
+            yield run
+
+    @contextlib.asynccontextmanager
+    async def recording(self, run: StoredRun | ServedRun) -> AsyncIterator[tuple[Record | None, str]]:
+        """Yield what takes an evaluation into the run's history; or None, and why its coordinator cannot be told."""
+        if isinstance(run, ServedRun):
+            yield run.record, ""
+            return
+        async with self.operating(run) as (served, reason):
+            yield None if served is None else ServedRun(*served).record, reason
+
+    @contextlib.asynccontextmanager
+    async def operating(self, run: StoredRun) -> AsyncIterator[tuple[tuple[OperatorClient, str] | None, str]]:
+        """Yield the coordinator that serves a stored run and its admin token; or None, and why it cannot be told."""
+        url, token = await run.served_at(), given_token(self.admin_token)
+        if url is None:
+            yield None, f"no coordinator serves {without_password(self.place)} on this machine now"
+            return
+        if token is None:
+            yield None, f"the coordinator at {url} takes it with the admin token ({ADMIN_TOKEN_VARIABLE})"
+            return
+        check_admin_token(token)
+        async with contextlib.AsyncExitStack() as stack:
+            reason, served = f"the coordinator at {url} serves another run", None
+            try:
+                connecting = OperatorClient.connect(url, RetryPolicy(attempts=1), trusted(self.tls_ca))
+                client = await stack.enter_async_context(await connecting)
+                if await run.is_served_by(client):
+                    served = client, token
+            except EpochalError as error:
+                reason = error.message
+            if served is not None:
+                await _check_token(ServedRun(*served))
+                reason = ""
+            yield served, reason
+
+
+async def _check_token(run: ServedRun) -> None:
+    """Raise `InvalidInput` unless the run's coordinator takes the admin token: before anything is computed."""
+    if not await run.has_admin_token():
+        raise InvalidInput(
+            f"--admin-token or {ADMIN_TOKEN_VARIABLE} is not the admin token of this run's coordinator, which it "
+            "printed at its first start; `epochal coordinator … --new-admin-token` makes another"
+        )
+
+
+def following_policy(reconnect_s: float, *, follows: bool) -> RetryPolicy:
+    """Return how long a command goes on when something does not answer: as long as asked, or not if it follows not."""
+    return RetryPolicy(bound_s=reconnect_s) if follows else RetryPolicy(attempts=1)

@@ -1,0 +1,316 @@
+"""The way from this machine to a coordinator: reachability, TLS, clock, speeds; and what its run needs."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from epochal import __version__
+from epochal.coordinator_client.wrong_address import mistake_in
+from epochal.runtime.connections.connecting import connected_socket
+from epochal.runtime.connections.reach import Reach
+from epochal.runtime.http.client import check_url, open_client, reason_of
+from epochal.runtime.visible_text import visible
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, NotAllowed
+from epochal.state.messages.probe import MAX_PROBE_BYTES, ProbeReport
+from epochal.state.shown.join_guide import TORCH, JoinGuide
+from epochal.state.wire import parse_document
+from epochal.tools.doctor.findings import Finding, gib
+from epochal.tools.doctor.machine import PACKAGE, Machine
+
+CONNECT_S = 10.0
+"""Maximum time to open a connection."""
+TRANSFER_S = 60.0
+"""Maximum time of one transfer of the speed test."""
+FIRST_PROBE_BYTES = 1024 * 1024
+LONG_PROBE_S = 1.0
+"""A first transfer that was quicker is followed by one of `MAX_PROBE_BYTES`, which tells more."""
+ROUND_TRIPS = 3
+MAX_SKEW_S = 30.0
+"""A certificate or a ticket may seem expired, or not yet valid, when the clock is further off."""
+CERTIFICATE_DAYS = 14
+PIECE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The coordinator as it is asked.
+
+    Attributes:
+        url: without a slash at its end.
+        trust: whether to verify its certificate, or a file with the authorities to trust.
+        token: a member's or the admin token, where `[access] dashboard` is not public.
+        reach: the addresses that the owner allowed; None for those that every coordinator may lead to.
+    """
+
+    url: str
+    trust: bool | str
+    token: str | None = None
+    reach: Reach | None = None
+
+
+async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
+    """Return what is found of the way to a coordinator, and of what its run asks of the machine.
+
+    Raises:
+        InvalidInput: the URL is wrong.
+    """
+    check_url(asked.url, "coordinator")
+    asked = replace(asked, reach=(asked.reach or Reach()).of_coordinator(asked.url))
+    timeout = httpx.Timeout(TRANSFER_S, connect=CONNECT_S)
+    async with open_client(asked.url, "coordinator", asked.trust, asked.reach, timeout=timeout) as http:
+        try:
+            answer, trip_s = await _round_trip(http)
+        except httpx.HTTPError as error:
+            mistake = await mistake_in(asked.url, _unreachable(error))
+            if mistake is not None:
+                found, _, advice = visible(mistake).rpartition("; ")
+                return [Finding("Reachability", "problem", found, advice, "wrong-address")]
+            advice = "check the address, the port, and that no firewall is between"
+            found = f"{asked.url} does not answer: {visible(reason_of(error, asked.url))}"
+            return [Finding("Reachability", "problem", found, advice, "coordinator-unreachable")]
+        runs = _runs(answer)
+        if runs is None:
+            found = f"{asked.url} answers, and not as a coordinator does (HTTP {answer.status_code})"
+            advice = "give the address of the coordinator alone"
+            return [Finding("Reachability", "problem", found, advice, "wrong-address")]
+        shown = ", ".join(map(visible, runs)) or "no run"
+        findings = [Finding("Reachability", "ok", f"{asked.url} serves {shown}; {trip_s * 1000:.0f} ms there and back")]
+        findings.append(await _tls(asked))
+        findings += await _speeds(http, trip_s)
+        for run_id in runs[:1]:
+            findings += [found async for found in _needs(http, run_id, asked, machine)]
+    return findings
+
+
+def _unreachable(error: httpx.HTTPError) -> CoordinatorUnreachable:
+    unreachable = CoordinatorUnreachable(str(error))
+    unreachable.__cause__ = error
+    return unreachable
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {visible(str(error))}" if str(error) else type(error).__name__
+
+
+async def _round_trip(http: httpx.AsyncClient) -> tuple[httpx.Response, float]:
+    """Return the coordinator's list of runs, and the seconds of the quickest of some requests on one connection."""
+    answer, quickest_s = await http.get("/v1/runs"), TRANSFER_S
+    for _ in range(ROUND_TRIPS):
+        began_s = time.monotonic()
+        answer = await http.get("/v1/runs")
+        quickest_s = min(quickest_s, time.monotonic() - began_s)
+    return answer, quickest_s
+
+
+def _runs(answer: httpx.Response) -> list[str] | None:
+    try:
+        found: Any = answer.json()
+        runs = found["runs"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else None
+
+
+async def _tls(asked: Asked) -> Finding:
+    """Look at the certificate. That it is trusted is known already, from the first request."""
+    parts = urlsplit(asked.url)
+    if parts.scheme != "https":
+        is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+        if is_local:
+            return Finding("TLS", "ok", "none, and none is needed on this machine")
+        found = "none: whoever is on the way can read and change everything"
+        return Finding("TLS", "note", found, "use https://", "would-be-unencrypted")
+    context = ssl.create_default_context(cafile=asked.trust if isinstance(asked.trust, str) else None)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=context)
+    except (OSError, TimeoutError) as error:
+        return Finding("TLS", "note", f"the certificate cannot be looked at: {_reason(error)}", "is a proxy between?")
+    try:
+        connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        ends_s = ssl.cert_time_to_seconds(str((connection.getpeercert() or {})["notAfter"]))
+        version = connection.version()
+    finally:
+        writer.close()
+    days = (ends_s - time.time()) / 86400
+    found = f"{version}, trusted, valid until {datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d}"
+    if days < CERTIFICATE_DAYS:
+        return Finding("TLS", "note", found, f"{days:.0f} days are left: the operator must renew it")
+    return Finding("TLS", "ok", found)
+
+
+async def _speeds(http: httpx.AsyncClient, trip_s: float) -> list[Finding]:
+    """Measure clock, upload and download."""
+    try:
+        skew = await _clock(http, trip_s)
+    except (httpx.HTTPError, InvalidDocument) as error:
+        return [Finding("Speed", "note", f"not measured: {_reason(error)}", "older coordinators have no speed test")]
+    findings = [skew]
+    for name, transfer in (("Upload", _upload), ("Download", _download)):
+        try:
+            count, took_s = FIRST_PROBE_BYTES, await transfer(http, FIRST_PROBE_BYTES)
+            if took_s < LONG_PROBE_S:
+                count, took_s = MAX_PROBE_BYTES, await transfer(http, MAX_PROBE_BYTES)
+        except (httpx.HTTPError, TimeoutError) as error:
+            findings.append(Finding(name, "note", f"not measured: {_reason(error)}", "try again in a minute"))
+        else:
+            rate = count / took_s
+            found = f"{rate * 8 / 1e6:,.1f} Mbit/s ({rate / 1e6:,.2f} MB/s), over {gib(count)} in {took_s:.2f} s"
+            findings.append(Finding(name, "ok", found))
+    return findings
+
+
+async def _clock(http: httpx.AsyncClient, trip_s: float) -> Finding:
+    began_s = time.time()
+    answer = (await http.post("/v1/probe", content=b"?")).raise_for_status()
+    ended_s = time.time()
+    report = parse_document(ProbeReport, answer.content)
+    skew_s = (began_s + ended_s) / 2 - report.now_s
+    bound_s = max(trip_s, (ended_s - began_s) / 2)
+    side = "ahead of" if skew_s > 0 else "behind"
+    found = f"{abs(skew_s):.2f} s {side} the coordinator's (± {bound_s:.2f} s)"
+    if abs(skew_s) > MAX_SKEW_S:
+        return Finding("Clock", "problem", found, "set this machine's clock (NTP), or the coordinator's")
+    return Finding("Clock", "ok", found)
+
+
+async def _upload(http: httpx.AsyncClient, count: int) -> float:
+    def pieces() -> Iterator[bytes]:
+        piece = bytes(range(256)) * (PIECE_BYTES // 256)
+        for sent in range(0, count, PIECE_BYTES):
+            yield piece[: count - sent]
+
+    async def sent() -> AsyncIterator[bytes]:
+        for piece in pieces():
+            yield piece
+
+    began_s = time.monotonic()
+    async with asyncio.timeout(TRANSFER_S):
+        (await http.post("/v1/probe", content=sent(), headers={"Content-Length": str(count)})).raise_for_status()
+    return time.monotonic() - began_s
+
+
+async def _download(http: httpx.AsyncClient, count: int) -> float:
+    began_s, received = time.monotonic(), 0
+    async with asyncio.timeout(TRANSFER_S), http.stream("GET", "/v1/probe", params={"bytes": count}) as answer:
+        answer.raise_for_status()
+        async for piece in answer.aiter_raw():
+            received += len(piece)
+    if received != count:
+        raise httpx.RemoteProtocolError(f"{received} of {count} bytes arrived")
+    return time.monotonic() - began_s
+
+
+async def _needs(http: httpx.AsyncClient, run_id: str, asked: Asked, machine: Machine) -> AsyncIterator[Finding]:
+    """Yield what the run asks of the machine, beside what the machine has."""
+    headers = {} if asked.token is None else {"Authorization": f"Bearer {asked.token}"}
+    try:
+        answer = await http.get(f"/v1/runs/{run_id}/join", headers=headers)
+        if answer.status_code in (401, 403):
+            yield Finding(
+                "Run", "note", "who may see it is limited", "with the admin token (EPOCHAL_ADMIN_TOKEN) it is shown"
+            )
+            return
+        guide = parse_document(JoinGuide, answer.raise_for_status().content)
+    except (httpx.HTTPError, InvalidDocument) as error:
+        yield Finding("Run", "note", f"what it needs is not known: {_reason(error)}")
+        return
+    access = {"open": "anyone may join", "keys": "known keys may join", "invitations": "an invitation is needed"}
+    advice = (
+        "" if guide.version == __version__ else f"the coordinator is {visible(guide.version)}: use the same version"
+    )
+    found = f"{visible(guide.run_id)}: trainer {visible(guide.trainer)}, {access[guide.access]}"
+    yield Finding("Run", "note" if advice else "ok", found, advice)
+    for finding in needs_of(guide, machine):
+        yield finding
+    async for finding in _data(http, guide, asked.reach):
+        yield finding
+
+
+def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
+    """Yield what a run's guide asks of a machine: extras, memory and disk."""
+    missing = [extra for extra in guide.extras if extra not in machine.extras]
+    if missing:
+        names = ", ".join(missing)
+        advice = f"pip install '{PACKAGE}[{','.join(missing)}]'"
+        yield Finding("Run's extras", "problem", f"missing: {names}", advice, "extra-missing")
+    elif guide.extras:
+        yield Finding("Run's extras", "ok", ", ".join(guide.extras))
+    if guide.packaged:
+        advice = "it is of another package, which must be installed"
+        yield Finding("Run's trainer", "note", visible(guide.trainer), advice, "unknown-trainer")
+    room = guide.room
+    if room is None:
+        yield Finding("Run's model", "note", "not made yet: what it needs is not known")
+        return
+    on_gpu = guide.trainer == TORCH and machine.gpu_bytes is not None
+    free = machine.gpu_bytes if on_gpu else machine.memory_bytes
+    place = "on the GPU" if on_gpu else "of memory"
+    found = f"{room.parameter_count:,} parameters: {gib(room.trainer_bytes)} {place} and room for activations"
+    if free is not None and free < room.trainer_bytes:
+        advice = "use a larger machine, or --mesh"
+        yield Finding("Run's model", "problem", f"{found}; {gib(free)} are free", advice, "does-not-fit")
+    else:
+        yield Finding("Run's model", "ok", found)
+    found = f"{gib(room.spool_bytes)} of temporary files with {room.clients} client{'' if room.clients == 1 else 's'}"
+    if machine.spool_bytes < room.spool_bytes:
+        advice = f"{gib(machine.spool_bytes)} are free in {machine.spool}: name a folder on another disk with --spool"
+        yield Finding("Run's disk", "problem", found, advice, "spool-full")
+    else:
+        yield Finding("Run's disk", "ok", f"{found}; a newcomer downloads {gib(room.download_bytes)}")
+
+
+async def _data(http: httpx.AsyncClient, guide: JoinGuide, reach: Reach | None) -> AsyncIterator[Finding]:
+    data = guide.data
+    places = ", ".join(map(visible, data.places)) or data.kind
+    if data.own:
+        yield Finding("Run's data", "note", f"{places}: each machine needs a copy", "name yours with client --data")
+        return
+    if data.kind == "server":
+        for place in data.places:
+            yield await _data_server(place.rpartition("://")[2], reach)
+    elif data.kind == "http":
+        for place in data.places:
+            yield await _data_at(http, place)
+    else:
+        yield Finding("Run's data", "ok", places)
+
+
+async def _data_server(place: str, reach: Reach | None) -> Finding:
+    host, _, port = place.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            connected = await connected_socket(host.strip("[]"), int(port), reach=reach)
+    except NotAllowed as error:
+        return _not_allowed(error)
+    except (OSError, TimeoutError, ValueError) as error:
+        found = f"{visible(place)}: {_reason(error)}"
+        return Finding("Run's data", "problem", found, "check the firewall, or use --data", "source-unavailable")
+    connected.close()
+    return Finding("Run's data", "ok", f"{visible(place)} can be reached")
+
+
+def _not_allowed(error: NotAllowed) -> Finding:
+    found, _, advice = visible(error.message).rpartition("; ")
+    return Finding("Run's data", "problem", found, advice, "not-allowed")
+
+
+async def _data_at(http: httpx.AsyncClient, place: str) -> Finding:
+    try:
+        answer = await http.head(place)
+    except NotAllowed as error:
+        return _not_allowed(error)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        found = f"{visible(place)}: {_reason(error)}"
+        return Finding("Run's data", "problem", found, "check the network, or use --data", "source-unavailable")
+    if answer.is_error:
+        found = f"{visible(place)} answers HTTP {answer.status_code}"
+        return Finding("Run's data", "note", found, "if a client cannot read it: use --data", "source-unavailable")
+    return Finding("Run's data", "ok", f"{visible(place)} can be reached (HTTP {answer.status_code})")

@@ -1,0 +1,119 @@
+"""Exports one checkpoint of a run, or every new one while the run goes on."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from epochal.runtime.long_work import BYTES, counted_pieces, long_work
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.documents import CheckpointRef
+from epochal.state.errors import InvalidInput
+from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream
+from epochal.tools.checkpoints.following import Say, follow_checkpoints, take_checkpoint
+from epochal.tools.checkpoints.runs import RunView, WatchedRun
+from epochal.tools.export.destinations import Destination, step_in, step_name
+from epochal.tools.export.folder import ExportedModel, making, read_note, reported, write_export
+from epochal.trainers.sources.float_types import FloatType
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """The choices for an export: what is written, and where to.
+
+    Attributes:
+        out: the new folder; of a followed run, the folder of a folder for each step.
+        kind: the type of the stored numbers.
+        tokenizer: the tokenizer's files by name.
+        destination: where each folder is uploaded to; None for nowhere.
+        keep: number of checkpoints of a followed run that are kept; None keeps all.
+    """
+
+    out: Path
+    kind: FloatType
+    tokenizer: Mapping[str, bytes]
+    destination: Destination | None = None
+    keep: int | None = None
+
+
+class Exporter:
+    """Exports checkpoints of one run."""
+
+    def __init__(self, run: WatchedRun, options: ExportOptions, say: Say) -> None:
+        self._run = run
+        self._options = options
+        self._say = say
+
+    async def once(self, step: int | None) -> None:
+        """Export the checkpoint of a step, or the newest.
+
+        Raises:
+            InvalidInput: there is no such checkpoint, or the folder exists.
+            ModelUnavailable: a disk is full, or the destination does not answer.
+        """
+
+        async def take(view: RunView, reference: CheckpointRef) -> None:
+            if not self._is_written(view, reference):
+                await self._write(view, reference, self._options.out)
+
+        reference = await take_checkpoint(self._run, step, take)
+        await self._upload(self._options.out, reference.step)
+
+    def _is_written(self, view: RunView, reference: CheckpointRef) -> bool:
+        """Return whether an earlier command has written the folder, and its upload did not succeed, perhaps."""
+        wanted = self._model(view).note(reference)
+        return self._options.destination is not None and read_note(self._options.out) == wanted
+
+    async def follow(self, policy: RetryPolicy) -> None:
+        """Export the newest checkpoint, and every later one, until the run has finished.
+
+        Args:
+            policy: how long to go on when the coordinator, the destination or a disk fails.
+        """
+        await follow_checkpoints(self._run, self._follow_one, policy, self._say)
+
+    async def _follow_one(self, view: RunView, reference: CheckpointRef) -> None:
+        folder = self._options.out / step_name(reference.step)
+        found = read_note(folder)
+        model = self._model(view)
+        if found is None:
+            await self._write(view, reference, folder)
+        elif found != model.note(reference):
+            raise InvalidInput(f"{folder} was exported from another run or with other options; name another --out")
+        await self._upload(folder, reference.step)
+        await asyncio.to_thread(self._forget_older, view.state.run_id)
+
+    async def _write(self, view: RunView, reference: CheckpointRef, to: Path) -> None:
+        title = f"exporting the checkpoint of step {reference.step}"
+        async with self._run.reading(), contextlib.aclosing(self._run.pieces(reference)) as pieces:
+            with making(to) as folder, long_work(title, reference.size_bytes, BYTES) as work:
+                stream = CheckpointStream(counted_pieces(pieces, work), reference)
+                await write_export(folder, self._model(view), reference, stream)
+        self._say(f"{view.state.run_id}, replica {reference.step}: {to}")
+
+    def _model(self, view: RunView) -> ExportedModel:
+        return ExportedModel(view.state.run_id, view.spec, self._options.kind, self._options.tokenizer)
+
+    async def _upload(self, folder: Path, step: int) -> None:
+        destination = self._options.destination
+        if destination is not None:
+            self._say(f"uploaded: {await asyncio.to_thread(destination.upload, folder, step)}")
+
+    def _forget_older(self, run_id: str) -> None:
+        """Delete all exported folders of the run but the last ones, here and at the destination."""
+        keep = self._options.keep
+        if keep is None:
+            return
+        with reported(self._options.out):
+            exported = {
+                step: path
+                for path in self._options.out.iterdir()
+                if (step := step_in(path.name)) is not None and (note := read_note(path)) and note.run_id == run_id
+            }
+            kept = sorted(exported)[-keep:]
+            if self._options.destination is not None:
+                self._options.destination.keep(kept)
+            for step in exported.keys() - set(kept):
+                shutil.rmtree(exported[step])

@@ -1,0 +1,88 @@
+"""The tokenizer that goes with an exported model: where it is taken from, and what is said of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from epochal.state.config.model import LocalCheckpoint
+from epochal.state.errors import InvalidInput, ModelUnavailable
+from epochal.tools.checkpoints.runs import RunView
+from epochal.trainers.sources.opening import names_a_source, open_source, parse_source
+from epochal.trainers.sources.origin import origin_of
+from epochal.trainers.sources.protocol import ModelSource
+from epochal.trainers.sources.tokenizers import LISTS_OF_TOKENS, check_list
+
+NO_TOKENIZER = "none"
+HINT = "--tokenizer names another place, and --tokenizer none copies no tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTokenizer:
+    """A tokenizer's files by name, and a line that says where they are from; "" for nothing to say."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    said: str = ""
+
+
+def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
+    """Return the tokenizer at a place, or that of the source of the run's first parameters.
+
+    A source on the Hub is read at the commit of the run's config, and a relative path only if it leads to the run's
+    model: the coordinator may have been started in another folder, on another machine.
+
+    Args:
+        view: the run.
+        place: the option's value; None for the run's own.
+
+    Raises:
+        InvalidInput, ModelUnavailable: it cannot be read, or there is none at the place, or the one there has a
+            larger vocabulary than the run's model.
+    """
+    if place == NO_TOKENIZER:
+        return FoundTokenizer()
+    try:
+        source = _source_of(view) if place is None else parse_source(place)
+        if isinstance(source, str):
+            return FoundTokenizer(said=source)
+        files = dict(source.tokenizer_files())
+    except (InvalidInput, ModelUnavailable) as error:
+        raise type(error)(f"the tokenizer cannot be read: {error.message}; {HINT}") from error
+    if files:
+        said = [f"tokenizer: {', '.join(files)} of {source.place}"]
+        if place is not None:
+            vocabulary = _vocabulary_of(view)
+            said += [
+                check_list(name, files[name], source.place, vocabulary) for name in LISTS_OF_TOKENS if name in files
+            ]
+        return FoundTokenizer(files, "\n".join(filter(None, said)))
+    if place is not None:
+        raise InvalidInput(f"--tokenizer {place}: there is no tokenizer")
+    return FoundTokenizer(said=f"no tokenizer: {source.place} has none; --tokenizer names one")
+
+
+def _vocabulary_of(view: RunView) -> int | None:
+    """Return the number of tokens that the run's config gives; None if it leaves it to its class."""
+    config = view.spec.hf or {}
+    inner = config.get("text_config")
+    found = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
+    return found if type(found) is int else None
+
+
+def _source_of(view: RunView) -> ModelSource | str:
+    """Return the source of the run's first parameters, or in words why there is none; "" if there never was."""
+    origin = origin_of(view.spec.hf)
+    if origin is not None:
+        return parse_source(str(origin))
+    checkpoint = view.state.model.LLM.checkpoint
+    if not isinstance(checkpoint, LocalCheckpoint):
+        return open_source(checkpoint) if names_a_source(checkpoint) else ""
+    path = Path(checkpoint.path)
+    if not path.exists():
+        return f"no tokenizer: {path.absolute()}, the run's `checkpoint`, is not on this machine; --tokenizer names one"
+    source = open_source(checkpoint)
+    if path.is_absolute() or not path.is_dir() or source.config() == view.spec.hf:
+        return source
+    return (
+        f"no tokenizer: {path.absolute()} is not the run's model; `checkpoint` names {path} in the folder where the "
+        "coordinator was started; --tokenizer names it"
+    )

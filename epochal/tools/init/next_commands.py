@@ -1,0 +1,51 @@
+"""The commands that start a new run, as `epochal init` and `epochal prepare` print them below what they wrote."""
+
+import shlex
+from pathlib import Path
+
+from epochal.state.config.state_file import StateFile
+from epochal.state.shown.join_guide import data_of, trainer_named
+
+THIS_MACHINE = "127.0.0.1"
+PORT = 8000
+"""Of a coordinator that was not told another one."""
+
+
+def next_commands(
+    state: StateFile, state_path: Path, data_path: Path | None, invitation: str | None = None
+) -> list[str]:
+    """Return the commands that check a run, start it, and join it.
+
+    Where the data server's address is another machine's, the coordinator listens for other machines, too, and clients
+    are told its host: over TLS if the data server has a certificate.
+
+    Args:
+        state: the run's state file.
+        state_path, data_path: the run's files; None without a data server.
+        invitation: the code with which a client joins; None without one.
+    """
+    data, _ = data_of(state.model.LLM.data_location)
+    is_away = data.kind == "server" and not data.loopback
+    host = data.places[0].rpartition(":")[0] if is_away else THIS_MACHINE
+    files = [str(state_path), *(() if data_path is None else ("--data-config", str(data_path)))]
+    trainer = trainer_named(state.model.LLM.spec)
+    listening, scheme, joining = [], "http", []
+    if is_away:
+        listening = ["--host", "0.0.0.0", "--insecure"] if data.insecure else []
+        joining = ["--insecure"] if data.insecure else []
+        if not data.insecure:
+            listening, scheme = ["--host", "0.0.0.0", "--tls-cert", "cert.pem", "--tls-key", "key.pem"], "https"
+    joining += ["--trainer", trainer] if trainer != "numpy" else []
+    if data.own:  # a mix is beside the files that it names
+        place = Path(data.places[0])
+        joining += ["--allow-local", str(place.parent if data.kind == "mixture" else place)]
+    joining += ["--invitation", invitation] if invitation else []
+    url = f"{scheme}://{host}:{PORT}"
+    return [
+        shlex.join(("epochal", *words))
+        for words in (
+            ("check", *files),
+            ("coordinator", *files, *listening),
+            ("client", url, "--key", "me.key", "--new-key", *joining),
+        )
+    ]

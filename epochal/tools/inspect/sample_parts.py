@@ -1,0 +1,73 @@
+"""One sample as a person reads it: its text in parts, by whether they are learnt."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from epochal.batching.packing.samples import check_encoded, packed_row, raw_samples
+from epochal.batching.packing.task_encoder import EncoderContext, open_encoder
+from epochal.data_providers.protocol import MAX_SEQUENCE_BYTES, TokenBatch
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.state_file import StateFile
+
+MAX_PARTS = 32
+MAX_PART_CHARACTERS = 400
+ELIDED = " […] "
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePart:
+    """A stretch of a sample's text. `learnt` says whether its tokens are predicted; longer texts lose their middle."""
+
+    text: str
+    learnt: bool
+
+
+def encoded_first(batch: TokenBatch, run: StateFile | None) -> TokenBatch:
+    """Return the first record of a batch as the run's task encoder (or the default one) encodes it.
+
+    A record that it cannot encode, or a run whose encoder cannot be opened here, is returned as it is.
+    """
+    row_tokens = MAX_SEQUENCE_BYTES if run is None else run.model.LLM.max_seq_len
+    context = EncoderContext("" if run is None else run.run_id, row_tokens)
+    try:
+        encoder = open_encoder(None if run is None else run.packing.task_encoder, context, OWNERS)
+        raw = next(raw_samples(batch, iter((0,))))
+        encoder.current_sample_index = raw.index
+        sample = encoder.encode_sample(raw)
+        check_encoded(sample, None)
+    except Exception:  # a task encoder of the user's own may raise anything; what is wrong is said elsewhere
+        return batch
+    return packed_row([sample]) if len(sample) else batch
+
+
+def first_parts(batch: TokenBatch, decode: Callable[[Sequence[int]], str]) -> tuple[SamplePart, ...]:
+    """Return the parts of the first sample's first document, by the labels of its tokens.
+
+    Args:
+        batch: with the sample first. Without labels all of it is learnt.
+        decode: returns the text of tokens.
+
+    Returns:
+        At most `MAX_PARTS`, neighbours differing in `learnt`; each of at most `MAX_PART_CHARACTERS` and `ELIDED`.
+    """
+    stop = int(batch.offsets[1])
+    if batch.sequence_lengths is not None and len(batch.sequence_lengths):
+        stop = min(stop, int(batch.sequence_lengths[0]))
+    tokens = batch.input_ids[:stop]
+    learnt = np.ones(stop, bool) if batch.labels is None else batch.labels[:stop] >= 0
+    if stop > 1:
+        learnt[0] = learnt[1]  # nothing precedes a document's first token, so its label says nothing
+    edges = [0, *(np.flatnonzero(np.diff(learnt)) + 1).tolist(), stop]
+    return tuple(
+        SamplePart(_shortened(decode(tokens[start:end].tolist())), bool(learnt[start]))
+        for start, end in itertools.pairwise(edges[: MAX_PARTS + 1])
+        if end > start
+    )
+
+
+def _shortened(text: str) -> str:
+    half = MAX_PART_CHARACTERS // 2
+    return text if len(text) <= MAX_PART_CHARACTERS else text[:half] + ELIDED + text[-half:]

@@ -1,0 +1,157 @@
+"""What to change so that a run goes faster: each change is planned, and only those that help are told.
+
+Changes are planned with fewer played clients, and compared with the unchanged plan of as many, so that all of them
+take about as long as the plan itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import isfinite
+
+from epochal.state.config.blob_place import GcsBlobs
+from epochal.state.config.state_file import MAX_LOCAL_STEPS, StateFile
+from epochal.state.documents import MAX_SHARE
+from epochal.state.election import witness_count
+from epochal.tools.plan.described import ClientGroup, Link
+from epochal.tools.plan.planner import plan_run
+from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
+from epochal.tools.plan.timers import SHORTER_THAN_EPOCHS, timer_notes
+
+PLAYED_FOR_ADVICE = 64
+"""Number of clients that are played for a change; of more, each stands for several."""
+WORTH_TELLING = 1.05
+"""Multiple of the tokens in a second from which a change is told."""
+MAX_SUGGESTIONS = 6
+LESS_CODECS = {"float32": ("int8", "int4"), "int8": ("int4",), "int4": (), "sparse": ()}
+"""Codecs that send less, and learn as much by `docs/benchmarks-quality.md`; "sparse" is suggested apart."""
+FACTORS = (2, 4, 8)
+UNEVEN = 1.5
+EPOCH_PER_TIMER = 10.0
+"""Multiple of a timer that is proposed for epochs, where they are no longer than it."""
+LINK_FACTOR = 4
+
+Change = tuple[str, StateFile, Sequence[ClientGroup], PlanOptions]
+"""A change in words, and what is planned with it."""
+
+
+def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Plan:
+    """Return the plan with suggestions, the most effective first.
+
+    Args:
+        state: the run's state file.
+        groups: its clients.
+        options: those of the plan.
+        found: the plan.
+    """
+    few = replace(options, most_played=min(options.most_played, PLAYED_FOR_ADVICE))
+    before = found if found.played_count == found.client_count <= few.most_played else plan_run(state, groups, few)
+    suggestions = []
+    for text, changed, clients, how in _changes(state, groups, few, found):
+        after = plan_run(changed, clients, how)
+        faster = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else float("inf")
+        if after.tokens_per_s and faster >= WORTH_TELLING:
+            days = found.days / faster if isfinite(found.days) else after.days
+            suggestions.append(Suggestion(text, after.round_s, after.tokens_per_s, days, faster))
+    suggestions.sort(key=lambda suggestion: -suggestion.faster)
+    return replace(found, suggestions=tuple(suggestions[:MAX_SUGGESTIONS]))
+
+
+def _changes(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Iterator[Change]:
+    idle = 1.0 - found.parts["training"] / found.round_s if found.kind != "nothing" else 0.0
+    for codec in LESS_CODECS[state.merge.codec]:
+        changed = _with(state, "merge", codec=codec)
+        yield f'[merge] codec = "{codec}"', changed, groups, options
+    if state.merge.codec != "sparse" and found.kind in ("upload", "download"):
+        changed = _with(state, "merge", codec="sparse", error_feedback=True)
+        yield '[merge] codec = "sparse", error_feedback = true', changed, groups, options
+    if idle > 0.1:
+        yield from _longer_rounds(state, groups, options)
+    yield from _links(state, groups, options, found)
+    yield from _claims(state, groups, options)
+    yield from _fewer_witnesses(state, groups, options, found)
+    yield from _without_slowest(state, groups, options, found)
+    yield from _timers(state, groups, options, found)
+
+
+def _longer_rounds(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> Iterator[Change]:
+    config, steps = state.config, state.merge.local_steps
+    for factor in FACTORS:
+        if steps * factor > MAX_LOCAL_STEPS:
+            return
+        sizes = {name: factor * getattr(config, name) for name in ("global_batch_size_start", "global_batch_size_end")}
+        changed = _with(_with(state, "merge", local_steps=steps * factor), "config", **sizes)
+        total = max(1, round(config.total_steps / factor))
+        text = (
+            f"rounds {factor} times as long: [merge] local_steps = {steps * factor}, [config] "
+            f"global_batch_size_start = {sizes['global_batch_size_start']}, "
+            f"global_batch_size_end = {sizes['global_batch_size_end']}, and total_steps = {total} for as many tokens"
+        )
+        yield text, changed, groups, options
+
+
+def _links(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Iterator[Change]:
+    if found.limit != "server":
+        return
+    in_store = state.blobs.store is not None
+    before = options.links.store if in_store else options.links.coordinator
+    link = Link(before.down_bytes_per_s * LINK_FACTOR, before.up_bytes_per_s * LINK_FACTOR)
+    rate = f"{link.up_bytes_per_s * 8 / 1e6:g} Mbit/s"
+    what = "the object store" if in_store else "the coordinator"
+    links = replace(options.links, **({"store": link} if in_store else {"coordinator": link}))
+    yield f"a link of {what} {LINK_FACTOR} times as fast ({rate})", state, groups, replace(options, links=links)
+    if not in_store:
+        store = GcsBlobs(bucket_name="any")  # which one does not matter: nothing is opened
+        stored = state.model_copy(update={"blobs": state.blobs.model_copy(update={"store": store})})
+        yield "results in an object store ([blobs] store), whose link is not the limit", stored, groups, options
+
+
+def _claims(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> Iterator[Change]:
+    """Yield claims in proportion to speed, so that all clients train for as long."""
+    slowest = min(group.tokens_per_s for group in groups)
+    fastest = max(group.tokens_per_s / group.batches_per_round for group in groups)
+    if fastest < UNEVEN * min(group.tokens_per_s / group.batches_per_round for group in groups):
+        return
+    claims = [min(MAX_SHARE, max(1, round(group.tokens_per_s / slowest))) for group in groups]
+    if all(claim == group.batches_per_round for claim, group in zip(claims, groups, strict=True)):
+        return
+    changed = [replace(group, batches_per_round=claim) for claim, group in zip(claims, groups, strict=True)]
+    named = ", ".join(f"{claim} for {group.name!r}" for claim, group in zip(claims, groups, strict=True))
+    yield f"shares by speed: epochal client --share {named}", state, changed, options
+
+
+def _fewer_witnesses(
+    state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan
+) -> Iterator[Change]:
+    count = witness_count(found.client_count, state.config.witness_nodes)
+    fewer = max(3, count // 4)
+    if found.kind == "download" and fewer < count and fewer <= state.config.min_clients:
+        text = f"[config] witness_nodes = {fewer} instead of {count}: a round ends when a quorum holds every result"
+        yield text, _with(state, "config", witness_nodes=fewer), groups, options
+
+
+def _without_slowest(
+    state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan
+) -> Iterator[Change]:
+    if len(groups) < 2 or found.kind == "nothing":
+        return
+    own = [plan.training_s + plan.encoding_s + plan.upload_s for plan in found.groups]
+    slowest = max(range(len(groups)), key=own.__getitem__)
+    rest = [group for number, group in enumerate(groups) if number != slowest]
+    if sum(group.count for group in rest) >= state.config.init_min_clients:
+        yield f"without the clients of {groups[slowest].name!r}", state, rest, options
+
+
+def _timers(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Iterator[Change]:
+    """Yield the timers that the plan's warnings propose, all at once."""
+    raised = {note.name: float(note.proposed) for note in timer_notes(state, found.sizes, groups, options.links)}
+    epoch_s = EPOCH_PER_TIMER * max((raised.get(name, 0.0) for name in SHORTER_THAN_EPOCHS), default=0.0)
+    if epoch_s >= EPOCH_PER_TIMER * state.config.epoch_time:
+        raised["epoch_time"] = epoch_s
+    if raised:
+        text = "the timers of the warnings: " + ", ".join(f"{name} = {value:g}" for name, value in raised.items())
+        yield text, _with(state, "config", **raised), groups, options
+
+
+def _with(state: StateFile, table: str, **values: object) -> StateFile:
+    changed = getattr(state, table).model_copy(update=values)
+    return state.model_copy(update={table: changed})

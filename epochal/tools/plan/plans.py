@@ -1,0 +1,157 @@
+"""A plan as a value: how a run will go, and with what that was planned."""
+
+from dataclasses import dataclass, field
+
+from epochal.tools.plan.costs import Costs
+from epochal.tools.plan.described import ClientGroup
+from epochal.tools.plan.played_run import Links
+from epochal.tools.plan.sizes import RunSizes
+
+MAX_PLAYED_CLIENTS = 256
+"""Number of clients up to which each is played; of more, each played one stands for several."""
+PARTS = ("training", "data", "encoding", "upload", "check", "download", "merge", "messages", "waiting")
+"""The parts of a round, each once on the path that determines when it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A round of each client of a group: medians, in seconds and bytes.
+
+    Attributes:
+        group: the clients.
+        batches: of a client's assignment.
+        training_s, data_s, encoding_s, upload_s, check_s, download_s, merge_s: its own; download is of others' results.
+        waiting_s: the rest of the round.
+        sent_bytes, received_bytes: in one round.
+        warm_up_s: from Warmup until it was ready, with all others at once.
+        delivered_part: part of its assignments that were applied; 1 if it had none.
+    """
+
+    group: ClientGroup
+    batches: float
+    training_s: float
+    data_s: float
+    encoding_s: float
+    upload_s: float
+    check_s: float
+    download_s: float
+    merge_s: float
+    waiting_s: float
+    sent_bytes: float
+    received_bytes: float
+    warm_up_s: float
+    delivered_part: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """The machines' needs, in bytes where nothing else is said.
+
+    Attributes:
+        client_memory_bytes: of a client without its trainer.
+        client_disk_bytes: of a client's spool.
+        coordinator_memory_bytes: of the coordinator.
+        coordinator_disk_bytes: of its folder or store for results and checkpoints, if no object store holds them.
+        store_disk_bytes: of the object store, if there is one.
+        spool_bytes: of the coordinator's temporary files.
+        journal_bytes_per_day: by which its journal grows.
+        to_coordinator_bytes, from_coordinator_bytes: of one round, through the coordinator.
+        to_store_bytes, from_store_bytes: of one round, through the object store.
+        processor_part: part of a core that the coordinator takes.
+    """
+
+    client_memory_bytes: int
+    client_disk_bytes: int
+    coordinator_memory_bytes: int
+    coordinator_disk_bytes: int
+    store_disk_bytes: int
+    spool_bytes: int
+    journal_bytes_per_day: int
+    to_coordinator_bytes: float
+    from_coordinator_bytes: float
+    to_store_bytes: float
+    from_store_bytes: float
+    processor_part: float
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A change, and what it leads to, as planned again with it.
+
+    Attributes:
+        change: in words.
+        round_s, tokens_per_s, days: of the plan with it.
+        faster: tokens in a second with it, as a multiple of those without; planned with as few clients.
+    """
+
+    change: str
+    round_s: float
+    tokens_per_s: float
+    days: float
+    faster: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run will go.
+
+    Attributes:
+        sizes: of the run.
+        client_count, played_count: number of clients, and of those that were played one by one.
+        batches, tokens: of a round.
+        round_s: time from one round to the next.
+        parts: seconds of a round by part (`PARTS`), along what determines when it ends; they add up to `round_s`.
+        tokens_per_s: tokens that the run applies in a second, with the time between epochs.
+        groups: the clients.
+        machines: what the machines need.
+        warm_up_s: from the first Warmup to the first round.
+        checkpoint_s: of Cooldown, in which a checkpoint is written; None if it does not come about in time.
+        between_epochs_s: from the last round of an epoch to the first of the next one; None as before.
+        epochs: number of epochs to the end.
+        days: to the end; infinite if it is not reached.
+        bottleneck: what a round waits for most, in words.
+        kind: its part, as in `PARTS`, or "nothing" if the run goes no further.
+        limit: what makes that part as long as it is: "client", "server", "latency" or "machine".
+        warnings: what cannot hold, such as timers.
+        suggestions: what to change, the most effective first.
+        costs: what the machines' work takes, and where that is from.
+    """
+
+    sizes: RunSizes
+    client_count: int
+    played_count: int
+    batches: int
+    tokens: float
+    round_s: float
+    parts: dict[str, float]
+    tokens_per_s: float
+    groups: tuple[GroupPlan, ...]
+    machines: Machines
+    warm_up_s: float
+    checkpoint_s: float | None
+    between_epochs_s: float | None
+    epochs: int
+    days: float
+    bottleneck: str
+    kind: str
+    limit: str
+    warnings: tuple[str, ...]
+    costs: Costs
+    suggestions: tuple[Suggestion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of a plan.
+
+    Attributes:
+        links: of the coordinator, and of the object store.
+        costs: of the machines' work.
+        parameter_count: of the model, where its spec does not say it.
+        most_played: see `MAX_PLAYED_CLIENTS`.
+    """
+
+    links: Links = field(default_factory=Links)
+    costs: Costs = field(default_factory=Costs)
+    parameter_count: int | None = None
+    most_played: int = MAX_PLAYED_CLIENTS

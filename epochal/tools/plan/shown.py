@@ -1,0 +1,149 @@
+"""A plan as text and as JSON."""
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from epochal.tools.plan.plans import PARTS, GroupPlan, Plan
+from epochal.tools.plan.timers import shown_bytes
+
+LEFT = 22
+BAR = 30
+WIDTH = 98
+SHOWN_PART = 0.001
+"""Parts of a round below this are left out."""
+NAMES = {
+    "training": "training",
+    "data": "waiting for data",
+    "encoding": "encoding",
+    "upload": "upload",
+    "check": "check",
+    "download": "download of results",
+    "merge": "merge",
+    "messages": "messages",
+    "waiting": "waiting",
+}
+
+
+def plan_json(plan: Plan) -> str:
+    """Return a plan as JSON; what is infinite, such as the days of a run that does not end, is null."""
+    return json.dumps(_finite(asdict(plan)), ensure_ascii=False, sort_keys=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a plan as lines."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    sizes = plan.sizes
+    result, checkpoint = shown_bytes(sizes.result_bytes), shown_bytes(sizes.checkpoint_bytes)
+    yield _row("model", f"{sizes.parameter_count:,} parameters: a result of {result}, a checkpoint of {checkpoint}")
+    clients = f"{plan.client_count:,} client{'' if plan.client_count == 1 else 's'}"
+    if 0 < plan.played_count < plan.client_count:
+        clients += f" ({plan.played_count} are played, each for those that are alike)"
+    yield _row("clients", clients)
+    if plan.kind != "nothing":
+        yield from _round(plan)
+        for group in plan.groups:
+            yield from _group(group)
+        yield from _machines(plan)
+        yield from _end(plan)
+    yield ""
+    yield _row("bottleneck", plan.bottleneck)
+    for number, warning in enumerate(plan.warnings):
+        yield _row("" if number else "warnings", f"- {warning}")
+    for number, found in enumerate(plan.suggestions):
+        effect = f"{_days(found.days)}, rounds of {_s(found.round_s)}"
+        if math.isfinite(found.faster):
+            effect = f"{found.faster:.2g} x the tokens/s, {effect}"
+        yield _row("" if number else "what to change", f"- {found.change}: {effect}")
+    yield _row("work of machines", plan.costs.source)
+
+
+def _round(plan: Plan) -> Iterator[str]:
+    yield ""
+    tokens = f"{plan.batches:,} batches, {plan.tokens:,.0f} tokens; {plan.tokens_per_s:,.0f} tokens/s"
+    yield _row("a round", f"{_s(plan.round_s)}: {tokens}")
+    for name in PARTS:
+        seconds = plan.parts[name]
+        share = seconds / plan.round_s
+        if share >= SHOWN_PART:
+            bar = "█" * round(share * BAR)
+            yield f"  {NAMES[name]:<{LEFT - 2}}{_s(seconds):>9} {100 * share:4.0f} %  {bar}".rstrip()
+
+
+def _group(plan: GroupPlan) -> Iterator[str]:
+    yield ""
+    yield _row("each client of", f"{plan.group.name or 'the clients'}")
+    own = (
+        f"{plan.batches:,.4g} batches: training {_s(plan.training_s)}, upload {_s(plan.upload_s)}, check "
+        f"{_s(plan.check_s)}, download {_s(plan.download_s)}, merge {_s(plan.merge_s)}, waiting {_s(plan.waiting_s)}"
+    )
+    yield _row("  a round", own)
+    yield _row("  bytes", f"sends {shown_bytes(plan.sent_bytes)}, receives {shown_bytes(plan.received_bytes)}")
+    if math.isfinite(plan.warm_up_s):
+        yield _row("  start", f"{_s(plan.warm_up_s)} from Warmup until it is ready")
+
+
+def _machines(plan: Plan) -> Iterator[str]:
+    machines = plan.machines
+    yield ""
+    memory, disk = shown_bytes(machines.client_memory_bytes), shown_bytes(machines.client_disk_bytes)
+    yield _row("a client needs", f"at most {memory} of memory beside its trainer's, {disk} of disk for its spool")
+    through = f"{shown_bytes(machines.to_coordinator_bytes)} in, {shown_bytes(machines.from_coordinator_bytes)} out"
+    yield _row("the coordinator", f"{through} in a round; {_percent(machines.processor_part)} of a core")
+    needs = [f"at most {shown_bytes(machines.coordinator_memory_bytes)} of memory"]
+    if machines.coordinator_disk_bytes:
+        needs.append(f"{shown_bytes(machines.coordinator_disk_bytes)} of disk for results and checkpoints")
+    needs.append(f"{shown_bytes(machines.spool_bytes)} for temporary files")
+    needs.append(f"{shown_bytes(machines.journal_bytes_per_day)} of journal a day")
+    yield _row("  needs", ", ".join(needs))
+    if machines.store_disk_bytes:
+        through = f"{shown_bytes(machines.to_store_bytes)} in, {shown_bytes(machines.from_store_bytes)} out in a round"
+        yield _row("the object store", f"{through}; it holds {shown_bytes(machines.store_disk_bytes)}")
+
+
+def _end(plan: Plan) -> Iterator[str]:
+    yield ""
+    between = "" if plan.between_epochs_s is None else f", {_s(plan.between_epochs_s)} from one to the next"
+    epochs = "1 epoch" if plan.epochs == 1 else f"{plan.epochs:,} epochs"
+    yield _row("to the end", f"{_days(plan.days)}: {epochs}{between}; {_s(plan.warm_up_s)} until the first round")
+
+
+def _row(name: str, text: str) -> str:
+    """Return a name, and a text beside it in lines of its own column."""
+    wrapped = textwrap.wrap(text, WIDTH, subsequent_indent="  " if text.startswith("- ") else "") or [""]
+    lines = [f"{name:<{LEFT}}{wrapped[0]}", *(" " * LEFT + line for line in wrapped[1:])]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _s(seconds: float) -> str:
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:,.0f} %" if part >= 0.1 else f"{100 * part:.2g} %"
+
+
+def _days(days: float) -> str:
+    if not math.isfinite(days):
+        return "never"
+    if days >= 2:
+        return f"{days:,.3g} days"
+    if days * 24 >= 1:
+        return f"{days * 24:.3g} hours"
+    return f"{days * 1440:.2g} minutes" if days * 1440 >= 1 else _s(days * 86_400)

@@ -1,0 +1,199 @@
+"""Where a run's timers cannot hold with given clients and links: each with the time that is needed and what to write.
+
+Only what follows from sizes, rates and claims alone is said here, so that it is said at once and for any number of
+clients; nothing is played, and nothing is refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
+from epochal.coordinator.machine.pace import IN_TIME_PART
+from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
+from epochal.run_manager.steps.witness import WAITING_SHARE
+from epochal.state.config.state_file import StateFile
+from epochal.state.election import witness_count
+from epochal.tools.plan.described import ClientGroup, parse_clients
+from epochal.tools.plan.played_run import Links
+from epochal.tools.plan.sizes import RunSizes
+
+DEFAULT_LINE = "100mbit/100mbit 40ms"
+"""A modest line, for which time limits are checked where no clients are described."""
+SHORTER_THAN_EPOCHS = ("warmup_time", "max_round_train_time")
+"""Timers that a state file must have below `config.epoch_time`."""
+SPARE = 1.25
+"""Multiple of a computed time that is proposed as a limit."""
+ROUND_TRIPS_OF_SILENCE = 10
+LEAST_SILENCE_S = 2.0
+"""A client that is silent for longer leaves the run: a lost packet or a busy machine must not look like that."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerNote:
+    """A timer that is too tight.
+
+    Attributes:
+        name: of the field in `[config]`.
+        proposed: what to write instead.
+        text: what it lacks, in a sentence that ends with that.
+    """
+
+    name: str
+    proposed: int
+    text: str
+
+
+def _note(state: StateFile, name: str, why: str, needed_s: float, spare: float = SPARE) -> TimerNote:
+    proposed = _proposed(needed_s, spare)
+    value, text = getattr(state.config, name), f"write `{name} = {proposed}`"
+    if name in SHORTER_THAN_EPOCHS and proposed >= state.config.epoch_time:
+        text += f" and an epoch_time above it, which is {state.config.epoch_time:g}"
+    return TimerNote(name, proposed, f"config.{name} is {value:g} s{why}; {text}")
+
+
+def modest_clients(state: StateFile) -> tuple[ClientGroup, ...]:
+    """Return the clients for which a state file is checked where none are described; their speed says nothing."""
+    group = parse_clients(f"{state.config.init_min_clients} x {DEFAULT_LINE} 1M tokens/s")
+    return (replace(group, name=""),)
+
+
+def timer_notes(
+    state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links, *, is_modest: bool = False
+) -> tuple[TimerNote, ...]:
+    """Return the timers that are too tight for these clients, each with what it lacks and what to write.
+
+    Args:
+        state: the run's state file.
+        sizes: of the run.
+        groups: its clients.
+        links: of the coordinator and the object store.
+        is_modest: whether they are those of `modest_clients`: then nothing is said of how long training takes.
+    """
+    return (
+        *_of_warm_up(state, sizes, groups, links),
+        *_of_rounds(state, sizes, groups, links, is_modest=is_modest),
+        *_of_checkpoints(state, sizes, groups),
+        *_of_silence(state, groups),
+    )
+
+
+def _line(group: ClientGroup) -> str:
+    rates = (group.link.down_bytes_per_s * 8 / 1e6, group.link.up_bytes_per_s * 8 / 1e6)
+    return f"a client of {group.name!r}" if group.name else f"a client with a line of {rates[0]:g}/{rates[1]:g} Mbit/s"
+
+
+def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> Iterator[TimerNote]:
+    server = links.store if state.blobs.store is not None else links.coordinator
+    limit_s, size_bytes = state.config.warmup_time, sizes.checkpoint_bytes
+    together_s = sum(group.count for group in groups) * size_bytes / server.up_bytes_per_s
+    slowest = max(groups, key=lambda group: size_bytes / group.link.down_bytes_per_s)
+    alone_s = size_bytes / slowest.link.down_bytes_per_s + 2 * slowest.round_trip_s
+    checkpoint = f"a checkpoint of {shown_bytes(size_bytes)}"
+    if max(alone_s, together_s) > limit_s:
+        who, needed_s = _line(slowest) + " needs", alone_s
+        if together_s > alone_s:
+            who, needed_s = "all clients together need", together_s
+        link = " over one link" if together_s > alone_s else ""
+        why = f": {who} {_seconds(needed_s)} to download {checkpoint}{link}"
+        yield _note(state, "warmup_time", why, needed_s / FAIR_WARMUP_PART, 1.0)
+    elif max(alone_s, together_s) > FAIR_WARMUP_PART * limit_s:
+        needed_s = max(alone_s, together_s)
+        why = (
+            f", of which slower clients have half once config.min_clients are ready: {_line(slowest)} needs "
+            f"{_seconds(needed_s)} to download {checkpoint}, and would miss the first rounds"
+        )
+        yield _note(state, "warmup_time", why, needed_s / FAIR_WARMUP_PART)
+
+
+def _of_rounds(
+    state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links, *, is_modest: bool
+) -> Iterator[TimerNote]:
+    """Yield what RoundTrain lacks: it lasts until a quorum of witnesses holds every result."""
+    config, result = state.config, f"a result of {shown_bytes(sizes.result_bytes)}"
+    claims = sum(group.count * group.batches_per_round for group in groups)
+    tokens = max(1.0, config.global_batch_size_end / claims) * sizes.tokens_per_batch  # or none at all
+    fetching_s = _of_witnesses_s(state, sizes, groups, links)
+
+    def delivering_s(group: ClientGroup) -> float:
+        training_s = 0.0 if is_modest else tokens * group.batches_per_round / group.tokens_per_s
+        return training_s + sizes.result_bytes / group.link.up_bytes_per_s + 3 * group.round_trip_s
+
+    slowest, limit_s = max(groups, key=delivering_s), config.max_round_train_time
+    delivered_s = delivering_s(slowest)
+    needs_s = delivered_s + fetching_s
+    training = "" if is_modest else f"train {tokens * slowest.batches_per_round:,.0f} tokens and "
+    why = f": {_line(slowest)} needs {_seconds(delivered_s)} to {training}upload {result}"
+    if needs_s > limit_s:
+        why += f", and witnesses need {_seconds(fetching_s)} to receive those of {_results(state, groups)} clients"
+        yield _note(state, "max_round_train_time", why, max(needs_s, delivered_s / IN_TIME_PART))
+    elif delivered_s > IN_TIME_PART * limit_s:
+        why += ", and what comes in the second half counts as late, so that its share does not grow"
+        yield _note(state, "max_round_train_time", why, max(needs_s, delivered_s / IN_TIME_PART))
+    slowest = max(groups, key=lambda group: sizes.result_bytes / group.link.down_bytes_per_s)
+    fetch_s = sizes.result_bytes / slowest.link.down_bytes_per_s + 2 * slowest.round_trip_s
+    if fetch_s > WAITING_SHARE * config.round_witness_time:
+        why = (
+            f", of which a witness has half to fetch what came last: {_line(slowest)} needs {_seconds(fetch_s)} for "
+            f"{result}, so that late results are lost"
+        )
+        yield _note(state, "round_witness_time", why, fetch_s / WAITING_SHARE)
+
+
+def _of_witnesses_s(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> float:
+    """Return the seconds in which the witnesses of a round receive all results, if they are the slower clients."""
+    count = sum(group.count for group in groups)
+    server = links.store if state.blobs.store is not None else links.coordinator
+    results_bytes = (_results(state, groups) - 1) * sizes.result_bytes
+    over_one_s = witness_count(count, state.config.witness_nodes) * results_bytes / server.up_bytes_per_s
+    return max(over_one_s, results_bytes / min(group.link.down_bytes_per_s for group in groups))
+
+
+def _results(state: StateFile, groups: Sequence[ClientGroup]) -> int:
+    """Return the number of a round's results: each client with a batch makes one."""
+    return min(state.config.global_batch_size_end, sum(group.count for group in groups))
+
+
+def _of_checkpoints(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]) -> Iterator[TimerNote]:
+    limit_s, size_bytes = state.config.cooldown_time, sizes.checkpoint_bytes
+    slowest = min(groups, key=lambda group: group.link.up_bytes_per_s)
+    upload_s = size_bytes / slowest.link.up_bytes_per_s + 3 * slowest.round_trip_s
+    needed_s = upload_s * TURN_PARTS_OF_ANNOUNCED
+    if needed_s <= limit_s:
+        return
+    needs = f"{_line(slowest)} needs {_seconds(upload_s)} to upload a checkpoint of {shown_bytes(size_bytes)}"
+    if upload_s > limit_s:
+        why = f": {needs}"
+    else:
+        turn_s = limit_s / TURN_PARTS_OF_ANNOUNCED
+        why = f", of which a client has {turn_s:g} s before another one is asked: {needs}"
+    yield _note(state, "cooldown_time", why, needed_s)
+
+
+def _of_silence(state: StateFile, groups: Sequence[ClientGroup]) -> Iterator[TimerNote]:
+    slowest = max(groups, key=lambda group: group.round_trip_s)
+    needed_s = max(LEAST_SILENCE_S, ROUND_TRIPS_OF_SILENCE * slowest.round_trip_s)
+    if state.config.client_timeout_s < needed_s:
+        why = (
+            ", after which a silent client has left: a pause of a busy machine, or a few lost packets at "
+            f"{slowest.round_trip_s * 1000:.0f} ms, take as long"
+        )
+        yield _note(state, "client_timeout_s", why, needed_s, 1.0)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def _proposed(needed_s: float, spare: float) -> int:
+    """Return a limit in whole seconds, rounded up to two digits."""
+    seconds = max(1, -int(-needed_s * spare // 1))
+    digit = 10 ** max(0, len(str(seconds)) - 2)
+    return int(-(-seconds // digit) * digit)
+
+
+def shown_bytes(size_bytes: float) -> str:
+    """Return a number of bytes in words."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:,.{3 if size_bytes < 1000 * factor else 6}g} {unit}"
+    return f"{size_bytes:,.0f} bytes"

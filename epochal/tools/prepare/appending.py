@@ -1,0 +1,256 @@
+"""Appending to a complete preparation: new sources become files that are numbered after its last ones.
+
+The rules kept here: the earlier files stay as they are. Until everything is encoded, everything lies in the folder's
+`.appending`; then the new files are moved beside the others, and last the manifest is replaced, which lists all of
+them. Every step can be repeated after a kill.
+"""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from epochal.data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, MANIFEST_NAME, manifest_text, verify_folder
+from epochal.runtime.files.durable_files import replace_file, sync_folder
+from epochal.runtime.os_errors import reason_of
+from epochal.state.errors import EpochalError, InvalidInput
+from epochal.state.generations import MAX_GENERATIONS
+from epochal.state.wire import strict_json
+from epochal.tools.prepare.complete import change_of_sources
+from epochal.tools.prepare.done import DoneSoFar
+from epochal.tools.prepare.options import PrepareOptions, differences
+from epochal.tools.prepare.publishing import APPENDED, PREPARATION, TRAIN, VALIDATION, Finished, Preparation, published
+from epochal.tools.prepare.run_files import data_toml
+from epochal.tools.prepare.shards import shard_name
+from epochal.tools.prepare.sources import Sources
+from epochal.tools.prepare.working import changes, locked
+from epochal.tools.row_files import part_name
+
+APPENDING = ".appending"
+MAX_APPENDS = MAX_GENERATIONS - 1
+"""Maximum number of times that a preparation is appended to, as a run's data."""
+_NUMBER = re.compile(r"(\d+)\.[a-z]+")
+_SAME = ("seq_len", "validation", "chat", "learn", "oversized")
+"""Options that an append has as the preparation: else a sample would be another, or what was held out be trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The preparation to which is appended.
+
+    Attributes:
+        first_numbers: of each split, the number of the first file that is new.
+        files: names of the sources' files that it was made of, as far as its manifest names them.
+    """
+
+    first_numbers: Mapping[str, int] = field(default_factory=dict)
+    files: frozenset[str] = frozenset()
+
+    def refuse_repeated(self, sources: Sources) -> None:
+        """Raise `InvalidInput` if a source was prepared already."""
+        repeated = next((file.name for file in sources.files if file.name in self.files), None)
+        if repeated is not None:
+            raise InvalidInput(f"{repeated} was prepared already; --append takes the new sources alone", file=repeated)
+
+
+@contextlib.contextmanager
+def appending_folder(folder: Path, content: dict[str, Any]) -> Iterator[tuple[Path, Earlier] | None]:
+    """Yield the folder of the unfinished append, locked, and what it continues; None if the same one is complete.
+
+    Raises:
+        InvalidInput: the folder holds no complete preparation, or one with which the options do not agree, or another
+            process appends to it; the user's fault.
+        CorruptData: a file of the preparation is missing or has another size.
+    """
+    if not (folder / TRAIN).exists():
+        raise InvalidInput(
+            f"{folder} holds no complete preparation; allowed with --append: the folder of one", path=str(folder)
+        )
+    working = folder / APPENDING
+    is_left = not working.exists()
+    try:
+        working.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{working} cannot be used: {reason_of(error)}", path=str(working)) from error
+    with locked(folder, working):
+        earlier = None
+        try:
+            made = published(folder)
+            if _is_published(working, made):
+                _empty(working)
+                is_left = True
+            if all(changes(found["content"], content) for found in made.appended):
+                earlier = _earlier(folder, made, content)
+        finally:
+            if earlier is None and is_left:
+                shutil.rmtree(working, ignore_errors=True)
+        yield None if earlier is None else (working, earlier)
+
+
+def complete_append(folder: Path, places: list[str], content: dict[str, Any], options: PrepareOptions) -> Preparation:
+    """Return the preparation of a folder to which the same was appended already.
+
+    Raises:
+        InvalidInput: the sources have changed since then; the user's fault.
+    """
+    made = replace(published(folder), was_complete=True)
+    counts = next(found["counts"] for found in made.appended if not changes(found["content"], content))
+    if change := change_of_sources(counts, places, options, folder):
+        raise InvalidInput(
+            f"these sources were appended to {folder} already, and {change}. What is new needs a name of its own",
+            path=str(folder),
+        )
+    return made
+
+
+def publish_appended(made: Finished, folder: Path, working: Path) -> None:
+    """Put what was appended into place. A call that was interrupted is repeated. Blocks.
+
+    Raises:
+        InvalidInput: somebody else has put a file of the same name there.
+        EpochalError: the disk is full or fails; the same call goes on later.
+    """
+    try:
+        for split in (VALIDATION, TRAIN):
+            if not made.entries.get(split):
+                continue
+            (folder / split).mkdir(exist_ok=True)
+            for name in sorted(made.entries[split]):
+                new, place = working / split / name, folder / split / name
+                if new.exists():
+                    if place.exists():
+                        raise InvalidInput(f"{place} is there already, and is not of this append", path=str(place))
+                    new.rename(place)
+            sync_folder(folder / split)
+            _extend(folder / split / MANIFEST_NAME, folder, split, made)
+        _describe_validation(made, folder)
+    except OSError as error:
+        named = error.filename or folder
+        raise EpochalError(f"{named} cannot be written: {reason_of(error)}", path=str(named)) from error
+
+
+def discard_append(out: Path) -> None:
+    """Remove what an unfinished append left in its folder.
+
+    Raises:
+        InvalidInput: it is under way in another process, its files are being put into place already, or it cannot be
+            removed.
+    """
+    working = out / APPENDING
+    if not working.exists():
+        return
+    with locked(out, working):
+        if _encoded(working) is not None and not _is_published(working, published(out)):
+            raise InvalidInput(
+                f"{out}: everything is encoded, and the same command without --restart puts it into place",
+                path=str(out),
+            )
+        try:
+            shutil.rmtree(working)
+        except OSError as error:
+            named = error.filename or working
+            raise InvalidInput(f"{named} cannot be removed: {reason_of(error)}", path=str(named)) from error
+
+
+def _encoded(working: Path) -> Mapping[str, Any] | None:
+    """Return what an append is to put into place; None if it is not all encoded."""
+    with contextlib.closing(DoneSoFar.open(working)) as ledger:
+        found: Mapping[str, Any] | None = ledger.fact("made")
+        return found
+
+
+def _is_published(working: Path, made: Preparation) -> bool:
+    """Whether a working folder is what an append left that was killed when everything was in place."""
+    encoded = _encoded(working)
+    return encoded is not None and encoded["content"] in [found["content"] for found in made.appended]
+
+
+def _empty(working: Path) -> None:
+    """Remove everything from a working folder but its lock, which is held."""
+    for path in working.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+
+
+def _earlier(folder: Path, made: Preparation, content: dict[str, Any]) -> Earlier:
+    if changed := differences(_agreed(made.content), _agreed(content)):
+        raise InvalidInput(
+            f"{folder} holds a preparation with other options: {'; '.join(changed)}. Allowed with --append: the same",
+            path=str(folder),
+        )
+    if len(made.appended) >= MAX_APPENDS:
+        raise InvalidInput(f"{folder} was appended to {MAX_APPENDS} times, which is the maximum", path=str(folder))
+    numbers = {}
+    for split, names in made.shards.items():
+        verify_folder(folder / split, with_hashes=False)
+        block_bytes = strict_json((folder / split / MANIFEST_NAME).read_bytes())["block_bytes"]
+        if block_bytes != DEFAULT_BLOCK_BYTES:
+            raise InvalidInput(
+                f"{folder / split / MANIFEST_NAME} has blocks of {block_bytes} bytes; allowed with --append: "
+                f"{DEFAULT_BLOCK_BYTES} (`epochal data manifest` writes it anew)",
+                path=str(folder),
+            )
+        found = [_NUMBER.search(name) for name in names]
+        numbers[split] = 1 + max((int(match[1]) for match in found if match), default=-1)
+        first = file_name(split, numbers[split], is_chat=made.is_chat)
+        if any(name >= first for name in names):
+            raise InvalidInput(
+                f"{folder / split} holds {max(names)}, and the name of what is appended, {first}, does not come after "
+                "it; allowed: files as `epochal prepare` names them",
+                path=str(folder),
+            )
+    return Earlier(numbers, frozenset(made.all_counts["files"]))
+
+
+def file_name(split: str, number: int, *, is_chat: bool) -> str:
+    """Return the name of a file of a split."""
+    return part_name(number, split) if is_chat else shard_name(number)
+
+
+def _agreed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in which an append and the preparation agree, in words that tell them apart."""
+    tokenizer = content["tokenizer"]
+    said = f"{tokenizer['name']} ({tokenizer['sha256'][:16]}…)"
+    template = content.get("template")
+    found: dict[str, Any] = {name: content.get(name) for name in _SAME}
+    found["template"] = template["sha256"] if isinstance(template, dict) else template
+    return found | {"tokenizer": _Said(tokenizer["sha256"], said), "end_token": tokenizer["end_id"]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A value that is compared, and how it is said."""
+
+    value: str
+    words: str = field(compare=False)
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+def _extend(path: Path, folder: Path, split: str, made: Finished) -> None:
+    """Replace a split's manifest by one that lists the new files too, unless it does so."""
+    if path.exists():
+        document = strict_json(path.read_bytes())
+    else:
+        whole = strict_json((folder / TRAIN / MANIFEST_NAME).read_bytes())[PREPARATION]
+        document = {PREPARATION: {**whole, "split": split}, "files": {}}
+    preparation, note = document[PREPARATION], {"content": made.content, "counts": made.counts}
+    if note["content"] in [found["content"] for found in preparation.get(APPENDED, ())]:
+        return
+    more = {name: value for name, value in document.items() if name not in ("format", "block_bytes", "files")}
+    more[PREPARATION] = {**preparation, APPENDED: [*preparation.get(APPENDED, ()), note]}
+    files = document["files"] | made.entries[split]
+    replace_file(path, manifest_text(files, DEFAULT_BLOCK_BYTES, more).encode())
+
+
+def _describe_validation(made: Finished, folder: Path) -> None:
+    """Write the `data.toml` of what is held out, if nothing was before."""
+    found, path = published(folder), folder / "validation.toml"
+    if made.entries.get(VALIDATION) and not (found.is_chat or path.exists()) and found.samples(VALIDATION):
+        replace_file(path, data_toml(VALIDATION, found.tokenizer, found.seq_len, None).encode())

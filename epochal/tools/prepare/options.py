@@ -1,0 +1,154 @@
+"""The options of a preparation, checked when they are made."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
+
+from epochal.batching.chat.conversations import Learn
+from epochal.state.errors import InvalidInput
+
+Cut: TypeAlias = Literal["file", "lines", "blank-lines"]
+"""What a document is in a text file: all of it, each line, or what stands between blank lines."""
+OnInvalidText: TypeAlias = Literal["error", "skip", "replace"]
+
+Oversized: TypeAlias = Literal["error", "truncate", "split", "drop"]
+
+LEARNS: tuple[Learn, ...] = ("assistant", "last")
+ON_OVERSIZED: tuple[Oversized, ...] = ("error", "truncate", "split", "drop")
+CUTS: tuple[Cut, ...] = ("file", "lines", "blank-lines")
+ON_INVALID_TEXT: tuple[OnInvalidText, ...] = ("error", "skip", "replace")
+MAX_SHARD_TOKENS = 4_000_000_000
+MAX_SEQ_LEN = 2**20
+MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES = 1024, 1024**3
+MAX_WORKERS = 1024
+MAX_VALIDATION = Fraction(1, 2)
+NOT_CONTENT = ("workers", "data_address", "append")
+"""Options on which no byte of shards and manifests depends: they may differ when a preparation goes on."""
+DATA_ADDRESS = "127.0.0.1:39405"
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """The options of `prepare`. The same sources and options give the same bytes, whatever `workers` is.
+
+    Attributes:
+        end_token: token that ends each document, by its text or as an ID in digits; None: as the tokenizer says.
+        documents: what a document is in a text file: the whole `file`, each of its `lines`, or what is between
+            `blank-lines`.
+        text_field: the field of a JSON record that holds the document's text.
+        text_column: the column of a parquet file that holds it.
+        text_suffixes: further suffixes of text files, such as `.py`.
+        seq_len: number of tokens of a sample of the run.
+        shard_tokens: maximum number of tokens of a shard; a shard holds whole samples.
+        validation: share of the documents that is held out, such as `"0.5%"` or `"0.005"`; at most half.
+        dedup: whether to drop documents whose text is that of an earlier one.
+        invalid_text: what to do with a document that is not UTF-8: end with an `error`, `skip` it, or `replace` the
+            wrong bytes by U+FFFD.
+        skip_bad: whether to skip bad documents and files, and name them in the manifest, instead of ending with an
+            error.
+        max_document_bytes: maximum size of a document, as UTF-8.
+        chat: whether the sources are JSON lines of conversations, which become rows of `seq_len` tokens with labels.
+        template: of conversations: `plain`, `chatml`, `none`, or a file with a Jinja template; None: the tokenizer's.
+        learn: what is learnt of a conversation: every message of the `assistant`, or its `last` one.
+        oversized: what to do with a conversation that is longer than a row: `error`, `truncate`, `split` or `drop`.
+        workers: number of processes that encode; None: one for each core.
+        data_address: `host:port` under which the run's clients reach its data server, for the `state.toml`; not of
+            conversations, whose rows no data server serves.
+        append: whether the sources are new ones for a folder with a complete preparation, with the same tokenizer,
+            `seq_len`, `validation` and options of conversations: their files are numbered after those that are there.
+
+    Raises:
+        InvalidInput: an option is out of its bounds; the user's fault.
+    """
+
+    end_token: str | None = None
+    documents: Cut = "file"
+    text_field: str = "text"
+    text_column: str = "text"
+    text_suffixes: tuple[str, ...] = ()
+    seq_len: int = 2048
+    shard_tokens: int = 100_000_000
+    validation: str = "0"
+    dedup: bool = False
+    invalid_text: OnInvalidText = "error"
+    skip_bad: bool = False
+    max_document_bytes: int = 64 * 1024**2
+    chat: bool = False
+    template: str | None = None
+    learn: Learn = "assistant"
+    oversized: Oversized = "error"
+    workers: int | None = None
+    data_address: str = DATA_ADDRESS
+    append: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("seq_len", 2, MAX_SEQ_LEN),
+            ("shard_tokens", self.seq_len, MAX_SHARD_TOKENS),
+            ("max_document_bytes", MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES),
+            ("workers", 1, MAX_WORKERS),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise InvalidInput(f"{spelled(name)} {value}; allowed: {least} to {most}")
+        for name, allowed in (
+            ("documents", CUTS),
+            ("invalid_text", ON_INVALID_TEXT),
+            ("learn", LEARNS),
+            ("oversized", ON_OVERSIZED),
+        ):
+            if getattr(self, name) not in allowed:
+                raise InvalidInput(f"{spelled(name)} {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        for name, default in (("template", None), ("learn", "assistant"), ("oversized", "error")):
+            if not self.chat and getattr(self, name) != default:
+                raise InvalidInput(f"{spelled(name)} {getattr(self, name)}; allowed: with --chat")
+        if self.chat and self.data_address != DATA_ADDRESS:
+            raise InvalidInput(
+                f"--data-address {self.data_address!r}; allowed: without --chat, whose rows each client reads itself "
+                "from a folder: `model.LLM.data_location` in state.toml, or `epochal client --data`"
+            )
+        if self.append and self.data_address != DATA_ADDRESS:
+            raise InvalidInput(
+                f"--data-address {self.data_address!r}; allowed: without --append, which leaves state.toml"
+            )
+        for suffix in self.text_suffixes:
+            if not suffix.startswith(".") or "/" in suffix or len(suffix) < 2:
+                raise InvalidInput(f"--text-suffix {suffix!r}; allowed: a dot and a name, such as .py")
+        _ = self.held_out
+
+    @property
+    def held_out(self) -> Fraction:
+        """The share of the documents that is held out."""
+        text = self.validation.strip()
+        try:
+            share = Fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except (ValueError, ZeroDivisionError):
+            share = Fraction(-1)
+        if not 0 <= share <= MAX_VALIDATION:
+            raise InvalidInput(f"--validation {self.validation!r}; allowed: 0 to 50%, such as 0.5% or 0.005")
+        return share
+
+    @property
+    def tokens_of_a_shard(self) -> int:
+        """The number of tokens of a full shard: whole samples."""
+        return self.shard_tokens // self.seq_len * self.seq_len
+
+    def content(self) -> dict[str, Any]:
+        """Return the options on which the result's bytes depend, as plain JSON values."""
+        found = {name: value for name, value in asdict(self).items() if name not in NOT_CONTENT}
+        return found | {"validation": str(self.held_out), "text_suffixes": sorted(self.text_suffixes)}
+
+
+def spelled(name: str) -> str:
+    """Return an option's name as the command line spells it."""
+    return "--" + name.replace("_", "-")
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in words how the options of a preparation differ from those of an earlier one."""
+    return [
+        f"{spelled(name)} was {before.get(name)!r} and is {now.get(name)!r}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]

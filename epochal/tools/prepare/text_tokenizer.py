@@ -1,0 +1,354 @@
+"""The tokenizers of a preparation: bytes, or one of the `tokenizers` library, and how each is identified.
+
+The rules kept here: what a document holds is text and nothing else, so that no document can forge the token that ends
+it; nothing is added, padded or cut; a tokenizer's identity is a hash of what decides its tokens.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epochal.runtime.hub import hub, hub_error, hub_failures, repeated
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
+from epochal.tools.prepare.reading import EXTRA
+
+BYTES = "bytes"
+BYTES_SHA256 = hashlib.sha256(b"bytes").hexdigest()
+"""The identity of bytes as a tokenizer."""
+BYTES_VOCABULARY = 256
+BYTES_END = 255
+"""The end token of bytes: no text in UTF-8 has this byte."""
+TOKENIZER_FILE = "tokenizer.json"
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+"""Files beside a tokenizer that name its end token, or have its chat template."""
+USUAL_ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "[EOS]",
+    "<|end|>",
+    "<｜end▁of▁sentence｜>",
+)
+MAX_TOKENIZER_BYTES = 256 * 1024**2
+MAX_CANDIDATES_SHOWN = 20
+PIECE_CHARS = 256 * 1024
+"""A longer document is encoded in pieces, which end as `_end_of_piece` says."""
+TOGETHER_CHARS = 1024**2
+"""Number of characters that are encoded by one call of the library."""
+HUB_ATTEMPTS = RetryPolicy(attempts=2, first_delay_s=1.0)
+TWO_BYTES_VOCABULARY = 2**16
+_DECIDES = ("model", "normalizer", "pre_tokenizer", "added_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerIdentity:
+    """A tokenizer, as a manifest names it.
+
+    Attributes:
+        name: `bytes`, or the file or name that the user gave.
+        sha256: of what decides its tokens, in hex; the same for each copy of it.
+        vocabulary: number of tokens: the largest ID and one.
+        end_token, end_id: what ends each document, as text ("" for bytes) and as an ID.
+        token_size: bytes of a token in the shards: 2 or 4.
+    """
+
+    name: str
+    sha256: str
+    vocabulary: int
+    end_token: str
+    end_id: int
+    token_size: int
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return asdict(self)
+
+
+class Encoder(Protocol):
+    """Encodes texts. Each process makes its own."""
+
+    def encode(self, texts: Sequence[bytes]) -> tuple[NDArray[Any], list[int]]:
+        """Return the tokens of texts in UTF-8, each with the end token, and the number of each text's tokens."""
+        ...
+
+
+class ByteEncoder:
+    """Encodes a text as the bytes of its UTF-8, in two bytes each."""
+
+    def __init__(self, identity: TokenizerIdentity) -> None:
+        self._end = bytes([identity.end_id])
+
+    def encode(self, texts: Sequence[bytes]) -> tuple[NDArray[Any], list[int]]:
+        joined = self._end.join((*texts, b"")) if texts else b""
+        return np.frombuffer(joined, np.uint8).astype("<u2"), [len(text) + 1 for text in texts]
+
+
+class LibraryEncoder:
+    """Encodes texts with a tokenizer of the `tokenizers` library.
+
+    Raises:
+        InvalidInput: the library is not installed, or does not accept the file.
+    """
+
+    def __init__(self, identity: TokenizerIdentity, file: bytes) -> None:
+        self._tokenizer = loaded(identity.name, file)
+        self._dtype = np.dtype(f"<u{identity.token_size}")
+        self._end_id = identity.end_id
+
+    def encode(self, texts: Sequence[bytes]) -> tuple[NDArray[Any], list[int]]:
+        pieces, counts = [], []
+        for text in texts:
+            found = list(_pieces(text.decode()))
+            pieces += found
+            counts.append(len(found))
+        encoded = iter(self._encoded(pieces))
+        end = np.array([self._end_id], self._dtype)
+        parts: list[NDArray[Any]] = []
+        lengths = []
+        for count in counts:
+            before = len(parts)
+            parts += [next(encoded) for _ in range(count)]
+            parts.append(end)
+            lengths.append(sum(map(len, parts[before:])))
+        return (np.concatenate(parts) if parts else np.empty(0, self._dtype)), lengths
+
+    def _encoded(self, pieces: Sequence[str]) -> Iterator[NDArray[Any]]:
+        waiting: list[str] = []
+        size = 0
+        for number, piece in enumerate(pieces, start=1):
+            waiting.append(piece)
+            size += len(piece)
+            if size >= TOGETHER_CHARS or number == len(pieces):
+                for found in self._tokenizer.encode_batch_fast(waiting, add_special_tokens=False):
+                    yield np.array(found.ids, self._dtype)
+                waiting, size = [], 0
+
+
+def _pieces(text: str) -> Iterator[str]:
+    begin = 0
+    while len(text) - begin > PIECE_CHARS:
+        end = _end_of_piece(text, begin, begin + PIECE_CHARS)
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
+
+
+def _end_of_piece(text: str, begin: int, most: int) -> int:
+    """Return where a piece ends that begins at `begin`: after the last line end up to `most` that may be cut.
+
+    Tokenizers put white space together, mostly with what follows or precedes it. So a single line end between two
+    other characters is the best place; then one before which there are blanks; then any; without a line end, anywhere.
+    """
+    found = text.rfind("\n", begin, most)
+    any_end, before_text = found + 1, 0
+    while found > begin:
+        if not text[found + 1].isspace():
+            if not text[found - 1].isspace():
+                return found + 1
+            before_text = before_text or found + 1
+        found = text.rfind("\n", begin, found)
+    return before_text or any_end or most
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTokenizer:
+    """A tokenizer that was found.
+
+    Attributes:
+        identity: what a manifest says of it.
+        files: content of its files by name; empty for bytes.
+    """
+
+    identity: TokenizerIdentity
+    files: Mapping[str, bytes]
+
+    def encoder(self) -> Encoder:
+        """Return an encoder. Raises `InvalidInput` if the library is not installed."""
+        if not self.files:
+            return ByteEncoder(self.identity)
+        return LibraryEncoder(self.identity, self.files[TOKENIZER_FILE])
+
+
+def find_tokenizer(asked: str, end_token: str | None) -> NamedTokenizer:
+    """Return the tokenizer that the user named.
+
+    Args:
+        asked: `bytes`, a `tokenizer.json` or a folder that holds one, or a repository on the Hugging Face Hub.
+        end_token: the text or the ID of the token that ends a document; None: as the tokenizer's files say.
+
+    Raises:
+        InvalidInput: there is no such tokenizer or end token, or a package is missing; the message names the
+            candidates. The user's fault.
+    """
+    if asked == BYTES:
+        return NamedTokenizer(_bytes_identity(end_token), {})
+    path = Path(asked)
+    files = _local_files(path) if path.exists() else _hub_files(asked)
+    file = files[TOKENIZER_FILE]
+    known: dict[str, int] = loaded(asked, file).get_vocab(with_added_tokens=True)
+    if not known:
+        raise InvalidInput(f"tokenizer {asked} has no tokens", tokenizer=asked)
+    end = _end_of(asked, end_token, known, files)
+    vocabulary = max(known.values()) + 1
+    size = 2 if vocabulary <= TWO_BYTES_VOCABULARY else 4
+    name = path.name if path.exists() else asked
+    return NamedTokenizer(TokenizerIdentity(name, identity_of(file), vocabulary, end, known[end], size), files)
+
+
+def identity_of(tokenizer_json: bytes) -> str:
+    """Return the SHA-256, in hex, of what decides the tokens of a `tokenizer.json`.
+
+    That is its model, normaliser, pre-tokeniser and added tokens, as JSON with sorted keys, merges as pairs. Padding,
+    truncation, decoder and template do not count: a copy that another program has saved has the same identity.
+    """
+    document = json.loads(tokenizer_json)
+    found = {name: document.get(name) for name in _DECIDES}
+    model = found["model"]
+    if isinstance(model, dict) and isinstance(model.get("merges"), list):
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        found["model"] = model | {"merges": merges}
+    text = json.dumps(found, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def loaded(name: str, file: bytes) -> Any:
+    """Return a `tokenizers.Tokenizer` that takes every text for text, and neither pads nor cuts.
+
+    Raises:
+        InvalidInput: the library is not installed, or does not accept the file; the user's fault.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ExtraMissing(f"--tokenizer {name} needs the tokenizers package: {EXTRA}") from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(file.decode("utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        reason = str(error).partition("\n")[0]
+        raise InvalidInput(f"tokenizer {name} is not a {TOKENIZER_FILE}: {reason}", tokenizer=name) from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _bytes_identity(end_token: str | None) -> TokenizerIdentity:
+    end = BYTES_END
+    if end_token is not None:
+        if not (end_token.isdecimal() and end_token.isascii() and int(end_token) < BYTES_VOCABULARY):
+            allowed = f"a byte from 0 to {BYTES_VOCABULARY - 1}; {BYTES_END} is the default, which no text has"
+            raise InvalidInput(f"--end-token {end_token!r} with --tokenizer {BYTES}; allowed: {allowed}")
+        end = int(end_token)
+    return TokenizerIdentity(BYTES, BYTES_SHA256, BYTES_VOCABULARY, "", end, 2)
+
+
+def _local_files(path: Path) -> dict[str, bytes]:
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    found: dict[str, bytes] = {}
+    try:
+        for name, place in [(TOKENIZER_FILE, file), *((name, file.parent / name) for name in BESIDE)]:
+            if name == TOKENIZER_FILE or place.is_file():
+                if place.stat().st_size > MAX_TOKENIZER_BYTES:
+                    raise InvalidInput(f"{place} has more than {MAX_TOKENIZER_BYTES} bytes", path=str(place))
+                found[name] = place.read_bytes()
+    except OSError as error:
+        named = error.filename or file
+        raise InvalidInput(f"tokenizer {named} cannot be read: {error.strerror or error}", path=str(named)) from error
+    return found
+
+
+def _hub_files(name: str) -> dict[str, bytes]:
+    allowed = f"allowed: {BYTES}, a {TOKENIZER_FILE} or its folder, or a name on the Hugging Face Hub such as org/name"
+    if name.endswith(".json") or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InvalidInput(f"--tokenizer {name}: there is no such file; {allowed}", tokenizer=name)
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise InvalidInput(
+            f"--tokenizer {name} is no file, and a name on the Hub needs: pip install 'epochal[hub]'"
+        ) from error
+    found: dict[str, bytes] = {}
+    is_away = not _hub_answers(name)
+    for file in (TOKENIZER_FILE, *BESIDE):
+        try:
+            path = huggingface_hub.hf_hub_download(name, file, local_files_only=is_away)
+            found[file] = Path(path).read_bytes()
+        except LocalEntryNotFoundError as error:
+            if file == TOKENIZER_FILE:
+                where = "neither in the cache of the Hub nor can the Hub be reached"
+                raise InvalidInput(f"--tokenizer {name}: its {file} is {where}; {allowed}", tokenizer=name) from error
+        except EntryNotFoundError as error:
+            if file == TOKENIZER_FILE:
+                raise InvalidInput(f"--tokenizer {name}: it has no {file} on the Hub; {allowed}") from error
+        except Exception as error:  # the library has many, some of other packages
+            reason = str(error).strip().partition("\n")[0]
+            raise InvalidInput(f"--tokenizer {name} cannot be fetched: {reason}; {allowed}", tokenizer=name) from error
+    return found
+
+
+def _hub_answers(name: str) -> bool:
+    """Return whether the Hub answers, which the library would ask for half a minute, and say so each time."""
+    library = hub()
+
+    def ask() -> None:
+        try:
+            url = library.hf_hub_url(name, TOKENIZER_FILE)
+            library.get_hf_file_metadata(url, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)
+        except hub_failures() as error:
+            failure = hub_error(error, name)
+            if isinstance(failure, ModelUnavailable):
+                raise failure from error  # a refusal is an answer, which the download gets too
+
+    if library.constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        repeated(ask, HUB_ATTEMPTS)
+    except ModelUnavailable:
+        return False
+    return True
+
+
+def _end_of(asked: str, end_token: str | None, known: Mapping[str, int], files: Mapping[str, bytes]) -> str:
+    """Return the text of the token that ends a document."""
+    special = _special_tokens(files[TOKENIZER_FILE])
+    shown = ", ".join(special[:MAX_CANDIDATES_SHOWN]) or "none that it marks as special"
+    if end_token is not None:
+        # digits are an ID: the token of the text "0" has one too
+        by_id = {str(number): token for token, number in known.items()}
+        found = by_id.get(end_token) if end_token.isdecimal() else end_token
+        if found is not None and found in known:
+            return found
+        raise InvalidInput(f"--end-token {end_token!r} is no token of {asked}; its special tokens: {shown}")
+    for name in BESIDE:
+        said = _eos_in(files.get(name, b"{}"))
+        if said in known:
+            return said
+    usual = [token for token in USUAL_ENDS if token in special]
+    if len(usual) == 1:
+        return usual[0]
+    candidates = ", ".join(usual) if usual else shown
+    raise InvalidInput(f"tokenizer {asked} does not say which token ends a document; --end-token, one of: {candidates}")
+
+
+def _special_tokens(file: bytes) -> list[str]:
+    added = json.loads(file).get("added_tokens") or []
+    return [token["content"] for token in added if isinstance(token, dict) and token.get("special")]
+
+
+def _eos_in(file: bytes) -> str:
+    try:
+        found = json.loads(file).get("eos_token")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    content = found.get("content") if isinstance(found, dict) else found
+    return content if isinstance(content, str) else ""

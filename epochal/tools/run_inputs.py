@@ -1,0 +1,277 @@
+"""Opens what a run's files name, as a start would: data, initial parameters, task encoder, manifest."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from epochal.batching.data_check import DataNeeds, look_at_data
+from epochal.batching.packing.packed_batches import Packing
+from epochal.data_providers.description import description_of
+from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from epochal.data_providers.formats.mds import SHARD_SUFFIXES
+from epochal.data_providers.locations import AnyLocation
+from epochal.data_providers.mixes.mix_file import parse_mix
+from epochal.data_providers.opening import OpenOptions, mix_file, open_described, open_location, run_data
+from epochal.data_providers.protocol import DataProvider
+from epochal.data_providers.providers.following import found_among
+from epochal.data_providers.providers.local_places import files_below
+from epochal.data_providers.sources.manifest import MANIFEST_NAME, verify_folder
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.config.data_file import DataConfig
+from epochal.state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
+from epochal.state.config.model import HF_ARCHITECTURES, DataType, LocalCheckpoint, ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.datasets import dataset_in_words
+from epochal.state.errors import EpochalError, InvalidInput, Unsupported
+from epochal.tools.model_size import ModelSize, in_words, size_notes, size_problems
+from epochal.trainers.architectures import ARCHITECTURES, open_model
+from epochal.trainers.genesis import Note, check_config, look_at_source, make_first_model, step_of_own_checkpoint
+
+TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", *SHARD_SUFFIXES)
+DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
+DATA_PLACE = "model.LLM.data_location"
+_LLM = ("model", "LLM")
+_DATA_PARTS = frozenset((*_LLM, name) for name in ("data_location", "data_type", "max_seq_len"))
+_MODEL_PARTS = frozenset((*_LLM, name) for name in ("architecture", "ngram", "hf", "custom"))
+_CHECKPOINT_PARTS = _MODEL_PARTS | {(*_LLM, "checkpoint")}
+LOOK_TIMEOUT_S = 60.0
+"""Seconds for the answer of each place that is looked at in the files of a `data.toml`."""
+
+
+@dataclass
+class NamedFiles:
+    """The findings about the files that a run's files name; each is a sentence that begins with the file's name.
+
+    Attributes:
+        problems: why a start would fail, or the run's model could not be trained.
+        notes: what is suspicious, and what was not opened.
+        facts: what a person who starts the run should know.
+        fingerprint: of the data; None if they were not opened.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    fingerprint: str | None = None
+
+    @contextlib.contextmanager
+    def collecting(self, place: str) -> Iterator[None]:
+        """Turn an error in the block into a problem of this place."""
+        try:
+            yield
+        except EpochalError as error:
+            self.problems.append(f"{place}: {error}")
+
+
+async def open_what_state_names(
+    state: StateFile, source: str, wrong_parts: Collection[tuple[str, ...]] = (), *, with_network: bool = False
+) -> NamedFiles:
+    """Open a state file's data, initial parameters and task encoder.
+
+    Args:
+        state: the state file, with stand-ins for its parts that are wrong.
+        source: its name, for messages.
+        wrong_parts: its parts that are stand-ins (`epochal.state.config.partly`); nothing that depends on them is
+            opened.
+        with_network: whether to open data on other machines.
+    """
+    found = NamedFiles()
+    llm = state.model.LLM
+    spec = None
+    if llm.architecture in ARCHITECTURES and not _MODEL_PARTS.intersection(wrong_parts):
+        spec = llm.spec
+        if not (llm.is_made_from_seed or _CHECKPOINT_PARTS.intersection(wrong_parts)):
+            spec = await _open_checkpoint(state, f"{source}: model.LLM.checkpoint", found, with_network=with_network)
+    if spec is not None and llm.is_made_from_seed and ("model", "LLM", "max_seq_len") not in wrong_parts:
+        with found.collecting(source):
+            check_config(state, spec, found.notes.append)
+    if spec is not None and not found.problems:
+        await asyncio.to_thread(_look_at_size, state, spec, source, found)
+    if _DATA_PARTS.intersection(wrong_parts):
+        return found
+    async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:
+        needs = None
+        if ("packing",) not in wrong_parts:
+            with found.collecting(source):
+                vocabulary = _vocabulary_in(spec, f"{source}: model.LLM", found)
+                needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker, OWNERS))
+        await _open_data(state, f"{source}: {DATA_PLACE}", needs, found, with_network=with_network)
+    return found
+
+
+async def open_what_data_file_names(
+    config: DataConfig, path: Path, state: StateFile | None, wrong_parts: Collection[tuple[str, ...]]
+) -> NamedFiles:
+    """Open the folder of a `data.toml`, and look whether the model of the state file, if there is one, can take it."""
+    found = NamedFiles()
+    place = f"{path}: dir"
+    with found.collecting(place):
+        async with contextlib.aclosing(await open_described(config, path.parent)) as provider:
+            vocabulary = None if state is None else vocabulary_of(state, wrong_parts)
+            tokenizer = None if state is None else state.model.LLM.tokenizer
+            needs = DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S, tokenizer)
+            found.fingerprint = provider.fingerprint
+            await _look(provider, place, needs, found)
+            if state is not None:
+                found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
+    with found.collecting(place):
+        await asyncio.to_thread(_check_manifest, path.parent / config.dir)
+    return found
+
+
+async def _open_checkpoint(state: StateFile, place: str, found: NamedFiles, *, with_network: bool) -> ModelSpec | None:
+    """Open the run's first model as `epochal coordinator` would; return its spec, as far as it is known."""
+    spec = state.model.LLM.spec
+    if said := step_of_own_checkpoint(state, state.progress.step - 1):
+        found.notes.append(f"{place}: {said}")
+    is_local = isinstance(state.model.LLM.checkpoint, LocalCheckpoint)
+    if not (with_network or is_local):
+        found.notes.append(f"{place} was not opened: it is on another machine; --network opens it")
+        return spec
+    if lacking := _lacking_libraries(spec):
+        found.notes.append(f"{place} was not opened: {lacking}")
+        return spec
+    with found.collecting(place):
+        if is_local:
+            return await asyncio.to_thread(_read_first_model, state, found.notes.append)
+        spec = await asyncio.to_thread(look_at_source, state, found.notes.append)
+        found.notes.append(f"{place} was opened, but its weights were not read; a start reads them")
+        return spec
+    return None
+
+
+def _read_first_model(state: StateFile, note: Note) -> ModelSpec:
+    """Read every parameter of the run's first model, one at a time, and return its spec."""
+    first = make_first_model(state, 0, note=note)
+    for _ in first.parameters():
+        pass
+    return first.spec
+
+
+def _look_at_size(state: StateFile, spec: ModelSpec, source: str, found: NamedFiles) -> None:
+    """Note how large a run's model is, and which limits it exceeds, if the model is known and can be opened here."""
+    if not spec.is_complete or spec.dummy or _lacking_libraries(spec):
+        return
+    try:
+        size = ModelSize.of(spec, state.merge)
+    except (InvalidInput, Unsupported):  # said where the model is opened for its vocabulary
+        return
+    found.facts.append(f"{source}: {in_words(size, state)}")
+    found.problems += [f"{source}: {problem}" for problem in size_problems(size, state)]
+    found.notes += [f"{source}: {note}" for note in size_notes(size, state)]
+
+
+def _vocabulary_in(spec: ModelSpec | None, place: str, found: NamedFiles) -> int | None:
+    """Return the number of tokens of a model; None if it is not known, with the reason among what was found."""
+    if spec is None:
+        return None
+    if lacking := _lacking_libraries(spec):
+        found.notes.append(f"{place}: tokens were not compared with the vocabulary of the model: {lacking}")
+        return None
+    with found.collecting(place):
+        return _vocabulary(spec)
+    return None
+
+
+def _lacking_libraries(spec: ModelSpec) -> str:
+    """Return which libraries that the model needs are not installed, and what to do; "" if all are there."""
+    entry = ARCHITECTURES[spec.architecture]
+    missing = [] if spec.dummy else entry.missing_modules()
+    return f"not installed: {' and '.join(missing)}; `pip install epochal[{entry.extra}]`" if missing else ""
+
+
+def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = ()) -> int | None:
+    """Return the number of tokens of the run's model, as far as it is known on this machine.
+
+    It is None if the model's part of the file is wrong, its config is at its checkpoint, this version or what is
+    installed here (a library, a trainer's package) does not train it, or it takes every token.
+    """
+    if _MODEL_PARTS.intersection(wrong_parts):
+        return None
+    return vocabulary_of_model(state.model.LLM.spec)
+
+
+def vocabulary_of_model(spec: ModelSpec) -> int | None:
+    """Return the number of a model's tokens, as far as it is known on this machine; None as `vocabulary_of`."""
+    size = (spec.hf or {}).get("vocab_size")
+    if spec.architecture in HF_ARCHITECTURES and type(size) is int and not spec.dummy:
+        return size  # said by the file itself, so that a data server needs neither torch nor the time to import it
+    with contextlib.suppress(InvalidInput, Unsupported):
+        return _vocabulary(spec)
+    return None
+
+
+def _vocabulary(spec: ModelSpec) -> int | None:
+    return open_model(spec).vocabulary if spec.is_complete and not spec.dummy else None
+
+
+def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:
+    """Return in words, as the only item, that the state file pins other data than the provider's; else nothing."""
+    pinned = state.config.data_fingerprint
+    if pinned in (None, provider.fingerprint) or found_among(provider, pinned) is not None:
+        return []
+    generations = state.data_generations
+    if any(provider.fingerprint == known.fingerprint for known in generations):
+        return []
+    if generations and found_among(provider, generations[-1].fingerprint) is not None:
+        return []
+    found = description_of(provider)
+    described = (
+        "" if found is None else f" (a pin does not say which data it means; these are {dataset_in_words(found)})"
+    )
+    return [f"these data have fingerprint {provider.fingerprint}; config.data_fingerprint pins {pinned}{described}"]
+
+
+def data_names(folder: Path, suffixes: tuple[str, ...] = DATA_SUFFIXES) -> list[str]:
+    """Return the names of the files in a folder, and in those below it, that a manifest lists."""
+    return sorted(name for name, path in files_below(folder) if name.endswith(suffixes) or path.name == MDS_INDEX_NAME)
+
+
+async def _open_data(
+    state: StateFile, place: str, needs: DataNeeds | None, found: NamedFiles, *, with_network: bool
+) -> None:
+    """Open the run's data, and look at some of them if it is known what the run needs."""
+    location, spec = run_data(state)
+    with found.collecting(place):
+        reason = await asyncio.to_thread(_why_not_opened, location, with_network)
+        if reason:
+            found.notes.append(f"{place} was not opened: {reason}")
+            return
+        options = OpenOptions(state.run_id, None, OWNERS, packs=state.model.LLM.data_type is DataType.FINETUNING)
+        async with contextlib.aclosing(await open_location(location, spec, options)) as provider:
+            found.fingerprint = provider.fingerprint
+            found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
+            if needs is not None:
+                await _look(provider, place, needs, found)
+    if isinstance(location, Local):
+        with found.collecting(place):
+            await asyncio.to_thread(_check_manifest, Path(location.path))
+
+
+def _why_not_opened(location: AnyLocation, with_network: bool) -> str:
+    """Return why a location is not opened; "" if it is. A mix with a source that is not opened is not opened."""
+    if isinstance(location, Server):
+        return "its data server serves only members; name the server's own file with --data-config"
+    if isinstance(location, Local | DummyData) or (isinstance(location, Preprocessed) and "://" not in location.path):
+        return ""
+    if isinstance(location, WeightedHttp) and "://" not in location.place:
+        path = Path(location.place)
+        sources = parse_mix(mix_file(path), str(path)).sources
+        reasons = [_why_not_opened(source.location, with_network) for source in sources]
+        return next(filter(None, reasons), "")
+    return "" if with_network else "it is on another machine; --network opens it"
+
+
+async def _look(provider: DataProvider, place: str, needs: DataNeeds, found: NamedFiles) -> None:
+    findings = await look_at_data(provider, needs)
+    found.problems += [f"{place}: {problem}" for problem in findings.problems]
+    found.notes += [f"{place}: {note}" for note in findings.notes]
+
+
+def _check_manifest(folder: Path) -> None:
+    """Raise `CorruptData` unless the folder's manifest, if it has one, lists its files with their sizes."""
+    if (folder / MANIFEST_NAME).is_file():
+        verify_folder(folder, data_names(folder, TOKEN_DATA_SUFFIXES), with_hashes=False)

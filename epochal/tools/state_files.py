@@ -1,0 +1,60 @@
+"""Reading the files that a person wrote, with errors that name them."""
+
+from pathlib import Path
+
+from epochal.state.config.data_file import DataConfig, parse_data_config
+from epochal.state.config.state_file import StateFile, parse_state
+from epochal.state.config.support import ensure_supported
+from epochal.state.errors import InvalidConfig, InvalidInput, Mistake, Unsupported
+from epochal.trainers.architectures import ARCHITECTURES
+
+MAX_CONFIG_BYTES = 1024 * 1024
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a small file.
+
+    Raises:
+        InvalidInput: the file is missing, unreadable, too large or not UTF-8; the user's fault.
+    """
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InvalidInput(f"{path}: larger than {MAX_CONFIG_BYTES} bytes, the maximum", path=str(path))
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror or error}", path=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(str(path), (Mistake("", f"not UTF-8 at byte {error.start}", "text in UTF-8"),)) from error
+
+
+def unpinned_data(state: StateFile) -> str | None:
+    """Return the warning that strangers can decide which data are the run's; None if its state file leaves no doubt."""
+    if state.access.mode != "open" or state.config.data_fingerprint is not None or state.data_generations:
+        return None
+    return (
+        "everybody may join this run, and config.data_fingerprint does not say which data are its own: until a round "
+        "is applied, members decide, strangers among them. `epochal data inspect` shows the fingerprint; write it into "
+        "the state file, or pin it while the run goes on: `epochal fingerprint URL FINGERPRINT`"
+    )
+
+
+def read_state(path: Path) -> StateFile:
+    """Return the validated state file. Raise `InvalidInput` with every mistake."""
+    return parse_state(read_text(path), str(path))
+
+
+def read_supported_state(path: Path) -> StateFile:
+    """Return the validated state file. Raise `InvalidInput`, or `Unsupported` for what is not supported yet."""
+    state = read_state(path)
+    try:
+        ensure_supported(state, str(path), ARCHITECTURES)
+    except Unsupported as error:
+        from epochal.tools.mix_pins import with_digest  # which opens data: only here
+
+        raise Unsupported(str(path), with_digest(error.mistakes, state)) from None
+    return state
+
+
+def read_data_config(path: Path) -> DataConfig:
+    """Return the validated data file. Raise `InvalidInput` with every mistake."""
+    return parse_data_config(read_text(path), str(path))

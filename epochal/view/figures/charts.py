@@ -1,0 +1,286 @@
+"""The charts of a run as data: what is drawn, with units, and nothing of how. Two programs draw them: `svg.py` without
+any package for pages, `matplotlib_files.py` for papers.
+
+Series differ in colour and in line or hatching, so that they can be told apart without colours.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from epochal.runtime.visible_text import visible
+from epochal.state.messages.history import ClientFigures, RoundDetail, RoundFigures, thinned
+from epochal.state.shown.explanation import settled_rounds, shown_member
+from epochal.state.shown.glossary import FATES, PARTS
+from epochal.view.figures.run_record import RunRecord
+
+MAX_POINTS = 1500
+"""Maximum number of rows in a chart; more are merged, as a coordinator does."""
+MAX_WATERFALL_CLIENTS = 40
+"""Maximum number of clients in the waterfall: those whose results came last."""
+SMOOTHED_ROUNDS = 20
+"""Number of rounds over which the smoothed loss is an exponential mean."""
+MAX_MARKS = 64
+"""Maximum number of points of a line that are drawn as marks, too; more would hide what is below them."""
+MAX_LABEL_CHARS = 48
+MB = 1_000_000
+PART_NAMES = tuple(PARTS)
+"""Names of the parts of a client's round, in their order."""
+PART_WORDS = tuple(PARTS.values())
+"""The same, with their letters and labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One series: points (x, y); a NaN interrupts the line. Alone standing points are drawn as marks."""
+
+    label: str
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+    has_marks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LineChart:
+    """Curves over the rounds.
+
+    Attributes:
+        name: of its file.
+        note: says what is seen, for who cannot see it.
+        from_zero: whether the y axis begins at 0.
+    """
+
+    name: str
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    from_zero: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of a row: from `start_s`, for `length_s` seconds; `part` is a place in `PART_NAMES`."""
+
+    start_s: float
+    length_s: float
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarRow:
+    """One client's bars. `note` says what came of its work."""
+
+    label: str
+    note: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """A round, client by client. `ends_s` is its length in seconds."""
+
+    name: str
+    title: str
+    note: str
+    x_label: str
+    rows: tuple[BarRow, ...]
+    ends_s: float
+
+
+Chart = LineChart | Waterfall
+
+
+def charts_of(record: RunRecord) -> tuple[Chart, ...]:
+    """Return the charts of a run, those that there is something for."""
+    rows = thinned(record.rows, MAX_POINTS)
+    if not rows:
+        return ()
+    charts: list[Chart] = [_loss(record, rows), _members(rows), _throughput(rows), _traffic(rows), _waits(rows)]
+    settled = settled_rounds(record.details)
+    if settled and settled[-1].clients:
+        charts.append(waterfall(settled[-1], {member.client_id: member.name for member in record.members}))
+    return tuple(charts)
+
+
+def _ends(rows: Sequence[RoundFigures]) -> tuple[float, ...]:
+    return tuple(float(row.next_number - 1) for row in rows)
+
+
+def _loss(record: RunRecord, rows: Sequence[RoundFigures]) -> LineChart:
+    xs = _ends(rows)
+    losses = tuple(math.nan if row.loss is None else row.loss for row in rows)
+    lines = [Line("training, each round", xs, losses), Line("training, smoothed", xs, smoothed(rows))]
+    by_step = {row.step: x for row, x in zip(rows, xs, strict=True)}
+    for name in sorted({found.name for found in record.evaluations}):
+        points = sorted((found.step, found.loss) for found in record.evaluations if found.name == name)
+        placed = [(_place(step, by_step), loss) for step, loss in points]
+        lines.append(Line(f"evaluated: {shortened(name)}", *_columns(placed), has_marks=len(placed) <= MAX_MARKS))
+    last = next((row.loss for row in reversed(record.rows) if row.loss is not None), math.nan)
+    return LineChart(
+        "loss",
+        "Loss",
+        f"training loss over {len(xs)} points, {last:.4g} nats per token at the end",
+        "round",
+        "loss [nats/token]",
+        tuple(lines),
+        from_zero=False,
+    )
+
+
+def _place(step: int, by_step: dict[int, float]) -> float:
+    """Return the round after which the replica of a step was held."""
+    earlier = [known for known in by_step if known <= step]
+    return by_step[max(earlier)] if earlier else -1.0
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(x for x, _ in points), tuple(y for _, y in points)
+
+
+def smoothed(rows: Sequence[RoundFigures]) -> tuple[float, ...]:
+    """Return the exponential mean of the losses over `SMOOTHED_ROUNDS` rounds; a row counts for each of its rounds.
+
+    The weights of the first rounds add up to 1, as in Adam (Kingma and Ba, 2015, section 3), so none is overweight.
+    """
+    found: list[float] = []
+    total = weight = 0.0
+    for row in rows:
+        if row.loss is not None:
+            kept = (1 - 1 / SMOOTHED_ROUNDS) ** row.rounds
+            total, weight = kept * total + (1 - kept) * row.loss, kept * weight + (1 - kept)
+        found.append(total / weight if weight else math.nan)
+    return tuple(found)
+
+
+def _members(rows: Sequence[RoundFigures]) -> LineChart:
+    xs = _ends(rows)
+    lines = (
+        Line("members", xs, tuple(float(row.members) for row in rows)),
+        Line("ready", xs, tuple(float(row.ready) for row in rows)),
+        Line("with work", xs, tuple(float(row.clients) for row in rows)),
+    )
+    most = max(row.members for row in rows)
+    return LineChart("members", "Members", f"{rows[-1].members} at the end, at most {most}", "round", "clients", lines)
+
+
+def _throughput(rows: Sequence[RoundFigures]) -> LineChart:
+    xs = _ends(rows)
+    speeds = tuple(_per_s(row.tokens, row) for row in rows)
+    known = [speed for speed in speeds if not math.isnan(speed)]
+    mean = sum(known) / len(known) if known else math.nan
+    return LineChart(
+        "throughput",
+        "Throughput",
+        f"tokens applied per second of each round, {mean:,.0f} in the mean",
+        "round",
+        "tokens/s",
+        (Line("tokens applied", xs, speeds),),
+    )
+
+
+def _traffic(rows: Sequence[RoundFigures]) -> LineChart:
+    xs = _ends(rows)
+    sizes = tuple(row.result_bytes / row.rounds / MB for row in rows)
+    return LineChart(
+        "bytes",
+        "Results",
+        f"size of a round's checked results, {sizes[-1]:.3g} MB at the end",
+        "round",
+        "MB in a round",
+        (Line("results", xs, sizes),),
+    )
+
+
+def _per_s(count: int, row: RoundFigures) -> float:
+    seconds = row.train_s + row.witness_s
+    return count / seconds if seconds > 0 else math.nan
+
+
+def _waits(rows: Sequence[RoundFigures]) -> LineChart:
+    xs = _ends(rows)
+    between = [math.nan] + [max(0.0, after.started_s - before.ended_s) for before, after in pairwise(rows)]
+    lines = (
+        Line("until all results were there", xs, tuple(row.train_s / row.rounds for row in rows)),
+        Line("until they were attested", xs, tuple(row.witness_s / row.rounds for row in rows)),
+        Line("between rounds", xs, tuple(between)),
+    )
+    whole = (rows[-1].train_s + rows[-1].witness_s) / rows[-1].rounds
+    note = f"seconds that each round waited, and for what; the last took {whole:.3g} s"
+    return LineChart("waits", "Where rounds wait", note, "round", "seconds in a round", lines)
+
+
+def waterfall(detail: RoundDetail, names: dict[str, str]) -> Waterfall:
+    """Return a round as bars, the clients in the order in which their results came.
+
+    Args:
+        detail: the round.
+        names: that clients chose, by client.
+    """
+    figures = detail.figures
+    ends_s = figures.train_s + figures.witness_s
+    ordered = sorted(detail.clients, key=lambda one: (_late(one), one.client_id))
+    shown = ordered[-MAX_WATERFALL_CLIENTS:]
+    rows = tuple(
+        BarRow(
+            shortened(shown_member(one.client_id, names.get(one.client_id, one.name))),
+            FATES[one.fate],
+            _bars(one, ends_s),
+        )
+        for one in shown
+    )
+    left = f", the {len(shown)} slowest of {len(ordered)} clients" if len(shown) < len(ordered) else ""
+    return Waterfall(
+        "waterfall",
+        f"Round {figures.number} (step {figures.step}), client by client",
+        f"what each client did when in a round of {ends_s:.3g} s{left}",
+        "seconds since the round began",
+        rows,
+        ends_s,
+    )
+
+
+def _late(client: ClientFigures) -> float:
+    return math.inf if client.delivered_s is None else client.delivered_s
+
+
+def _bars(client: ClientFigures, ends_s: float) -> tuple[Bar, ...]:
+    """Return what a client did: until its result was there one after the other, then its attestation, then the rest.
+
+    A client's own times only divide what the coordinator saw: nothing before its result lies behind that, and nothing
+    after the round is longer than the round, whatever it claims.
+    """
+    at_s, latest_s, bars = 0.0, ends_s if client.delivered_s is None else client.delivered_s, list[Bar]()
+    for part, name in enumerate(PART_NAMES):
+        length_s = max(0.0, getattr(client, f"{name}_s") or 0.0)
+        if name == "attest":
+            attested_s = min(client.attested_s or 0.0, ends_s)
+            start_s = max(0.0, attested_s - length_s)
+            length_s = attested_s - start_s
+            at_s, latest_s = ends_s, 2 * ends_s
+        else:
+            start_s, length_s = at_s, min(length_s, max(0.0, latest_s - at_s))
+            at_s += length_s
+        if length_s > 0:
+            bars.append(Bar(start_s, length_s, part))
+    return tuple(bars)
+
+
+def shortened(text: str) -> str:
+    """Return text from another machine as a label: on one line, with what a terminal would obey as escapes."""
+    shown = visible(text)
+    return shown if len(shown) <= MAX_LABEL_CHARS else shown[: MAX_LABEL_CHARS - 1] + "…"
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Return round numbers between two, at most `most` + 1 of them."""
+    span = high - low
+    if not math.isfinite(span) or span <= 0:
+        return [low]
+    step = 10.0 ** math.floor(math.log10(span / most))
+    while span / step > most:
+        step = next(step * factor for factor in (2, 2.5, 5, 10) if span / (step * factor) <= most or factor == 10)
+    first = math.ceil(low / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]

@@ -1,0 +1,119 @@
+"""Charts as SVG and PNG files, drawn by matplotlib (`epochal[plot]`), for a paper or an issue.
+
+The same record gives the same bytes with the same matplotlib: no dates, no random ids.
+"""
+
+import io
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+from epochal.runtime.files.durable_files import replace_file
+from epochal.view.figures.charts import PART_WORDS, Chart, LineChart, Waterfall
+from epochal.view.figures.svg import COLOURS, DASHES, MAX_DRAWN
+
+SIZE_IN = (6.4, 3.4)
+ROW_IN = 0.26
+DPI = 200
+HATCHES = ("", "//", "\\\\", "xx", "..", "||", "--", "++", "oo", "**")
+SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "epochal",
+    "svg.fonttype": "path",
+    "text.parse_math": False,  # a client's name is no formula
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "hatch.linewidth": 0.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def draw_files(charts: tuple[Chart, ...], folder: Path) -> list[Path]:
+    """Write each chart as SVG and as PNG into a folder, and return the files.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    written = []
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # names are in any script
+        for chart in charts:
+            figure = Figure(figsize=_size(chart), layout="constrained")
+            FigureCanvasAgg(figure)
+            axes = figure.add_subplot()
+            _draw(axes, chart)
+            for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
+                path, data = folder / f"{chart.name}.{kind}", io.BytesIO()
+                figure.savefig(data, format=kind, dpi=DPI, metadata=metadata)
+                replace_file(path, data.getvalue())
+                written.append(path)
+    return written
+
+
+def _size(chart: Chart) -> tuple[float, float]:
+    return SIZE_IN if isinstance(chart, LineChart) else (SIZE_IN[0], 1.7 + ROW_IN * len(chart.rows))
+
+
+def _draw(axes: Any, chart: Chart) -> None:
+    axes.set_title(chart.title, loc="left", fontweight="bold")
+    if isinstance(chart, LineChart):
+        _draw_lines(axes, chart)
+    else:
+        _draw_waterfall(axes, chart)
+
+
+def _draw_lines(axes: Any, chart: LineChart) -> None:
+    for number, line in enumerate(chart.lines):
+        dash = DASHES[number % len(DASHES)]
+        axes.plot(
+            line.xs,
+            [y if math.isfinite(y) and abs(y) < MAX_DRAWN else math.nan for y in line.ys],
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=(0, tuple(map(float, dash.split()))) if dash else "-",
+            marker="o" if line.has_marks or len(line.xs) == 1 else None,
+            markersize=4,
+            linewidth=1.4,
+            label=line.label,
+        )
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    axes.grid(axis="y", alpha=0.25)
+    if chart.from_zero:
+        axes.set_ylim(bottom=0)
+    if len(chart.lines) > 1:
+        axes.figure.legend(frameon=False, loc="outside lower center", ncols=3)
+
+
+def _draw_waterfall(axes: Any, chart: Waterfall) -> None:
+    from matplotlib.patches import Patch
+
+    for place, row in enumerate(chart.rows):
+        for bar in row.bars:
+            axes.barh(
+                place,
+                bar.length_s,
+                left=bar.start_s,
+                height=0.7,
+                color=COLOURS[bar.part],
+                hatch=HATCHES[bar.part],
+                edgecolor="white",
+                linewidth=0,
+            )
+    axes.axvline(chart.ends_s, color="black", linestyle="--", linewidth=0.8)
+    axes.set_yticks(range(len(chart.rows)), [f"{row.label} · {row.note}" for row in chart.rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{chart.x_label}; dashed: its end")
+    axes.set_xlim(left=0)
+    used = sorted({bar.part for row in chart.rows for bar in row.bars})
+    patches = [
+        Patch(facecolor=COLOURS[part], hatch=HATCHES[part], edgecolor="white", label=PART_WORDS[part].label)
+        for part in used
+    ]
+    axes.figure.legend(handles=patches, frameon=False, loc="outside lower center", ncols=4, fontsize=8)

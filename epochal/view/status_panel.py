@@ -1,0 +1,266 @@
+"""A run in a terminal: a panel that is redrawn as the run progresses, or one line."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from epochal.runtime.visible_text import visible
+from epochal.state.intervals import counted_batches
+from epochal.state.messages.data_metrics import DataWaitView
+from epochal.state.messages.evaluations import Evaluation, newest_evaluations
+from epochal.state.messages.member_rows import MemberView
+from epochal.state.messages.requests import RunStatus
+from epochal.state.phases import RunState
+from epochal.state.shown.glossary import PHASES
+from epochal.state.shown.waiting_words import stands_words, with_limit
+from epochal.view.table_words import DECIDED, STATUS
+
+_BARS = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 60
+MAX_SHOWN_MEMBERS = 12
+MAX_SHOWN_FAILURES = 3
+MAX_SHOWN_EVALUATIONS = 8
+EVALUATION_CURVE_WIDTH = 20
+SHOWN_WAIT_PART = 0.01
+"""Part of a trainer's time from which a cause of waiting is named."""
+_PHASE_STYLE = {
+    RunState.ROUND_TRAIN: "bold green",
+    RunState.ROUND_WITNESS: "cyan",
+    RunState.COOLDOWN: "blue",
+    RunState.WARMUP: "yellow",
+    RunState.FINISHED: "bold magenta",
+    RunState.PAUSED: "red",
+}
+
+
+def curve(values: Sequence[float], width: int = CURVE_WIDTH) -> str:
+    """Return the values as a line of at most `width` bars, each the mean of its part; "" for no values."""
+    if not values:
+        return ""
+    columns = min(width, len(values))
+    bounds = [len(values) * column // columns for column in range(columns + 1)]
+    means = [sum(values[start:stop]) / (stop - start) for start, stop in pairwise(bounds)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool = False) -> RenderableType:
+    """Return the run as a panel: phase, progress, loss curve, clients, and notes below.
+
+    Args:
+        status: of the run.
+        notes: lines below everything else.
+        explains: whether to say what the phase means. What the other words mean, `status_words` says.
+    """
+    head = Table.grid(padding=(0, 2))
+    phase = Text(status.run_state.value, style=_PHASE_STYLE.get(status.run_state, ""))
+    remaining = "" if status.phase_remaining_s is None else f" ≤ {status.phase_remaining_s:.0f} s"
+    head.add_row("phase", Text.assemble(phase, remaining), "epoch", str(status.epoch))
+    done = min(status.step - 1, status.total_steps)
+    head.add_row(
+        "rounds", f"{done} of {status.total_steps} done", "clients", f"{status.ready_count}/{status.member_count}"
+    )
+    head.add_row("tokens", f"{status.tokens_applied:,}", "tokens/s", f"{status.tokens_per_s:,.0f}")
+    losses = [loss for _, loss in status.loss_history]
+    if losses:
+        head.add_row("loss", f"{losses[-1]:.3f} nats/token", "first", f"{losses[0]:.3f}")
+    parts: list[RenderableType] = [head]
+    if explains:
+        parts.append(Text(f"{status.run_state.value}: {PHASES[status.run_state]}", style="dim"))
+    if status.evaluations:
+        parts.append(_evaluations(status.evaluations))
+    if status.store_problem is not None:
+        parts.append(Text(visible(f"The coordinator cannot keep anything: {status.store_problem}"), style="bold red"))
+    if status.pausing and status.run_state is not RunState.PAUSED:
+        parts.append(Text("An operator asked for a pause, which begins after the round.", style="yellow"))
+    if status.finish_after is not None and status.run_state is not RunState.FINISHED:
+        parts.append(Text(f"An operator ends the run after round {status.finish_after}.", style="yellow"))
+    if status.run_state is RunState.FINISHED:
+        parts.append(Text("The coordinator goes on serving the finished run until it is stopped.", style="dim"))
+    if len(losses) > 1:
+        parts.append(Text(curve(losses), style="green"))
+    if status.members:
+        parts.append(_members(status.members, status.member_count))
+    ahead = _fetched_ahead(status.members)
+    if ahead is not None:
+        parts.append(Text(ahead, style="dim"))
+    parts.extend(_in_words(status))
+    if status.data_generations:
+        parts.append(Text(_grown_data(status)))
+    if len(status.datasets) > 1:
+        parts.append(Text(_different_data(status), style="bold yellow"))
+    parts.extend(_failed_data(status))
+    parts.extend(Text(note, style="dim") for note in notes)
+    title = Text(visible(f"Epochal · run {status.run_id}"))
+    return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
+
+
+def _in_words(status: RunStatus) -> list[RenderableType]:
+    """Return a line that says what the run waits for, and one that says why it is not faster."""
+    shown: list[RenderableType] = []
+    style = "" if status.hold is None else "bold yellow"
+    if status.waiting:
+        shown.append(Text(f"The run {visible(with_limit(status.waiting, status.phase_remaining_s))}.", style=style))
+    elif status.hold is not None:
+        shown.append(Text(f"The run waits: {visible(status.hold)}", style=style))
+    explanation = status.explanation or ""
+    if status.waiting:  # which is said already
+        explanation = explanation.replace(stands_words(status.waiting), "").strip()
+    if explanation:
+        shown.append(Text(visible(explanation), style="dim"))
+    return shown
+
+
+def status_words() -> Table:
+    """Return what the panel's words mean, one to a line."""
+    table = Table.grid(padding=(0, 2))
+    for word, meaning in STATUS.items():
+        table.add_row(Text(word, style="dim bold"), Text(meaning, style="dim"))
+    return table
+
+
+def _evaluations(evaluations: Sequence[Evaluation]) -> Table:
+    """Return a row for each name: the newest replica's evaluation, and a curve over the replicas."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for column in ("evaluation", "nats/token", "replica", "tokens", "recorded (UTC)", ""):
+        table.add_column(column)
+    newest = newest_evaluations(evaluations)
+    for found in newest[:MAX_SHOWN_EVALUATIONS]:
+        by_step = sorted((one.step, one.loss) for one in evaluations if one.name == found.name)
+        bars = curve([loss for _, loss in by_step], EVALUATION_CURVE_WIDTH) if len(by_step) > 1 else ""
+        when = datetime.fromtimestamp(found.recorded_s, UTC).strftime("%Y-%m-%d %H:%M")
+        loss, tokens = f"{found.loss:.3f}", f"{found.tokens:,}"
+        table.add_row(Text(visible(found.name)), loss, str(found.step), tokens, when, Text(bars, style="green"))
+    if len(newest) > MAX_SHOWN_EVALUATIONS:
+        table.add_row("… `epochal status --json` shows all")
+    return table
+
+
+def _grown_data(status: RunStatus) -> str:
+    """Return a line for the generation that the run has reached, and one for a newer one that it has not."""
+    reached = [known for known in status.data_generations if known.first_data_index <= status.next_data_index]
+    shown = status.data_generations[max(0, len(reached) - 1) :]
+    lines = [
+        f"Data from index {known.first_data_index:,}: {known.sample_count:,} samples in {known.file_count:,} files"
+        for known in shown
+    ]
+    return "\n".join([*lines, f"The next data index is {status.next_data_index:,}."])
+
+
+def _different_data(status: RunStatus) -> str:
+    """Return a line for each of the datasets that members have, where they differ."""
+    lines = ["Members have different data:"]
+    for item in status.datasets:
+        is_the_runs = item.data_fingerprint == status.data_fingerprint
+        whose = f"the run's, {DECIDED[status.data_decided_by]}" if is_the_runs else "these members wait"
+        for known in status.data_generations:
+            if known.fingerprint == item.data_fingerprint and not is_the_runs:
+                whose = f"of data indices from {known.first_data_index:,} on"
+        lines.append(f"  {item.member_count} × {visible(item.data_fingerprint[:12])}…  {whose}")
+    return "\n".join(lines)
+
+
+def _failed_data(status: RunStatus) -> list[RenderableType]:
+    """Return a paragraph for the quarantined batches, and one for those that wait, if there are any."""
+    shown: list[RenderableType] = []
+    for title, count, items in (
+        ("quarantined, not trained on", status.quarantined_batches, status.failed_data.quarantined),
+        ("failed, waiting for another attempt", status.waiting_batches, status.failed_data.waiting),
+    ):
+        if not count:
+            continue
+        lines = [f"{counted_batches(count)} {title}"]
+        lines += [f"  {item.batch_id}  {visible(item.message)}" for item in items[:MAX_SHOWN_FAILURES]]
+        if len(items) > MAX_SHOWN_FAILURES:
+            lines.append("  … `epochal quarantine list` shows all")
+        shown.append(Text("\n".join(lines), style="yellow"))
+    return shown
+
+
+def _members(members: Sequence[MemberView], total: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    has_missed = any(member.missed for member in members)
+    has_waits = any(member.data_wait is not None for member in members)
+    waits_column = ("waits for data",) * has_waits
+    missed_columns = ("missed", "why") * has_missed
+    names_column = ("name",) * any(member.name for member in members)
+    has_parts = any(member.part or member.factor is not None for member in members)
+    part_column = ("part",) * has_parts
+    columns = ("client", *names_column, "state", "trainer", "share", *part_column, "last loss", *waits_column, "heard")
+    for column in (*columns, *missed_columns):
+        table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"))
+    for member in sorted(members, key=lambda member: -member.missed)[:MAX_SHOWN_MEMBERS]:
+        state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
+        if member.rest_s is not None:
+            state = f"rests {member.rest_s:.0f} s"
+        loss = "" if member.last_loss is None else f"{member.last_loss:.3f}"
+        heard = f"{member.silent_s:.0f} s ago"
+        share, trainer = f"{member.share:g} of {member.claim}", Text(visible(member.trainer))
+        missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
+        waits = (_data_wait(member.data_wait),) * has_waits
+        name = (_Name(visible(member.name)),) * len(names_column)
+        lowered = "" if member.factor is None else f", counted × {member.factor:.2g}"
+        part = (f"{member.part:.0%}{lowered}",) * has_parts
+        table.add_row(member.client_id[:12], *name, state, trainer, share, *part, loss, *waits, heard, *missed)
+    if total > MAX_SHOWN_MEMBERS:
+        table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A member's name: where it is too long for its column it goes on below, after a space or a hyphen."""
+
+    text: str
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        longest = max(map(cell_len, self._lines(1, breaks_words=False)), default=0)
+        return Measurement(longest, cell_len(self.text)).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text("\n".join(self._lines(options.max_width, breaks_words=True)))
+
+    def _lines(self, width: int, *, breaks_words: bool) -> list[str]:
+        return textwrap.wrap(self.text, width, break_long_words=breaks_words, break_on_hyphens=True)
+
+
+def _data_wait(wait: DataWaitView | None) -> str:
+    """Return the share of a trainer's time that it waited for data, and for what, as "12 % (fetching 9, packing 3)"."""
+    if wait is None:
+        return ""
+    causes = (("fetching", wait.fetching), ("decoding", wait.decoding), ("packing", wait.packing))
+    why = ", ".join(f"{name} {part:.0%}".removesuffix("%") for name, part in causes if part >= SHOWN_WAIT_PART)
+    return f"{100 * wait.share:.0f} %" + (f" ({why})" if why else "")
+
+
+def _fetched_ahead(members: Sequence[MemberView]) -> str | None:
+    """Return a line about the samples that the members fetched ahead, or None without any."""
+    waits = [member.data_wait for member in members if member.data_wait is not None]
+    used, dropped = sum(wait.ahead_samples for wait in waits), sum(wait.dropped_samples for wait in waits)
+    return f"fetched ahead: {used:,} samples used, {dropped:,} thrown away" if used or dropped else None
+
+
+def status_line(status: RunStatus) -> str:
+    """Return the run as one line, for output that cannot be redrawn."""
+    loss = "" if status.loss is None else f" loss {status.loss:.3f}"
+    for found in newest_evaluations(status.evaluations)[:1]:
+        loss += f" {visible(found.name)} {found.loss:.3f} at {found.step}"
+    step = min(status.step, status.total_steps)
+    problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
+    resting = f" resting {status.resting_count}" if status.resting_count else ""
+    quarantined = f" quarantined {status.quarantined_batches}" if status.quarantined_batches else ""
+    speed = f"tokens/s {status.tokens_per_s:,.0f}"
+    return (
+        f"{status.run_state.value} epoch {status.epoch} round {step}/{status.total_steps}"
+        f" clients {status.ready_count}/{status.member_count}{resting} {speed}{loss}{quarantined}{problem}"
+    )

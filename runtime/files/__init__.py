@@ -1,0 +1,1 @@
+"""Files for all programs: durable writes, the spool, keys, and mapped reads."""

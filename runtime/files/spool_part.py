@@ -1,0 +1,236 @@
+"""Parts of one spool file: byte ranges that are received, or sent, each as a blob of its own.
+
+Parts of one file may be received at the same time: each writes at its place, and knows what of it has arrived.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from epochal.runtime.files.file_room import write_at
+from epochal.runtime.files.spool import READ_BYTES, SpoolFile
+from epochal.runtime.long_work import LongWork
+from epochal.state.errors import InternalError, InvalidDocument, SpoolFull
+from epochal.state.model.tensors import Buffer
+from epochal.state.wire import Sha256
+
+
+class ReceivedBytes(Protocol):
+    """Where a blob is received: a spool file, or a part of one."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes that have arrived."""
+        ...
+
+    def reserve(self, size_bytes: int) -> None:
+        """Take room for so many bytes in all."""
+        ...
+
+    def append(self, data: Buffer) -> None:
+        """Add bytes after those that have arrived, and to the digest."""
+        ...
+
+    def sha256(self) -> Sha256:
+        """Return the digest of the bytes that have arrived."""
+        ...
+
+    def clear(self) -> None:
+        """Begin again with no bytes."""
+        ...
+
+
+class SentBytes(Protocol):
+    """Where a blob is sent from: a spool file, or a part of one."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes."""
+        ...
+
+    @property
+    def descriptor(self) -> int | None:
+        """The open file that holds the bytes; None while they are in memory."""
+        ...
+
+    @property
+    def start_bytes(self) -> int:
+        """Where they begin in that file."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """Return all of them."""
+        ...
+
+    def pieces(self, size_bytes: int = READ_BYTES) -> Iterable[bytes]:
+        """Yield them, a piece at a time."""
+        ...
+
+
+class ReceivedPart:
+    """A part of a file that is being received (`ReceivedBytes`). The file's room must have been `prepared`.
+
+    Args:
+        file: on the disk.
+        start_bytes: where the part begins in it.
+        part_bytes: size of the part.
+    """
+
+    def __init__(self, file: SpoolFile, start_bytes: int, part_bytes: int) -> None:
+        assert file.descriptor is not None, "its room was prepared"
+        self._file = file
+        self._descriptor = file.descriptor
+        self._start_bytes = start_bytes
+        self._part_bytes = part_bytes
+        self._size_bytes = 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """Raise `InvalidDocument` (rule `oversized`) unless the part has room for so many bytes in all."""
+        _check_size(size_bytes, self._part_bytes)
+
+    def append(self, data: Buffer) -> None:
+        self.reserve(self._size_bytes + len(data))
+        try:
+            write_at(self._descriptor, self._start_bytes + self._size_bytes, data)
+        except OSError as error:
+            raise SpoolFull(f"a spool file cannot be written: {error.strerror or error}") from error
+        self._digest.update(data)
+        self._size_bytes += len(data)
+
+    def sha256(self) -> Sha256:
+        return Sha256(self._digest.hexdigest())
+
+    def clear(self) -> None:
+        self._digest = hashlib.sha256()
+        self._size_bytes = 0
+
+
+class ReceivedFile:
+    """A whole file that is being received (`ReceivedBytes`), in memory while it is small.
+
+    Args:
+        file: empty.
+        most_bytes: size that it is to have at most.
+    """
+
+    def __init__(self, file: SpoolFile, most_bytes: int) -> None:
+        self._file = file
+        self._most_bytes = most_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self._file.size_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """Raise `InvalidDocument` (rule `oversized`) if so many bytes are too many; `SpoolFull` as `SpoolFile`."""
+        _check_size(size_bytes, self._most_bytes)
+        self._file.reserve(size_bytes)
+
+    def append(self, data: Buffer) -> None:
+        _check_size(self._file.size_bytes + len(data), self._most_bytes)
+        self._file.append(data)
+
+    def sha256(self) -> Sha256:
+        return self._file.sha256()
+
+    def clear(self) -> None:
+        self._file.clear()
+
+
+class CountedBytes:
+    """Where a blob is received (`ReceivedBytes`), with what arrives, and what is dropped again, counted as long work.
+
+    Args:
+        target: receives it.
+        work: returns what counts it now; None for nothing.
+    """
+
+    def __init__(self, target: ReceivedBytes, work: Callable[[], LongWork | None]) -> None:
+        self._target = target
+        self._work = work
+
+    @property
+    def size_bytes(self) -> int:
+        return self._target.size_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        self._target.reserve(size_bytes)
+
+    def append(self, data: Buffer) -> None:
+        self._target.append(data)
+        self._count(len(data))
+
+    def sha256(self) -> Sha256:
+        return self._target.sha256()
+
+    def clear(self) -> None:
+        self._count(-self._target.size_bytes)
+        self._target.clear()
+
+    def _count(self, size_bytes: int) -> None:
+        work = self._work()
+        if work is not None:
+            work.advance(size_bytes)
+
+
+def rest_of(sent: SentBytes, start_bytes: int) -> SentBytes:
+    """Return the bytes that follow the first `start_bytes` of them."""
+    size_bytes = sent.size_bytes - start_bytes
+    if isinstance(sent, SpoolFile):
+        return SentPart(sent, start_bytes, size_bytes)
+    if isinstance(sent, SentPart):
+        return SentPart(sent.file, sent.start_bytes + start_bytes, size_bytes)
+    raise InternalError(f"the rest of a {type(sent).__name__}")
+
+
+def _check_size(size_bytes: int, most_bytes: int) -> None:
+    if size_bytes > most_bytes:
+        surplus_bytes = size_bytes - most_bytes
+        raise InvalidDocument(f"a blob of {most_bytes} bytes is followed by {surplus_bytes} more", rule="oversized")
+
+
+class SentPart:
+    """A part of a file that holds all of its bytes (`SentBytes`).
+
+    Args:
+        file: the file.
+        start_bytes: where the part begins in it.
+        size_bytes: size of the part.
+    """
+
+    def __init__(self, file: SpoolFile, start_bytes: int, size_bytes: int) -> None:
+        self.file = file
+        self._start_bytes = start_bytes
+        self._size_bytes = size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    @property
+    def descriptor(self) -> int | None:
+        return self.file.descriptor
+
+    @property
+    def start_bytes(self) -> int:
+        return self._start_bytes
+
+    def to_bytes(self) -> bytes:
+        return self.file[self._start_bytes : self._start_bytes + self._size_bytes]
+
+    def pieces(self, size_bytes: int = READ_BYTES) -> Iterable[bytes]:
+        stop = self._start_bytes + self._size_bytes
+        for start in range(self._start_bytes, stop, size_bytes):
+            yield self.file[start : min(start + size_bytes, stop)]
+
+    def sha256(self) -> Sha256:
+        """Return the digest of the bytes, read once more. It blocks."""
+        digest = hashlib.sha256()
+        for piece in self.pieces():
+            digest.update(piece)
+        return Sha256(digest.hexdigest())

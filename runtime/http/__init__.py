@@ -1,0 +1,1 @@
+"""HTTP for all programs: servers, clients, bodies, errors and their descriptions."""

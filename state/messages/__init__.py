@@ -1,0 +1,1 @@
+"""Messages between clients, operators and the coordinator, each with one shape from the wire to the journal."""

@@ -1,0 +1,48 @@
+"""A small result with its commitment, as one message: a line of JSON, and the result's bytes.
+
+It saves a request for each client and round. Larger results follow their commitment, because they are received in parts
+and gone on with where a connection breaks.
+"""
+
+from dataclasses import dataclass
+
+from epochal.state.errors import InvalidDocument
+from epochal.state.messages.requests import ResultCommitment
+from epochal.state.wire import canonical_json, parse_document, sha256_hex
+
+MAX_DELIVERED_BYTES = 60 * 1024
+"""Maximum size of a result that comes with its commitment."""
+MAX_DELIVERY_BYTES = 64 * 1024
+"""Maximum size of both together."""
+MEDIA_TYPE = "application/octet-stream"
+_END_OF_LINE = b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A client's commitment to its result of a round, and the result's bytes."""
+
+    commitment: ResultCommitment
+    data: bytes
+
+    def encoded(self) -> bytes:
+        """Return the message."""
+        return canonical_json(self.commitment) + _END_OF_LINE + self.data
+
+
+def parse_delivery(body: bytes) -> Delivery:
+    """Return the delivery in a message.
+
+    Raises:
+        InvalidDocument: it is none, or the bytes are not those that the commitment names; the sender's fault.
+    """
+    line, end, data = body.partition(_END_OF_LINE)
+    if not end:
+        raise InvalidDocument("a delivery is a line of JSON, which ends with a line feed, and the result's bytes")
+    commitment = parse_document(ResultCommitment, line)
+    if len(data) != commitment.size_bytes:
+        raise InvalidDocument(f"{len(data)} bytes follow the commitment, which names {commitment.size_bytes}")
+    found = sha256_hex(data)
+    if found != commitment.result_sha256:
+        raise InvalidDocument(f"the bytes hash to {found}; the commitment names {commitment.result_sha256}")
+    return Delivery(commitment, data)

@@ -1,0 +1,392 @@
+"""A run's history as figures: a row for each round that has ended, and how rows are merged where fewer are wanted.
+
+Rows are numbered from 0 over the whole run, empty rounds included, so that a reader knows whether it has all of them.
+Older rows may be merged with their neighbours: a merged row says how many rounds it stands for, and sums stay sums.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from heapq import nsmallest
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from epochal.state.documents import Count, HexId, RunDocument
+from epochal.state.intervals import BatchId
+from epochal.state.wire_document import WireDocument
+
+MAX_MAP_INTERVALS = 512
+"""Maximum number of intervals of each kind in a map of the data."""
+MAX_DETAIL_CHARS = 240
+"""Maximum length of the reason for which a client's work was not applied."""
+
+Seconds = Annotated[float, Field(ge=0)]
+RoundCount = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures(WireDocument):
+    """The figures of a round that has ended, or of several neighbours that were merged.
+
+    Of merged rounds, counts of work, bytes and seconds are sums, the loss is their mean by `loss_tokens`, `number` and
+    `started_s` are the first one's, and everything else is the last one's.
+
+    Attributes:
+        number: counts the rounds that have ended since the run began, from 0.
+        rounds: number of rounds that this row stands for, from `number` on.
+        epoch, step, attempt: name the round.
+        version: of the run document that its end published.
+        started_s, ended_s: seconds since 1970 on the coordinator's clock.
+        train_s, witness_s: seconds of RoundTrain and of RoundWitness, without outages of the coordinator.
+        applied_rounds: number of the rounds of which something was applied.
+        loss: mean training loss in nats per token, as the clients say; None if none was applied that has one.
+        loss_tokens: number of tokens of which the loss is the mean, as the clients say.
+        learning_rate: of the round's first local step.
+        tokens: number of tokens that were applied.
+        tokens_total: number of tokens that the run had applied at its end.
+        members, ready: number of members at its end, and of those that were ready.
+        clients: number of clients in its roster.
+        results: number of results that were delivered and checked.
+        batches: number of batches in its work list.
+        applied_batches, lost_batches: number of those that were applied, and of the others.
+        carried_batches, quarantined_batches: number of batches that waited for another attempt at its end, and of those
+            that had left the run.
+        result_bytes: size of the results that were delivered and checked.
+    """
+
+    number: Count
+    rounds: RoundCount
+    epoch: Count
+    step: Count
+    attempt: Count
+    version: Count
+    started_s: float
+    ended_s: float
+    train_s: Seconds
+    witness_s: Seconds
+    applied_rounds: Count
+    loss: float | None
+    loss_tokens: Count
+    learning_rate: float
+    tokens: Count
+    tokens_total: Count
+    members: Count
+    ready: Count
+    clients: Count
+    results: Count
+    batches: Count
+    applied_batches: Count
+    lost_batches: Count
+    carried_batches: Count
+    quarantined_batches: Count
+    result_bytes: Count
+
+    @property
+    def next_number(self) -> int:
+        """Number of the round that follows."""
+        return self.number + self.rounds
+
+
+@dataclass(frozen=True, slots=True)
+class RoundColumns(WireDocument):
+    """Rows of a history, as a list of values for each field of `RoundFigures`; all lists are of one length."""
+
+    number: tuple[Count, ...]
+    rounds: tuple[RoundCount, ...]
+    epoch: tuple[Count, ...]
+    step: tuple[Count, ...]
+    attempt: tuple[Count, ...]
+    version: tuple[Count, ...]
+    started_s: tuple[float, ...]
+    ended_s: tuple[float, ...]
+    train_s: tuple[Seconds, ...]
+    witness_s: tuple[Seconds, ...]
+    applied_rounds: tuple[Count, ...]
+    loss: tuple[float | None, ...]
+    loss_tokens: tuple[Count, ...]
+    learning_rate: tuple[float, ...]
+    tokens: tuple[Count, ...]
+    tokens_total: tuple[Count, ...]
+    members: tuple[Count, ...]
+    ready: tuple[Count, ...]
+    clients: tuple[Count, ...]
+    results: tuple[Count, ...]
+    batches: tuple[Count, ...]
+    applied_batches: tuple[Count, ...]
+    lost_batches: tuple[Count, ...]
+    carried_batches: tuple[Count, ...]
+    quarantined_batches: tuple[Count, ...]
+    result_bytes: tuple[Count, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[RoundFigures]) -> "RoundColumns":
+        """Return rows as columns."""
+        return cls(*(tuple(getattr(row, name) for row in rows) for name in FIGURES))
+
+    def rows(self) -> list[RoundFigures]:
+        """Return the columns as rows. Raise `ValueError` unless all columns are of one length."""
+        return [RoundFigures(*row) for row in zip(*(getattr(self, name) for name in FIGURES), strict=True)]
+
+
+FIGURES = tuple(found.name for found in fields(RoundFigures))
+"""Names of the fields of a row, in their order."""
+FLOAT_FIGURES = frozenset(found.name for found in fields(RoundFigures) if found.type in (float, float | None, Seconds))
+"""Names of the fields of a row that are no whole numbers."""
+MAX_INT64 = 2**63 - 1
+"""The greatest count that an array or a column of int64 holds; sums of what clients claim may be greater."""
+
+ClientFate = Literal["applied", "lost", "rejected", "failed", "missing", "idle"]
+"""The end of a client's work in a round: it was applied; its result was delivered and not applied; its result broke a
+rule; it said that it failed; nothing came; or it had no work."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFigures(WireDocument):
+    """One client's part of a round: what the coordinator observes, and what the client says of itself.
+
+    The coordinator observes fate, arrivals (seconds since the round began), `check_s` and `result_bytes`. The client's
+    word, shown and never relied on, are the other durations, `tokens` and `loss`; those from `upload_s` on, `check_s`
+    excepted, come with its next result or when it leaves, and are None until then. `document_s` follows from both.
+
+    Attributes:
+        batches: number of batches that it was to train on.
+        witness: whether it was elected to attest results.
+        fate: the end of its work.
+        detail: why its work was not applied, if that is known: the rule that its result broke, or its own report.
+        committed_s: when it had trained and encoded its result, and announced it; None if it did not, or if the result
+            came along with the announcement.
+        delivered_s: when its result was held and checked; None if it never was.
+        attested_s: when its last attestation came; None if none came.
+        result_bytes: size of its result; 0 if it announced none.
+        train_s: time in its trainer, without waits for data; None if it announced no result, as for the rest.
+        fetching_s, decoding_s, packing_s: time for which its trainer waited for data; None if it does not say so.
+        tokens: number of tokens that it predicted.
+        loss: mean loss in nats per token.
+        name: that it had chosen; "" without one.
+        document_s: time from the round's start until it had the run document: what is left of the time until its
+            message arrived, without what it says that it did meanwhile.
+        idle_s: time for which it had nothing to do before that document came.
+        replica_s: time from the document until it held the replica to start from: it fetched and merged the results of
+            the round before.
+        data_s: sum of the three waits for data.
+        encode_s: time to encode its result.
+        upload_s: time to send its result, without the check.
+        check_s: time until the coordinator had checked its result, once it had arrived.
+        attest_s: time until its attestation was answered.
+        download_s: time in which it fetched results of this round.
+        merge_s: time to merge this round's outcome.
+        uploaded_bytes, downloaded_bytes: size of the results that it sent and fetched; None if it does not say.
+    """
+
+    client_id: HexId
+    batches: Count
+    witness: bool
+    fate: ClientFate
+    detail: Annotated[str, Field(max_length=MAX_DETAIL_CHARS)]
+    committed_s: float | None
+    delivered_s: float | None
+    attested_s: float | None
+    result_bytes: Count
+    train_s: float | None
+    fetching_s: float | None
+    decoding_s: float | None
+    packing_s: float | None
+    tokens: Count
+    loss: float | None
+    document_s: float | None = None
+    idle_s: float | None = None
+    replica_s: float | None = None
+    data_s: float | None = None
+    encode_s: float | None = None
+    upload_s: float | None = None
+    check_s: float | None = None
+    attest_s: float | None = None
+    download_s: float | None = None
+    merge_s: float | None = None
+    uploaded_bytes: Count | None = None
+    downloaded_bytes: Count | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDetail(WireDocument):
+    """A round that has ended, with each of its clients in the order of the roster.
+
+    Attributes:
+        reason: why it ended as it did, in words.
+    """
+
+    figures: RoundFigures
+    reason: str
+    clients: tuple[ClientFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage(WireDocument):
+    """A part of a run's history (`GET …/history`).
+
+    Attributes:
+        run_id, lineage: of the run; under another lineage, the last rounds may be other ones.
+        next: number of the round that ends next: all before it have ended.
+        detailed_from: number of the first round of which the clients' figures are held; `next` if there is none.
+        first_version: the first version of the run document to which a reader may go back; later ones are kept whole.
+        rounds: the rows that were asked for, merged if that is needed to be as few as were asked for.
+    """
+
+    run_id: str
+    lineage: str
+    next: Count
+    detailed_from: Count
+    first_version: Count
+    rounds: RoundColumns
+
+
+@dataclass(frozen=True, slots=True)
+class DataMap(WireDocument):
+    """The batches that a run has begun, by what became of them: those in none of the intervals were applied.
+
+    Attributes:
+        begun: number of batches that some round has assigned: those below the cursor.
+        under_way: intervals of the round under way, in ascending order, as those below.
+        waiting: intervals that were lost and wait for a later round.
+        quarantined: intervals that left the run.
+        is_whole: whether all intervals are here: the first `MAX_MAP_INTERVALS` of each kind are.
+        passes: number of passes over the data that were begun, with the part of the last one; None if it is not known.
+        pass_samples: number of samples in that last pass, as members describe the data; None if it is not known.
+    """
+
+    begun: Count
+    under_way: tuple[BatchId, ...]
+    waiting: tuple[BatchId, ...]
+    quarantined: tuple[BatchId, ...]
+    is_whole: bool
+    passes: float | None = None
+    pass_samples: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(WireDocument):
+    """A run as it was at one version (`GET …/history/versions/{version}`).
+
+    Attributes:
+        document: the run document of that version.
+        at_s: seconds since 1970 on the coordinator's clock: now, or when the last message came that it knows of.
+        members, ready: number of members, and of those that were ready.
+        loss: the last training loss; None before the first.
+        tokens_total: number of tokens that were applied.
+        round_s: time for which the round under way has lasted, in seconds; None if there is none.
+        under_way: the clients of the round under way, as far as they had come, in the order of the roster.
+        last_round: the last round that had ended, if it ended in the same segment of the journal or in the one before.
+        data: where the batches are that it had begun.
+        waiting: says what the run waited for, as "waits for …".
+        explanation: says why it was not faster, by its last rounds (`SpeedExplanation.sentence`); "" if none of them
+            are in this segment of the journal, nor in the one before.
+    """
+
+    document: RunDocument
+    at_s: float
+    members: Count
+    ready: Count
+    loss: float | None
+    tokens_total: Count
+    round_s: float | None
+    under_way: tuple[ClientFigures, ...]
+    last_round: RoundDetail | None
+    data: DataMap
+    waiting: str = ""
+    explanation: str = ""
+
+
+def slowest_first(clients: Sequence[ClientFigures], most: int) -> tuple[ClientFigures, ...]:
+    """Return at most `most` clients: those of whose work nothing has come, then those whose results came last."""
+
+    def key(client: ClientFigures) -> tuple[bool, bool, float, str]:
+        is_awaited = bool(client.batches) and client.delivered_s is None
+        return not client.batches, not is_awaited, -(client.delivered_s or 0.0), client.client_id
+
+    return tuple(nsmallest(most, clients, key=key))
+
+
+def merged(first: RoundFigures, second: RoundFigures) -> RoundFigures:
+    """Return one row in the place of two neighbours."""
+    loss, loss_tokens = _mean_loss(first, second)
+    return RoundFigures(
+        number=first.number,
+        rounds=first.rounds + second.rounds,
+        epoch=second.epoch,
+        step=second.step,
+        attempt=second.attempt,
+        version=second.version,
+        started_s=first.started_s,
+        ended_s=second.ended_s,
+        train_s=first.train_s + second.train_s,
+        witness_s=first.witness_s + second.witness_s,
+        applied_rounds=first.applied_rounds + second.applied_rounds,
+        loss=loss,
+        loss_tokens=loss_tokens,
+        learning_rate=second.learning_rate,
+        tokens=first.tokens + second.tokens,
+        tokens_total=second.tokens_total,
+        members=second.members,
+        ready=second.ready,
+        clients=second.clients,
+        results=first.results + second.results,
+        batches=first.batches + second.batches,
+        applied_batches=first.applied_batches + second.applied_batches,
+        lost_batches=first.lost_batches + second.lost_batches,
+        carried_batches=second.carried_batches,
+        quarantined_batches=second.quarantined_batches,
+        result_bytes=first.result_bytes + second.result_bytes,
+    )
+
+
+def without(row: RoundFigures, known: RoundFigures) -> RoundFigures:
+    """Return the rest of a row whose first rounds are those of `known`: of both, `merged` makes the row again.
+
+    When the first round of the rest began is not known: `started_s` is when the one before it ended.
+
+    Args:
+        row: stands for more rounds than `known`.
+        known: begins with the same round.
+    """
+    loss, loss_tokens = row.loss, row.loss_tokens
+    if row.loss is not None and known.loss is not None:
+        loss_tokens = row.loss_tokens - known.loss_tokens
+        total = row.loss * row.loss_tokens - known.loss * known.loss_tokens
+        loss, loss_tokens = (total / loss_tokens, loss_tokens) if loss_tokens > 0 else (None, 0)
+    return replace(
+        row,
+        number=known.next_number,
+        rounds=row.rounds - known.rounds,
+        started_s=known.ended_s,
+        train_s=max(0.0, row.train_s - known.train_s),
+        witness_s=max(0.0, row.witness_s - known.witness_s),
+        applied_rounds=max(0, row.applied_rounds - known.applied_rounds),
+        loss=loss,
+        loss_tokens=loss_tokens,
+        tokens=max(0, row.tokens - known.tokens),
+        results=max(0, row.results - known.results),
+        batches=max(0, row.batches - known.batches),
+        applied_batches=max(0, row.applied_batches - known.applied_batches),
+        lost_batches=max(0, row.lost_batches - known.lost_batches),
+        result_bytes=max(0, row.result_bytes - known.result_bytes),
+    )
+
+
+def _mean_loss(first: RoundFigures, second: RoundFigures) -> tuple[float | None, int]:
+    known = [row for row in (first, second) if row.loss is not None]
+    tokens = sum(row.loss_tokens for row in known)
+    if not tokens:
+        return None, 0
+    mean = sum((row.loss or 0.0) * (row.loss_tokens / tokens) for row in known)
+    return (mean, tokens) if math.isfinite(mean) else (None, 0)
+
+
+def thinned(rows: Sequence[RoundFigures], most: int) -> list[RoundFigures]:
+    """Return the rows merged into at most `most` (1 or more), each of about as many; the same rows if they are few."""
+    size = -(-len(rows) // most)
+    if size <= 1:
+        return list(rows)
+    return [reduce(merged, rows[start : start + size]) for start in range(0, len(rows), size)]

@@ -1,0 +1,384 @@
+"""Messages between clients or operators and the coordinator; `docs/rest-api.md` lists who sends which.
+
+Every message names the round it is about, so a late or repeated one is recognised. Sizes are bounded here by field.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from epochal.state.checkpoint_parts import MAX_PARTS, CheckpointPart
+from epochal.state.datasets import DatasetDescription
+from epochal.state.documents import MAX_SHARE, Count, HexId, HexSha256
+from epochal.state.generations import DataGeneration
+from epochal.state.intervals import BatchId
+from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.member_rows import MemberView
+from epochal.state.messages.round_times import ResultMetrics as ResultMetrics
+from epochal.state.messages.round_times import TimesReport as TimesReport
+from epochal.state.names import SEEN, ClientName, Software
+from epochal.state.phases import RunState
+from epochal.state.wire import Sha256
+from epochal.state.wire_document import WireDocument
+
+MAX_MESSAGE_CHARS = 500
+MAX_NAME_CHARS = 64
+MAX_HOST_CHARS = 253
+MAX_FINGERPRINT_CHARS = 128
+MAX_DATASETS_IN_STATUS = 4
+MAX_CODECS = 32
+MAX_RELEASED_INTERVALS = 1024
+PROTOCOL_VERSION = 1
+
+HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Instance = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
+"""Random digits that name one process of a client."""
+HexSignature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+Step = Annotated[int, Field(ge=1)]
+CodecEntry = Annotated[str, Field(max_length=MAX_NAME_CHARS), SEEN]
+FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChallengeRequest(WireDocument):
+    """A request for a nonce to sign: the first half of a join."""
+
+    public_key: HexKey
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge(WireDocument):
+    """A nonce that only this key may use, once, within `expires_in_s` seconds, and the coordinator's own key.
+
+    The key signs the session that follows, which proves it.
+    """
+
+    nonce: Annotated[str, Field(max_length=256)]
+    expires_in_s: float
+    coordinator_key: HexKey
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities(WireDocument):
+    """The abilities of a client.
+
+    Attributes:
+        batches_per_round: its share of the work, relative to the others' shares.
+        codecs: the codecs of results that it reads and writes, each with its format's version
+            (`state/codecs/named.py`); a client that does not say so has `float32` alone.
+    """
+
+    batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = 1
+    trainer: ClientName = "numpy"
+    protocol: Count = PROTOCOL_VERSION
+    codecs: Annotated[tuple[CodecEntry, ...], Field(max_length=MAX_CODECS)] = ("float32/1",)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest(WireDocument):
+    """The second half of a join: the signature is over `join_message(…)`.
+
+    Attributes:
+        host: name or address of the coordinator that the client dialled, without a port.
+        instance: the same in every join of one process, so that a second process with the same key can be told apart.
+        name: for people, of the client's own choice.
+        software: the version of its program.
+    """
+
+    public_key: HexKey
+    nonce: Annotated[str, Field(max_length=256)]
+    signature: HexSignature
+    host: Annotated[str, Field(min_length=1, max_length=MAX_HOST_CHARS), SEEN]
+    capabilities: Capabilities
+    invitation: Annotated[str, Field(max_length=256)] | None = None
+    instance: Instance | None = None
+    name: ClientName | None = None
+    software: Software | None = None
+
+
+DATA_TICKET_AUDIENCE = "epochal-data"
+"""The audience (RFC 7519, `aud`) of the tickets that data servers take."""
+SESSION_AUDIENCE = "epochal-session"
+"""The audience of session tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session(WireDocument):
+    """Answer to a join or a renewal. Renew after half of `expires_in_s`. The ticket is for data servers only."""
+
+    client_id: HexId
+    session_token: str
+    data_ticket: str
+    expires_in_s: float
+    client_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DataServerToken(WireDocument):
+    """A token with which a data server reads the run document, in a pool of its own (`POST …/tokens/data-server`)."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReport(WireDocument):
+    """This client holds replica `step` with this digest, and the dataset with this fingerprint.
+
+    Attributes:
+        dataset: describes the dataset, so that a difference can be said in words.
+    """
+
+    step: Count
+    replica_digest: HexSha256
+    data_fingerprint: Annotated[str, Field(max_length=MAX_FINGERPRINT_CHARS), SEEN]
+    dataset: DatasetDescription | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCommitment(WireDocument):
+    """The one result of this client for round `(step, attempt)`; the first that arrives binds."""
+
+    step: Step
+    attempt: Count
+    result_sha256: HexSha256
+    size_bytes: Annotated[int, Field(ge=1)]
+    metrics: ResultMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation(WireDocument):
+    """Which results a witness received in time, and the replica it trained from.
+
+    Attributes:
+        received: a hex bit set over roster positions: bit *i* (value `1 << i` of the integer) is set when the
+            verified result of the client at roster position *i* is held. A client commits once per round, so a
+            position names one result.
+    """
+
+    step: Step
+    attempt: Count
+    replica_digest: HexSha256
+    received: Annotated[str, Field(pattern=r"^[0-9a-f]+$", max_length=25_001)]
+
+    def received_bits(self) -> int:
+        """Return the bit set as an integer."""
+        return int(self.received, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport(WireDocument):
+    """This client's replica `step` has this digest; the checkpointer also names what it will upload.
+
+    Attributes:
+        blob_sha256, size_bytes: of its checkpoint, as in `CheckpointRef`; None and 0 if it uploads none.
+        parts: of a checkpoint of several parts, each a blob; empty if `blob_sha256` is its only blob.
+    """
+
+    step: Count
+    replica_digest: HexSha256
+    blob_sha256: HexSha256 | None
+    size_bytes: Count
+    parts: Annotated[tuple[CheckpointPart, ...], Field(max_length=MAX_PARTS)] = ()
+
+    def blobs(self) -> tuple[tuple[Sha256, int], ...]:
+        """Return digest and size of every blob that the client will upload, in the order of the file."""
+        if self.blob_sha256 is None:
+            return ()
+        return tuple((part.sha256, part.size_bytes) for part in self.parts) or ((self.blob_sha256, self.size_bytes),)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport(WireDocument):
+    """This client could not take the round's step. `batch_id` narrows the blame to part of its assignment."""
+
+    step: Step
+    attempt: Count
+    kind: FailureKind
+    message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS), SEEN]
+    batch_id: BatchId | None = None
+
+
+Report: TypeAlias = ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport | TimesReport
+"""A report of a member on its replica or its part of a round."""
+
+REPORT_PATHS: Mapping[type[Report], str] = {
+    ReadyReport: "ready",
+    ResultCommitment: "results",
+    Attestation: "attestations",
+    CheckpointReport: "checkpoints",
+    FailureReport: "failures",
+    TimesReport: "times",
+}
+"""Path to which each report is posted, below the run's URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing(WireDocument):
+    """Which messages of a client for the round under way have arrived (`GET …/clients/me`).
+
+    Attributes:
+        missed: missed rounds that it has not made up for.
+        rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.
+        last_miss: why it missed a round last; "" if it has missed none.
+    """
+
+    client_id: HexId
+    ready: bool
+    in_roster: bool
+    step: Count
+    attempt: Count
+    committed_sha256: HexSha256 | None
+    result_verified: bool
+    result_rejected: str | None
+    attested: bool
+    failed: bool
+    missed: Count = 0
+    rest_s: float | None = None
+    last_miss: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedResult(WireDocument):
+    """A result that the coordinator holds and has checked; `norm` is its length √Σx²."""
+
+    client_id: HexId
+    result_sha256: HexSha256
+    size_bytes: Count
+    norm: Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsPage(WireDocument):
+    """Verified results of a round in order of arrival, from number `after`; ask again with `after = next`.
+
+    `complete` says that no further result can come: every assigned client delivered, failed or left, or time is over.
+    """
+
+    step: Step
+    attempt: Count
+    next: Count
+    complete: bool
+    results: tuple[CommittedResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedBatches(WireDocument):
+    """Batches on which clients failed.
+
+    Attributes:
+        batch_id: the batches.
+        clients: the different clients whose failures count: each had delivered other work lately.
+        message: kind and text of the last failure.
+    """
+
+    batch_id: BatchId
+    clients: tuple[HexId, ...]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedData(WireDocument):
+    """The data of a run that failed: batches that left it, and batches that wait for another attempt."""
+
+    quarantined: tuple[FailedBatches, ...]
+    waiting: tuple[FailedBatches, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRelease(WireDocument):
+    """The quarantined batches to release, or, in the answer, those that were released. None names all of them."""
+
+    batches: Annotated[tuple[BatchId, ...], Field(max_length=MAX_RELEASED_INTERVALS)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintSetting(WireDocument):
+    """The fingerprint of the data that the run must train on, as its operator pins it; None takes the pin back."""
+
+    data_fingerprint: HexSha256 | None
+
+
+DataDecision = Literal["append", "state file", "operator", "first round", "turn of its members", "nobody yet"]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetView(WireDocument):
+    """One of the datasets that members have: its fingerprint, how many have it, and its description if one is kept."""
+
+    data_fingerprint: str
+    member_count: Count
+    dataset: DatasetDescription | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus(WireDocument):
+    """The run as `epochal status` shows it: the document's progress, and values that change too often for it.
+
+    Attributes:
+        hold: who rests and why, if the run waits for that; else None.
+        carried_batches: batches that no outcome has applied yet, those that wait included.
+        waiting_batches: batches that failed and wait for another attempt.
+        quarantined: all quarantined batches, as intervals.
+        failed_data: the first of those batches, with the reasons.
+        pausing: an operator asked for a pause, and nobody has ended it.
+        data_fingerprint: of the run's data, as far as they are agreed.
+        data_decided_by: who or what decided it.
+        datasets: the data that most members have, at most `MAX_DATASETS_IN_STATUS`.
+        evaluations: the last ones that were recorded, in their order.
+        total_steps: the last step that takes new data, as the state file or the operator's command says.
+        finish_after: the step after which that command ends the run; None without one.
+        data_generations, next_data_index: those of data that grow; the first data index that no round assigns yet.
+        waiting: says what the run waits for, as "waits for …".
+        explanation: says why the run is not faster; "" before that is known. Both may quote other machines' words.
+    """
+
+    run_id: str
+    version: Count
+    run_state: RunState
+    reason: str
+    hold: str | None
+    phase_remaining_s: float | None
+    epoch: Count
+    step: Count
+    total_steps: Count
+    attempt: Count
+    member_count: Count
+    ready_count: Count
+    resting_count: Count
+    members: tuple[MemberView, ...]
+    data_indices_applied: Count
+    tokens_applied: Count
+    tokens_per_s: float
+    loss: float | None
+    loss_history: tuple[tuple[int, float], ...]
+    carried_batches: Count
+    waiting_batches: Count
+    quarantined_batches: Count
+    quarantined: tuple[BatchId, ...]
+    failed_data: FailedData
+    checkpoint_step: int | None
+    blob_bytes: Count
+    journal_bytes: Count
+    data_fingerprint: str | None = None
+    data_decided_by: DataDecision = "nobody yet"
+    datasets: tuple[DatasetView, ...] = ()
+    store_problem: str | None = None
+    """Why the coordinator can keep nothing at the moment, such as a full disk; meanwhile the run holds."""
+    pausing: bool = False
+    evaluations: tuple[Evaluation, ...] = ()
+    data_generations: tuple[DataGeneration, ...] = ()
+    next_data_index: Count = 0
+    finish_after: Count | None = None
+    waiting: str = ""
+    explanation: str = ""
+
+
+def join_message(run_id: str, nonce: str, public_key: str, coordinator_key: str, host: str) -> bytes:
+    """Return the bytes that a joining client signs: `"epochal/join/v1"` and the arguments, each after its length.
+
+    A length is that of the UTF-8 bytes, in 4 bytes, big-endian.
+    """
+    parts = [part.encode() for part in ("epochal/join/v1", run_id, nonce, public_key, coordinator_key, host)]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

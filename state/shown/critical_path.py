@@ -1,0 +1,142 @@
+"""Where a round's time goes: the one chain of waits that ended last, since everything else happened beside it.
+
+A round ends when the last result that it waited for has come and was attested. So its time is that of the client whose
+result came last, piece after piece, and then that of the witness that attested last. Pieces never add up to more than
+the coordinator saw: a client's own times divide that time, counted back from the arrival of its message, and what
+they leave is time in which the client did not have the run document yet.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from epochal.state.messages.history import ClientFigures, RoundDetail
+
+PartKind = Literal[
+    "document", "replica", "download", "merge", "data", "train", "encode", "upload", "check",
+    "attest", "missing", "empty", "between", "outage", "unknown",
+]  # fmt: skip
+"""A part of the time: what a client of `ClientFigures` does (`replica`: other work before it held its replica, such as
+opening a trainer), `attest`: results are in and witnesses attest them, `missing`: waiting for results that never come,
+`empty`: a round of which nothing was applied, `between`: from one epoch to the next, `outage`: of the coordinator,
+`unknown`: a client's time of which it does not say more."""
+
+MIN_SPAN_S = 1e-3
+"""Shorter waits after the last result are no part of their own."""
+FAILED_FATES = frozenset({"missing", "failed", "rejected"})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a critical path.
+
+    Attributes:
+        client_id: whose time it is; None for everybody's.
+        size_bytes: size of what was sent or fetched in it; None if nothing was, or if that is not known.
+    """
+
+    kind: PartKind
+    client_id: str | None
+    seconds: float
+    size_bytes: int | None = None
+
+
+def critical_path(detail: RoundDetail, before: RoundDetail | None = None) -> list[Span]:
+    """Return the pieces of a round's time, in their order. They add up to the round's time.
+
+    Args:
+        detail: the round.
+        before: the round before it, whose results are fetched and merged at this round's start; None if unknown.
+    """
+    total_s = detail.figures.train_s + detail.figures.witness_s
+    if not detail.figures.applied_rounds:
+        return [Span("empty", None, total_s)]
+    delivered = [client for client in detail.clients if client.delivered_s is not None]
+    if not delivered:
+        return [Span("unknown", None, total_s)]
+    last = max(delivered, key=lambda client: (client.delivered_s or 0.0, client.client_id))
+    delivered_s = min(last.delivered_s or 0.0, total_s)
+    spans = _until_delivered(last, delivered_s, None if before is None else _same(before.clients, last.client_id))
+    waited_until_s = max(delivered_s, detail.figures.train_s)
+    failed = [client for client in detail.clients if client.batches and client.fate in FAILED_FATES]
+    if failed and waited_until_s - delivered_s > MIN_SPAN_S:
+        whose = failed[0].client_id if len(failed) == 1 else None
+        spans.append(Span("missing", whose, waited_until_s - delivered_s))
+        spans += _attesting(detail, total_s - waited_until_s)
+    else:
+        spans += _attesting(detail, total_s - delivered_s)
+    return [span for span in spans if span.seconds > 0]
+
+
+def _same(clients: Iterable[ClientFigures], client_id: str) -> ClientFigures | None:
+    return next((client for client in clients if client.client_id == client_id), None)
+
+
+def _until_delivered(client: ClientFigures, delivered_s: float, earlier: ClientFigures | None) -> list[Span]:
+    """Return the pieces of a client's time until its result had arrived and was checked."""
+    if client.committed_s is not None:
+        sent_s = max(0.0, delivered_s - client.committed_s)
+        check_s = min(client.check_s or 0.0, sent_s)
+        upload_s: float | None = sent_s - check_s
+    else:
+        upload_s, check_s = client.upload_s, client.check_s or 0.0
+    merge_s = download_s = None
+    if earlier is not None:  # a witness had fetched the results before the round ended
+        merge_s, download_s = earlier.merge_s, None if earlier.witness else earlier.download_s
+    replica_s = client.replica_s or 0.0
+    merge_s = min(merge_s or 0.0, replica_s)
+    download_s = min(download_s or 0.0, replica_s - merge_s)
+    pieces: list[tuple[PartKind, float | None]] = [
+        ("replica", replica_s - merge_s - download_s),
+        ("download", download_s),
+        ("merge", merge_s),
+        ("data", client.data_s),
+        ("train", client.train_s),
+        ("encode", client.encode_s),
+        ("upload", upload_s),
+        ("check", check_s),
+    ]
+    left_s, spans = delivered_s, list[Span]()
+    for kind, seconds in reversed(pieces):
+        taken_s = min(max(0.0, seconds or 0.0), left_s)
+        left_s -= taken_s
+        spans.append(Span(kind, client.client_id, taken_s, _size(kind, client, earlier)))
+    says_all = client.replica_s is not None and (client.committed_s is not None or client.upload_s is not None)
+    spans.append(Span("document" if says_all else "unknown", client.client_id, left_s))
+    return spans[::-1]
+
+
+def _size(kind: PartKind, client: ClientFigures, earlier: ClientFigures | None) -> int | None:
+    if kind == "upload":
+        return client.result_bytes
+    return earlier.downloaded_bytes if kind == "download" and earlier is not None else None
+
+
+def _attesting(detail: RoundDetail, seconds: float) -> list[Span]:
+    """Return the pieces of the time after the last result: the last witness fetches it, and attests."""
+    if seconds <= 0:
+        return []
+    attested = [client for client in detail.clients if client.attested_s is not None]
+    if not attested:
+        return [Span("attest", None, seconds)]
+    last = max(attested, key=lambda client: (client.attested_s or 0.0, client.client_id))
+    return [Span("attest", last.client_id, seconds)]
+
+
+def time_between(before: RoundDetail, after: RoundDetail) -> list[Span]:
+    """Return what lies between two neighbouring rounds: nothing, an epoch's end and beginning, or an outage."""
+    seconds = after.figures.started_s - before.figures.ended_s
+    if seconds <= MIN_SPAN_S:
+        return []
+    return [Span("outage" if after.figures.epoch == before.figures.epoch else "between", None, seconds)]
+
+
+def path_of(details: Sequence[RoundDetail]) -> list[Span]:
+    """Return the critical path of neighbouring rounds, the oldest first, with what lies between them."""
+    spans, before = list[Span](), None
+    for detail in details:
+        if before is not None:
+            spans += time_between(before, detail)
+        spans += critical_path(detail, before)
+        before = detail
+    return spans

@@ -1,0 +1,32 @@
+"""Notices: news of a run that somebody asked to be told (`[notify]`)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from epochal.state.config.notify import MAX_WEBHOOKS, NoticeKind
+from epochal.state.wire_document import WireDocument
+
+MAX_NOTICE_CHARS = 500
+MAX_SUBJECT_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(WireDocument):
+    """The newest notice of its kind.
+
+    Attributes:
+        subject: of what happens once, such as a checkpoint's step; the same one is not told again. "" for what lasts,
+            and is told again in each period.
+        raised_s: when it was raised, in seconds since 1970 on the coordinator's clock.
+        settled: names of the webhooks that have it, or do not take it.
+    """
+
+    kind: NoticeKind
+    subject: Annotated[str, Field(max_length=MAX_SUBJECT_CHARS)]
+    message: Annotated[str, Field(max_length=MAX_NOTICE_CHARS)]
+    raised_s: float
+    settled: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_SUBJECT_CHARS)], ...], Field(max_length=MAX_WEBHOOKS)
+    ] = ()

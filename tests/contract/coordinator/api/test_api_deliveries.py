@@ -1,0 +1,179 @@
+"""A small result that comes with its commitment: one request, which counts it, or refuses it and keeps nothing."""
+
+import httpx
+import pytest
+
+from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryReplication, MemoryStore
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, Delivery
+from epochal.state.messages.requests import ResultCommitment, ResultMetrics
+from epochal.state.wire import canonical_json, sha256_hex
+from tests.support.data.states import state_file
+from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
+
+LIMIT = 10_000_000
+STATE = state_file(config__waiting_for_members_extra_time=0.001)
+
+
+async def send(member: WireClient, body: bytes) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {member.token}", "Content-Type": MEDIA_TYPE}
+    return await member.served.http.post(f"{member.served.run_url}/deliveries", content=body, headers=headers)
+
+
+def verified(served: Served) -> set[str]:
+    current = served.service.run.round
+    return set() if current is None else set(current.verified)
+
+
+async def held(served: Served) -> frozenset[str]:
+    return await served.service.blobs.held()
+
+
+async def test_result_with_its_commitment_is_counted_at_once() -> None:
+    async with served(STATE) as run:
+        member, other = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        for _ in range(2):
+            answer = await member.deliver(data)
+            assert (answer.status_code, answer.json()["result_verified"]) == (200, True)
+        assert verified(run) == {member.client_id}
+        assert (await member.put_blob(data)).status_code == 201
+        assert (await other.deliver(other.result(REPLICA, DIFFERENCE))).status_code == 200
+        stored = await other.send("GET", f"/v1/blobs/{sha256_hex(data)}")
+        assert stored.content == data
+
+
+async def test_result_is_kept_with_the_record_that_counts_it() -> None:
+    journal = MemoryJournal()
+    store = MemoryStore(LIMIT, journal, bytes(32))
+    store.replication = MemoryReplication(MemoryMeetings(), journal)
+    store.record_blobs()
+    async with served(STATE, store=store) as run:
+        member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        for _ in range(2):
+            answer = await member.deliver(data)
+            assert (answer.status_code, answer.json()["result_verified"]) == (200, True)
+        assert verified(run) == {member.client_id}
+        assert journal.blobs == {sha256_hex(data): data}
+    told = b"".join([record.body async for part in journal.history() for record in part.records])
+    kinds = (b"result_committed", b"result_verified", b"result_delivered")
+    assert [told.count(kind) for kind in kinds] == [0, 0, 1]
+
+
+async def test_recorded_blobs_that_the_run_does_not_need_are_swept() -> None:
+    store = MemoryStore(LIMIT, None, bytes(32))
+    store.record_blobs()
+    unneeded = b"unneeded"
+    async with served(STATE, store=store) as run:
+        member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        assert (await member.deliver(data)).status_code == 200
+        store.journal.blobs[sha256_hex(unneeded)] = unneeded
+        await run.service.maintenance._sweep_blobs()
+        assert store.journal.blobs == {sha256_hex(data): data}
+
+
+async def test_result_that_finds_no_room_beside_recorded_blobs_is_not_kept() -> None:
+    store = MemoryStore(LIMIT, None, bytes(32))
+    store.record_blobs()
+    async with served(STATE, store=store) as run:
+        member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        assert store.recorded_blobs is not None
+        with store.recorded_blobs.arriving(STATE.blobs.max_total_bytes - len(data)):
+            assert problem(await member.deliver(data)) == "blobs-full"
+        assert store.journal.blobs == {}
+        current = run.service.run.round
+        assert current is None or not current.verified
+
+
+async def test_result_that_breaks_a_rule_binds_and_leaves_nothing() -> None:
+    async with served(STATE) as run:
+        member, other = await training(run)
+        before = await held(run)
+        answer = await member.deliver(other.result(REPLICA, DIFFERENCE))
+        assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "client_id")
+        current = run.service.run.round
+        assert current is not None
+        assert dict(current.rejected) == {member.client_id: "client_id"}
+        assert await held(run) == before
+        assert problem(await member.deliver(member.result(REPLICA, DIFFERENCE))) == "already-committed"
+
+
+async def test_result_of_another_digest_or_length_is_no_delivery() -> None:
+    async with served(STATE) as run:
+        member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        bound = member.commitment(data)
+        for body in (
+            Delivery(bound, data[:-1] + b"x").encoded(),
+            Delivery(bound, data + b"x").encoded(),
+            canonical_json(bound),
+            b"{}\n" + data,
+            data,
+            b"",
+        ):
+            assert problem(await send(member, body)) == "invalid-body"
+        assert problem(await send(member, b"x" * (MAX_DELIVERY_BYTES + 1))) == "body-too-large"
+        assert (await member.deliver(data)).status_code == 200
+
+
+async def test_result_of_no_round_is_refused_and_nothing_is_kept() -> None:
+    async with served(STATE) as run:
+        member, _ = await training(run)
+        before, data = await held(run), member.result(REPLICA, DIFFERENCE)
+        late = ResultCommitment(7, 0, sha256_hex(data), len(data), ResultMetrics(1.0, 1, 0.1))
+        assert problem(await send(member, Delivery(late, data).encoded())) == "late-result"
+        assert await held(run) == before
+
+
+async def test_result_that_is_kept_is_not_swept_before_it_counts() -> None:
+    async with served(STATE) as run:
+        maintenance, blobs = run.service.maintenance, run.service.blobs
+        digest, other = sha256_hex(b"kept"), sha256_hex(b"unneeded")
+        with maintenance.taking_in(digest):
+            await blobs.keep(digest, b"kept")
+            await blobs.keep(other, b"unneeded")
+            await maintenance._sweep_blobs()
+            assert await blobs.size(digest) == len(b"kept")
+            assert await blobs.size(other) is None
+        await maintenance._sweep_blobs()
+        assert await blobs.size(digest) is None
+
+
+@pytest.mark.parametrize("path", ["deliveries", "ready", "results", "attestations"])
+async def test_hot_routes_answer_other_methods_and_runs_as_all_routes_do(path: str) -> None:
+    async with served(STATE) as run:
+        assert problem(await run.http.delete(f"{run.run_url}/{path}")) == "method-not-allowed"
+        assert problem(await run.http.post(f"/v1/runs/other/{path}")) == "unknown-run"
+        assert problem(await run.http.post(f"{run.run_url}/{path}")) == "unauthorized"
+
+
+class WithoutDeliveries(httpx.AsyncBaseTransport):
+    """The way to a coordinator that has no such route, as older ones."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self.paths: list[str] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        place = request.url.path.rpartition("/")[2]
+        self.paths.append(place)
+        path = request.url.path if place != "deliveries" else "/v1/no-such-route"
+        content = await request.aread()
+        return await self._http.request(request.method, path, content=content, headers=request.headers)
+
+
+async def test_client_of_an_older_coordinator_commits_first() -> None:
+    async with served(STATE) as run:
+        member, other = await training(run)
+        way = WithoutDeliveries(run.http)
+        async with httpx.AsyncClient(transport=way, base_url="http://older") as http:
+            api = CoordinatorClient(http, "test-run")
+            for sender in (member, other):
+                api.use_token(sender.token)
+                data = sender.result(REPLICA, DIFFERENCE)
+                standing = await api.send_result(Delivery(sender.commitment(data), data))
+                assert (standing.committed_sha256, standing.result_verified) == (sha256_hex(data), False)
+        assert way.paths == ["deliveries", "results", "results"]

@@ -1,0 +1,121 @@
+"""Evaluations over HTTP: who may report one, what is refused, and where it is shown."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.state.messages.evaluations import EvaluationReport
+from epochal.state.model.replica import replica_digest
+from epochal.state.wire import Sha256
+from tests.support.data.states import state_file
+from tests.support.drive.served import ADMIN, REPLICA, Served, measured, problem, served
+
+DIGEST = Sha256(replica_digest(REPLICA))
+REPORT: dict[str, Any] = {
+    "name": "validation",
+    "step": 0,
+    "replica_digest": DIGEST,
+    "loss": 2.5,
+    "tokens": 640,
+    "samples": 10,
+    "data_fingerprint": "ab" * 32,
+}
+
+
+async def send(coordinator: Served, body: bytes | None = None, token: str | None = ADMIN, **changed: Any) -> Any:
+    """Post the report, with some fields changed, or other bytes."""
+    request = coordinator.http.build_request("POST", f"{coordinator.run_url}/evaluations", json=REPORT | changed)
+    if body is not None:
+        request = coordinator.http.build_request("POST", f"{coordinator.run_url}/evaluations", content=body)
+    if token is not None:
+        request.headers["Authorization"] = f"Bearer {token}"
+    return await coordinator.http.send(request)
+
+
+async def history(coordinator: Served) -> list[dict[str, Any]]:
+    answer: httpx.Response = await coordinator.http.get(f"{coordinator.run_url}/evaluations")
+    assert answer.status_code == 200
+    found: list[dict[str, Any]] = answer.json()["evaluations"]
+    return found
+
+
+async def test_evaluation_is_shown_in_history_and_status(coordinator: Served) -> None:
+    assert (await send(coordinator)).status_code == 204
+    (found,) = await history(coordinator)
+    assert found.pop("recorded_s") > 0
+    assert found == {key: value for key, value in REPORT.items() if key != "replica_digest"}
+    status = (await coordinator.http.get(f"{coordinator.run_url}/status")).json()
+    assert [(one["name"], one["loss"]) for one in status["evaluations"]] == [("validation", 2.5)]
+
+
+async def test_evaluation_needs_the_admin_token(coordinator: Served) -> None:
+    assert problem(await send(coordinator, token=None)) == "unauthorized"
+    assert problem(await send(coordinator, token="a guess")) == "forbidden"
+    assert await history(coordinator) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "n" * 33},
+        {"name": ""},
+        {"name": "with space"},
+        {"name": ".hidden"},
+        {"step": -1},
+        {"step": 0.5},
+        {"loss": 1e10},
+        {"loss": "2.5"},
+        {"loss": None},
+        {"tokens": 0},
+        {"samples": 2**60},
+        {"data_fingerprint": "short"},
+        {"unknown": 1},
+    ],
+    ids=lambda changed: "-".join(f"{key}={str(value)[:12]}" for key, value in changed.items()),
+)
+async def test_report_that_breaks_a_rule_is_refused(coordinator: Served, changed: dict[str, Any]) -> None:
+    assert problem(await send(coordinator, **changed)) == "invalid-body"
+    assert await history(coordinator) == []
+
+
+@pytest.mark.parametrize("loss", [b"NaN", b"Infinity", b"1e999", b"9" * 400])
+async def test_loss_that_is_no_finite_number_is_refused(coordinator: Served, loss: bytes) -> None:
+    body = b'{"name":"v","step":0,"replica_digest":"%s","loss":%s,"tokens":1,"samples":1,"data_fingerprint":"%s"}'
+    content = body % (DIGEST.encode(), loss, b"ab" * 32)
+    assert problem(await send(coordinator, content)) == "invalid-body"
+
+
+async def test_replica_that_the_run_does_not_have_is_refused(coordinator: Served) -> None:
+    assert problem(await send(coordinator, step=1)) == "not-found"
+    assert problem(await send(coordinator, replica_digest="cd" * 32)) == "replica-differs"
+    assert await history(coordinator) == []
+
+
+async def test_history_survives_a_restart() -> None:
+    state = state_file()
+    async with served(state) as first:
+        assert (await send(first)).status_code == 204
+        before = await history(first)
+        store = first.store
+    async with served(state, store=store) as second:
+        assert await history(second) == before
+
+
+async def test_client_records_and_reads_evaluations(coordinator: Served) -> None:
+    client = CoordinatorClient(coordinator.http, "test-run")
+    client.use_token(ADMIN)
+    await client.record_evaluation(EvaluationReport(**REPORT))
+    (found,) = await client.evaluations()
+    assert (found.name, found.step, found.loss) == ("validation", 0, 2.5)
+
+
+async def test_metrics_have_the_newest_loss_of_each_name(coordinator: Served) -> None:
+    metrics = measured(coordinator)
+    for name, loss in (("validation", 3.0), ("test", 4.0), ("validation", 2.0)):
+        await send(coordinator, name=name, loss=loss)
+    read = metrics.registry.get_sample_value
+    assert read("epochal_run_evaluation_loss", {"name": "validation"}) == 2.0
+    assert read("epochal_run_evaluation_loss", {"name": "test"}) == 4.0
+    assert read("epochal_run_evaluation_step", {"name": "test"}) == 0

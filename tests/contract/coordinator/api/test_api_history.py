@@ -1,0 +1,295 @@
+"""The run's history over HTTP: pages, one round, one version; who may see it; what is refused."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from epochal.state.messages.history import HistoryPage, Moment, RoundDetail, slowest_first
+from epochal.state.messages.member_rows import MembersPage
+from epochal.state.shown.explanation import SpeedExplanation
+from epochal.state.shown.trust import TrustView
+from epochal.state.wire import parse_document
+from tests.support.data.states import state_file
+from tests.support.drive.played_rounds import play_round
+from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
+
+ROUNDS = 5
+
+PLACES = (
+    "/history",
+    "/history/rounds/0",
+    "/history/versions/0",
+    "/history/versions/0/members",
+    "/history/versions/0/trust",
+    "/history/present",
+    "/history/explanation",
+    "/events",
+)
+
+
+@pytest.fixture
+async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
+    """A run of which some rounds have ended."""
+    state = state_file(config__waiting_for_members_extra_time=0.001, config__total_steps=100)
+    async with served(state) as coordinator:
+        clients = await training(coordinator)
+        for _ in range(ROUNDS):
+            await play_round(coordinator, clients)
+        await coordinator.service.history.is_read.wait()
+        yield coordinator, clients
+
+
+async def page(coordinator: Served, query: str = "") -> HistoryPage:
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history{query}")
+    assert answer.status_code == 200, answer.text
+    found: HistoryPage = parse_document(HistoryPage, answer.content)
+    return found
+
+
+async def test_history_has_a_row_for_each_round_that_has_ended(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    found = await page(coordinator)
+    run = coordinator.service.run
+    assert (found.next, found.detailed_from, found.first_version, found.lineage) == (ROUNDS, 0, 0, run.lineage)
+    assert found.rounds.number == tuple(range(ROUNDS))
+    assert found.rounds.step == tuple(range(1, ROUNDS + 1))
+    assert found.rounds.loss == (1.0,) * ROUNDS
+    assert found.rounds.tokens_total[-1] == run.tokens_applied
+    assert sum(found.rounds.tokens) == run.tokens_applied
+    assert list(found.rounds.version) == sorted(found.rounds.version)
+    assert found.rounds.rows() == coordinator.service.history.history.rows
+
+
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ("?from=2", (2, 3, 4)),
+        ("?to=1", (0, 1)),
+        ("?from=1&to=3", (1, 2, 3)),
+        ("?from=4&to=9", (4,)),
+        ("?from=7", ()),
+        ("?points=2", (0, 3)),
+        ("?from=1&points=1", (1,)),
+    ],
+)
+async def test_history_is_cut_and_thinned_as_asked(
+    played: tuple[Served, list[WireClient]], query: str, numbers: tuple[int, ...]
+) -> None:
+    found = await page(played[0], query)
+    assert found.rounds.number == numbers
+    assert found.next == ROUNDS
+
+
+@pytest.mark.parametrize("query", ["from=-1", "to=x", "points=0", "points=4097", "from=3&to=2", "from=1&from=2"])
+async def test_history_that_cannot_be_cut_so_is_refused(played: tuple[Served, list[WireClient]], query: str) -> None:
+    coordinator, _ = played
+    assert problem(await coordinator.http.get(f"{coordinator.run_url}/history?{query}")) == "invalid-parameter"
+
+
+async def test_page_is_sent_once_to_who_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, played: tuple[Served, list[WireClient]]
+) -> None:
+    monkeypatch.setattr("epochal.coordinator.views.run_history_views.MIN_COMPRESSED_BYTES", 1)
+    coordinator, clients = played
+    url = f"{coordinator.run_url}/history"
+    first = await coordinator.http.get(url, headers={"Accept-Encoding": "gzip"})
+    assert first.headers["content-encoding"] == "gzip"
+    assert first.headers["vary"] == "Accept-Encoding, Authorization"
+    plain = await coordinator.http.get(url, headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.content == first.content
+    same = await coordinator.http.get(url, headers={"If-None-Match": first.headers["etag"]})
+    assert (same.status_code, same.content) == (304, b"")
+    await play_round(coordinator, clients)
+    other = await coordinator.http.get(url, headers={"If-None-Match": first.headers["etag"]})
+    assert (other.status_code, other.json()["next"]) == (200, ROUNDS + 1)
+
+
+async def test_round_is_shown_with_each_of_its_clients(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history/rounds/3")
+    detail: RoundDetail = parse_document(RoundDetail, answer.content)
+    assert detail.figures == (await page(coordinator, "?from=3&to=3")).rounds.rows()[0]
+    assert {found.client_id for found in detail.clients} == {client.client_id for client in clients}
+    for found in detail.clients:
+        assert found.fate == ("applied" if found.batches else "idle")
+        assert (found.delivered_s or 0) >= (found.committed_s or 0) > 0
+    missing = await coordinator.http.get(f"{coordinator.run_url}/history/rounds/{ROUNDS}")
+    assert problem(missing) == "not-found"
+    assert f"held: 0 to {ROUNDS - 1}" in missing.json()["detail"]
+
+
+async def test_version_is_shown_as_it_was(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    row = (await page(coordinator)).rounds.rows()[2]
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{row.version}")
+    moment: Moment = parse_document(Moment, answer.content)
+    assert (moment.document.version, moment.document.step) == (row.version, row.step + 1)
+    assert moment.last_round is not None
+    assert moment.last_round.figures == row
+    assert (moment.members, moment.loss, moment.tokens_total) == (2, 1.0, row.tokens_total)
+    present = coordinator.service.published.version
+    beyond = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{present + 1}")
+    assert problem(beyond) == "not-found"
+    assert f"allowed: 0 to {present}" in beyond.json()["detail"]
+    data = clients[0].result(REPLICA, DIFFERENCE)
+    await clients[0].commit(data)
+    now = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{present}")
+    committed = [found["client_id"] for found in now.json()["under_way"] if found["committed_s"] is not None]
+    assert committed == [clients[0].client_id]
+
+
+async def test_version_has_the_members_and_words_of_then(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    row = (await page(coordinator)).rounds.rows()[2]
+    url = f"{coordinator.run_url}/history/versions/{row.version}"
+    moment: Moment = parse_document(Moment, (await coordinator.http.get(url)).content)
+    assert "waits for witnesses" in moment.waiting  # for the last time at this version
+    explanation: SpeedExplanation = parse_document(
+        SpeedExplanation, (await coordinator.http.get(f"{url}/explanation")).content
+    )
+    assert (explanation.next, moment.explanation) == (3, explanation.sentence)
+    members: MembersPage = parse_document(MembersPage, (await coordinator.http.get(f"{url}/members")).content)
+    assert (members.version, members.gone.client_id) == (row.version, ())
+    assert members.rounds == 3
+    assert set(members.members.client_id) == {client.client_id for client in clients}
+    assert [sum(members.members.applied), sum(members.members.lost)] == [members.rounds * row.results, 0]
+    assert all(members.members.joined_s)
+    assert all(0 <= silent_s <= members.at_s - row.started_s for silent_s in members.members.silent_s)
+    trust: TrustView = parse_document(TrustView, (await coordinator.http.get(f"{url}/trust")).content)
+    assert trust.vouched is not None
+    assert (trust.version, trust.vouched.replica_step, trust.refused_since_s) == (row.version, row.step - 1, None)
+    beyond = f"{coordinator.run_url}/history/versions/{coordinator.service.published.version + 1}/members"
+    assert problem(await coordinator.http.get(beyond)) == "not-found"
+
+
+async def test_explanation_is_told_with_the_status(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history/explanation")
+    found: SpeedExplanation = parse_document(SpeedExplanation, answer.content)
+    assert (found.rounds, found.next) == (ROUNDS, ROUNDS)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(found.wall_s, abs=0.01)
+    again = await coordinator.http.get(answer.url, headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+    status = (await coordinator.http.get(f"{coordinator.run_url}/status")).json()
+    assert status["explanation"] == found.sentence
+    assert status["waiting"].startswith("waits for results of ")
+
+
+async def test_history_that_is_being_read_is_not_shown_yet(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    coordinator.service.history.read_again()
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history")
+    assert problem(answer) == "overloaded"
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("rule", "nobody", "wrong", "member"),
+    [("members", "unauthorized", "unauthorized", None), ("admin", "unauthorized", "forbidden", "forbidden")],
+)
+async def test_dashboard_is_shown_to_those_whom_the_rule_allows(
+    rule: str, nobody: str, wrong: str, member: str | None, place: str
+) -> None:
+    state = state_file(config__waiting_for_members_extra_time=0.001, access__dashboard=rule)
+    async with served(state) as coordinator:
+        client = WireClient(coordinator, 1)
+        await client.join()
+        url = f"{coordinator.run_url}{place}"
+        assert problem(await coordinator.http.get(url)) == nobody
+        bad = await coordinator.http.get(url, headers={"Authorization": "Bearer guess"})
+        assert problem(bad) == wrong
+        if place == "/events":
+            return  # it has no end; `test_api_events.py` reads it
+        for token, refused in ((client.token, member), (ADMIN, None)):
+            answer = await coordinator.http.get(url, headers={"Authorization": f"Bearer {token}"})
+            if refused is not None:
+                assert problem(answer) == refused
+            else:
+                assert answer.status_code in (200, 404, 503)
+
+
+async def test_public_dashboard_of_another_run_is_not_here(coordinator: Served) -> None:
+    for place in PLACES:
+        assert problem(await coordinator.http.get(f"/v1/runs/other{place}")) == "unknown-run"
+
+
+async def test_present_moment_is_made_from_memory_and_agrees_with_the_journal(
+    played: tuple[Served, list[WireClient]],
+) -> None:
+    coordinator, clients = played
+    service = coordinator.service
+    data = clients[0].result(REPLICA, DIFFERENCE)
+    assert (await clients[0].commit(data)).status_code == 200
+    answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{service.published.version}")
+    shown: Moment = parse_document(Moment, answer.content)
+    replayed = await service.history.moment(service.published.version, service.published.version)
+    assert shown.round_s is not None
+    assert replayed.round_s is not None
+    assert shown.at_s - replayed.at_s == pytest.approx(shown.round_s - replayed.round_s)
+    assert replace(shown, at_s=replayed.at_s, round_s=replayed.round_s) == replayed
+    assert [client.result_bytes > 0 for client in shown.under_way].count(True) == 1
+
+
+async def test_present_is_the_same_for_all_who_ask_at_about_the_same_time(
+    played: tuple[Served, list[WireClient]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, clients = played
+    url = f"{coordinator.run_url}/history/present?slowest=1"
+    monkeypatch.setattr("epochal.coordinator.views.run_history_views.SAME_PRESENT_S", 3600.0)
+    first = await coordinator.http.get(url)
+    shown: Moment = parse_document(Moment, first.content)
+    assert shown.document.version == coordinator.service.published.version
+    assert len(shown.under_way) == 1
+    await play_round(coordinator, clients)
+    assert (await coordinator.http.get(url)).content == first.content, "though the run has gone on"
+    assert (await coordinator.http.get(url, headers={"If-None-Match": first.headers["etag"]})).status_code == 304
+    monkeypatch.setattr("epochal.coordinator.views.run_history_views.SAME_PRESENT_S", 0.0)
+    monkeypatch.setattr("epochal.coordinator.views.run_history_views.REST_PER_WORK", 0.0)
+    await coordinator.http.get(
+        f"{coordinator.run_url}/history/versions/{coordinator.service.published.version}?slowest=1"
+    )
+    later: Moment = parse_document(Moment, (await coordinator.http.get(url)).content)
+    assert later.document.version == coordinator.service.published.version > shown.document.version
+
+
+async def test_slowest_clients_come_first_and_as_few_as_asked(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    url = f"{coordinator.run_url}/history/rounds/2"
+    whole: RoundDetail = parse_document(RoundDetail, (await coordinator.http.get(url)).content)
+    for count in (0, 1, 7):
+        few: RoundDetail = parse_document(RoundDetail, (await coordinator.http.get(f"{url}?slowest={count}")).content)
+        assert few.clients == slowest_first(whole.clients, count)
+        assert few.figures == whole.figures
+    version = whole.figures.version
+    for query, count in (("?slowest=1", 1), ("", 2)):
+        answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{version}{query}")
+        moment: Moment = parse_document(Moment, answer.content)
+        assert moment.last_round is not None
+        assert (len(moment.last_round.clients), len(moment.under_way)) == (count, count)
+    assert problem(await coordinator.http.get(f"{url}?slowest=-1")) == "invalid-parameter"
+
+
+async def test_operator_reads_the_run_document_and_results(coordinator: Served) -> None:
+    await training(coordinator, 2)
+    step = coordinator.service.run.step
+    for token, status in ((ADMIN, 200), ("guess", 401)):
+        for place in ("", f"/rounds/{step}/results"):
+            url = f"{coordinator.run_url}{place}"
+            answer = await coordinator.http.get(url, headers={"Authorization": f"Bearer {token}"})
+            assert answer.status_code == status, place
+
+
+async def test_member_that_looks_at_the_run_is_not_heard_by_it() -> None:
+    state = state_file(config__waiting_for_members_extra_time=0.001, access__dashboard="members")
+    async with served(state) as coordinator:
+        client = WireClient(coordinator, 1)
+        await client.join()
+        liveness, client_id = coordinator.service.liveness, client.client_id
+        heard_s = liveness.silent_s(client_id, 0.0)
+        headers = {"Authorization": f"Bearer {client.token}"}
+        await coordinator.service.history.is_read.wait()
+        assert (await coordinator.http.get(f"{coordinator.run_url}/history", headers=headers)).status_code == 200
+        assert liveness.silent_s(client_id, 0.0) == heard_s

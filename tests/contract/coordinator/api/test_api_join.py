@@ -1,0 +1,50 @@
+"""The guide of how a machine joins, over HTTP: what it says, and who may read it."""
+
+import pytest
+
+from epochal.state.shown.join_guide import JoinGuide
+from epochal.state.wire import parse_document
+from tests.support.data.states import state_file
+from tests.support.drive.served import ADMIN, REPLICA, Served, WireClient, problem, served, training
+
+
+async def guide_of(coordinator: Served, token: str | None = None) -> JoinGuide:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answer = await coordinator.http.get(f"{coordinator.run_url}/join", headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: JoinGuide = parse_document(JoinGuide, answer.content)
+    return found
+
+
+async def test_guide_names_trainer_and_room_of_the_run() -> None:
+    async with served(state_file(model__LLM__data_location={"Server": "h:9"}, merge__codec="float32")) as coordinator:
+        await training(coordinator, count=2)
+        found = await guide_of(coordinator)
+        assert (found.run_id, found.version, found.access, found.trainer) == ("test-run", "test", "open", "numpy")
+        assert found.data.places == ("h:9",)
+        assert found.room is not None
+        run, values = coordinator.service.run, REPLICA.layout.size_bytes
+        assert run.checkpoint is not None
+        assert found.room.download_bytes == run.checkpoint.size_bytes
+        assert (found.room.parameter_count, found.room.result_bytes, found.room.clients) == (6, values, 2)
+        assert found.room.spool_bytes == 2 * 2 * values + 2 * values
+
+
+async def test_guide_says_that_an_invitation_is_needed_and_shows_none() -> None:
+    state = state_file(access__mode="invitations", access__invitations=["ab" * 32])
+    async with served(state) as coordinator:
+        answer = await coordinator.http.get(f"{coordinator.run_url}/join")
+        assert parse_document(JoinGuide, answer.content).access == "invitations"
+        assert "ab" * 32 not in answer.text
+
+
+@pytest.mark.parametrize(("rule", "refusal"), [("members", "unauthorized"), ("admin", "unauthorized")])
+async def test_guide_is_shown_to_those_who_may_see_the_run(rule: str, refusal: str) -> None:
+    state = state_file(access__dashboard=rule, config__waiting_for_members_extra_time=0.001)
+    async with served(state) as coordinator:
+        assert problem(await coordinator.http.get(f"{coordinator.run_url}/join")) == refusal
+        assert (await guide_of(coordinator, ADMIN)).run_id == "test-run"
+        client = WireClient(coordinator, 1)
+        await client.join()
+        answer = await client.send("GET", "/join")
+        assert answer.status_code == (200 if rule == "members" else 403)

@@ -1,0 +1,125 @@
+"""What viewers are told of a run's trustworthiness, and of what its operators did."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from epochal.state.model.replica import replica_digest
+from epochal.state.wire import sha256_hex
+from tests.support.data.states import state_file
+from tests.support.drive.played_rounds import play_round
+from tests.support.drive.served import ADMIN, REPLICA, Served, WireClient, problem, served, training
+
+AUDIT: dict[str, Any] = {
+    "rounds": 3,
+    "applied": 6,
+    "duplicates": 0,
+    "missing": 0,
+    "quarantined": 0,
+    "unapplied": 0,
+    "replay_identical": True,
+    "record_chain": sha256_hex(b"records"),
+    "replica_chain": sha256_hex(b"replicas"),
+    "blobs": 4,
+    "wrong_blobs": 0,
+    "recomputed_steps": None,
+    "replicas_identical": None,
+    "problems": [],
+    "remarks": ["quarantined, and not trained on: 1 batch"],
+}
+
+
+@pytest.fixture
+async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
+    """A run of which a round has ended."""
+    async with served(state_file(config__waiting_for_members_extra_time=0.001)) as coordinator:
+        clients = await training(coordinator)
+        await coordinator.service.history.is_read.wait()
+        await play_round(coordinator, clients)
+        yield coordinator, clients
+
+
+async def get(coordinator: Served, place: str) -> Any:
+    answer = await coordinator.http.get(coordinator.run_url + place)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def operate(coordinator: Served, method: str, place: str, body: Any = None) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    return await coordinator.http.request(method, coordinator.run_url + place, json=body, headers=headers)
+
+
+async def test_trust_names_the_replica_and_who_vouched(played: tuple[Served, list[WireClient]]) -> None:
+    found = await get(played[0], "/trust")
+    vouched = found["vouched"]
+    assert (vouched["replica_step"], vouched["replica_digest"]) == (0, replica_digest(REPLICA))
+    assert vouched["quorum"] <= vouched["vouched"] <= vouched["witnesses"]
+    assert (vouched["differed"], found["checkpoint_step"], found["audit"]) == (0, 0, None)
+    assert found["checkpoint_digest"] == replica_digest(REPLICA)
+    assert (found["quarantined_batches"], found["quarantined"], found["names"]) == (0, [], {})
+
+
+async def test_recorded_audit_is_shown_with_its_time(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    assert (await operate(coordinator, "POST", "/audits", AUDIT)).status_code == 204
+    audit = (await get(coordinator, "/trust"))["audit"]
+    assert (audit["report"], audit["step"]) == (AUDIT, 1)
+    assert audit["recorded_s"] > 0
+    assert [one["report"] for one in (await get(coordinator, "/audits"))["audits"]] == [AUDIT]
+
+
+async def test_odd_audit_is_refused(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    for changed in ({"applied": -1}, {"problems": ["x" * 501]}, {"problems": ["x"] * 21}, {"record_chain": "x"}):
+        assert problem(await operate(coordinator, "POST", "/audits", AUDIT | changed)) == "invalid-body"
+    assert (await get(coordinator, "/trust"))["audit"] is None
+
+
+async def test_refusals_are_counted_by_kind(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    await clients[0].put_blob(b"nobody announced this")
+    await coordinator.http.post(f"{coordinator.run_url}/pause")
+    found = await get(coordinator, "/trust")
+    assert {one["kind"]: one["count"] for one in found["refused_requests"]} == {"not-committed": 1, "unauthorized": 1}
+    assert 0 < found["refused_since_s"] <= found["at_s"]
+    assert found["refusals"] == []
+
+
+async def test_actions_are_listed_with_time_and_version(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    await operate(coordinator, "POST", "/pause")
+    await operate(coordinator, "POST", "/resume")
+    await operate(coordinator, "PUT", "/finish", {"after_step": 3})
+    await operate(coordinator, "POST", f"/clients/{clients[1].client_id}/eject")
+    await operate(coordinator, "POST", "/audits", AUDIT)
+    page = await get(coordinator, "/actions")
+    found = [(action["name"], action["arguments"]) for action in page["actions"]]
+    assert found[0][0] == "genesis"
+    assert found[1:] == [
+        ("pause", {}),
+        ("resume", {}),
+        ("finish", {"after_step": 3}),
+        ("eject", {"client_id": clients[1].client_id}),
+        ("audit", {"verdict": "passed", "rounds": 3}),
+    ]
+    assert page["next"] == 6
+    assert [action["number"] for action in page["actions"]] == list(range(6))
+    times = [action["at_s"] for action in page["actions"]]
+    assert times == sorted(times)
+    versions = [action["version"] for action in page["actions"]]
+    assert versions == sorted(versions)
+    assert versions[-1] <= coordinator.service.published.version
+
+
+@pytest.mark.parametrize("place", ["/trust", "/actions", "/audits"])
+async def test_trust_is_shown_to_those_who_may_see_the_run(place: str) -> None:
+    async with served(state_file(access__dashboard="members")) as coordinator:
+        await coordinator.service.history.is_read.wait()
+        client = WireClient(coordinator, 1)
+        assert problem(await client.send("GET", place)) == "unauthorized"
+        await client.join()
+        assert (await client.send("GET", place)).status_code == 200
+        assert (await client.send("GET", place, token=ADMIN)).status_code == 200

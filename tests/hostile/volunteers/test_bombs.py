@@ -1,0 +1,402 @@
+"""Files that are small and claim to be huge: each is refused before memory is taken for it, measured in a process."""
+
+import base64
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.protocol import CorruptData, DatasetSpec
+from epochal.runtime.permissions import OWNERS
+from epochal.state import limits
+from epochal.state.config.data_location import Preprocessed
+from epochal.state.intervals import DataIds
+from tests.support.bounds import BOUND_S
+from tests.support.servers.data_http import FileServer, http_server
+
+PAGE = Path(__file__).parents[3] / "docs" / "volunteer-safety.md"
+MAX_GROWTH_MB = 50
+MAX_BOMB_BYTES = 20 * 1024**2
+READER = """
+import asyncio, sys
+import pyarrow.compute, pyarrow.ipc, pyarrow.parquet, zstandard
+from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.locations import parse_location
+from epochal.data_providers.protocol import DatasetSpec
+from epochal.batching.packing.samples import raw_samples
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import Local, Preprocessed
+from epochal.state.errors import EpochalError
+from epochal.state.intervals import DataIds
+from epochal.state.model.tensors import parse_tensor_file
+
+def peak_mb():
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) // 1024
+
+async def read(kind, path, packs):
+    location = Preprocessed(path) if kind == "Preprocessed" else parse_location(path)
+    provider = await open_location(location, DatasetSpec(2, 8), OpenOptions("run", None, OWNERS, packs=packs))
+    batch = await provider.get_samples(DataIds(0, 0))
+    if packs:
+        next(raw_samples(batch, iter([0]))).record()
+
+kind, path, packs = sys.argv[1], sys.argv[2], sys.argv[3] == "packs"
+with open("/proc/self/clear_refs", "w") as peak:
+    peak.write("5")
+before = peak_mb()
+try:
+    if kind == "tensors":
+        with open(path, "rb") as file:
+            parse_tensor_file(file.read())
+    else:
+        asyncio.run(read(kind, path, packs))
+    answer = "taken"
+except EpochalError as error:
+    answer = error.message
+print(peak_mb() - before, answer)
+"""
+
+ROW_OF_250_MILLION = base64.b64decode(
+    """
+    UEFSMRUEFQgVGkwVAhUAEgAAKLUv/SAEIQAAAAAAABUAFToVTCwVgMq17gEVEBUGFQYcGAQAAAAAGAQAAAAAFgAoBAAAAAAYBAAAAAAREQAAAC
+    i1L/0gHekAAAgAAAAD/vDJte4BAQYAAACAyrXuAQMBgMq17gEAFQQZTDUAGAZzY2hlbWEVAgA1AhgGaW5wdXRzFQIVBkw8AAAANQQYBGxpc3QV
+    AgAVAiUCGAdlbGVtZW50ABYCGRwZHCYAHBUCGTUABhAZOAZpbnB1dHMEbGlzdAdlbGVtZW50FQwWgMq17gEWxAEW6AEmPiYIHBgEAAAAABgEAA
+    AAABYAKAQAAAAAGAQAAAAAEREAGSwVBBUAFQIAFQAVEBUCADwpJgL+ybXuARlGAAAAgMq17gEAAAAWxAEWAiYIFugBABkcGAxBUlJPVzpzY2hl
+    bWEY+AEvLy8vLzdBQUFBQVFBQUFBQUFBS0FBd0FCZ0FGQUFnQUNnQUFBQUFCQkFBTUFBQUFDQUFJQUFBQUJBQUlBQUFBQkFBQUFBRUFBQUFFQU
+    FBQTBQLy8vd0FBQVF3VUFBQUFJQUFBQUFRQUFBQUJBQUFBS0FBQUFBWUFBQUJwYm5CMWRITUFBQVFBQkFBRUFBQUFFQUFVQUFnQUJnQUhBQXdB
+    QUFBUUFCQUFBQUFBQUFFQ0VBQUFBQ0FBQUFBRUFBQUFBQUFBQUFRQUFBQnBkR1Z0QUFBQUFBZ0FEQUFJQUFjQUNBQUFBQUFBQUFFZ0FBQUFBQU
+    FBQUE9PQAYIHBhcnF1ZXQtY3BwLWFycm93IHZlcnNpb24gMjYuMC4xGRwcAAAA+AEAAFBBUjE=
+    """
+)
+"""A parquet file with one row of 250,000,000 zeros: by run lengths and a dictionary 632 bytes."""
+BIG_TEXT = "x" * 1_000_000
+
+
+def arrow() -> Any:
+    pytest.importorskip("pyarrow.ipc")
+    pytest.importorskip("pyarrow.parquet")
+    return pytest.importorskip("pyarrow")
+
+
+def parquet_row(path: Path) -> None:
+    path.write_bytes(ROW_OF_250_MILLION)
+
+
+def parquet_that_lies(path: Path) -> None:
+    """Write the row with a footer that claims eight values; the head of the page has all of them."""
+    many, few = bytes.fromhex("80cab5ee01"), bytes.fromhex("9080808000")
+    at = ROW_OF_250_MILLION.index(b"schema") - 10
+    path.write_bytes(ROW_OF_250_MILLION[:at] + ROW_OF_250_MILLION[at:].replace(many, few))
+
+
+_DICTIONARY, _PAGE, _FOOTER = (ROW_OF_250_MILLION[start:stop] for start, stop in ((4, 31), (31, 120), (120, -8)))
+_MANY = bytes.fromhex("80cab5ee01")
+_EIGHT = b"\x10"
+
+
+def parquet_of(path: Path, pages: bytes, footer: bytes = _FOOTER, values: bytes = _EIGHT) -> None:
+    """Write the row's pages with a footer that claims so many values (8 in Thrift's way)."""
+    size = bytes([len(pages) << 1 & 0x7F | 0x80, len(pages) >> 6])
+    head = b"\x16" + values + b"\x16" + size + b"\x16" + size + b"\x26\x3e"
+    at = footer.index(b"\x16" + _MANY)
+    footer = footer[:at] + head + footer[footer.index(b"\x26\x3e", at) + 2 :]
+    path.write_bytes(b"PAR1" + pages + footer + struct.pack("<I", len(footer)) + b"PAR1")
+
+
+def parquet_page_of_another_kind(path: Path) -> None:
+    """Write, before the page, one of an index that claims to hold the values: pyarrow passes over it."""
+    parquet_of(path, _DICTIONARY + bytes.fromhex("1502150015002c15101510150615060000") + _PAGE)
+
+
+def parquet_field_twice(path: Path) -> None:
+    """Write the number of values again as one of another kind: pyarrow passes over that."""
+    parquet_of(path, _DICTIONARY + _PAGE.replace(_MANY, _MANY + b"\x06\x02" + _EIGHT))
+
+
+def parquet_field_far_up(path: Path) -> None:
+    """Write the number of values as field 65537, which pyarrow takes for the first."""
+    parquet_of(path, _DICTIONARY + _PAGE.replace(_MANY, _EIGHT + b"\x05\x82\x80\x08" + _MANY))
+
+
+def parquet_page_behind_the_end(path: Path) -> None:
+    """Write the page after the column: pyarrow reads 100 bytes more of files that an early library wrote."""
+    early = b"parquet-mr version 1.2.0 (build)"
+    footer = _FOOTER.replace(b"parquet-cpp-arrow version 26.0.1", early)
+    parquet_of(path, _DICTIONARY + _PAGE, footer)
+    path.write_bytes(path.read_bytes().replace(b"\x16\xe8\x01\x26", b"\x16\xb6\x00\x26"))  # of 116 bytes, 27
+
+
+def parquet_column_of_another_name(path: Path) -> None:
+    """Write another name in the column's facts than in the schema, by which pyarrow finds it."""
+    parquet_of(path, _DICTIONARY + _PAGE, _FOOTER.replace(b"\x38\x06inputs", b"\x38\x06inputz"), _MANY)
+
+
+def parquet_texts_said_to_be_numbers(path: Path) -> None:
+    """Write texts by their prefixes, in a column whose facts say that it holds numbers; its schema says the truth."""
+    parquet_prefixes(path)
+    data = path.read_bytes()
+    facts = data.rindex(b"\x15\x0c\x19")  # kind 6, and the list of encodings
+    path.write_bytes(data[:facts] + b"\x15\x02" + data[facts + 2 :])
+
+
+def parquet_texts(path: Path) -> None:
+    """Write one row with a list of 200,000 texts, each the only one in the dictionary."""
+    pa, count = arrow(), 200_000
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [BIG_TEXT])
+    rows = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), texts)
+    pa.parquet.write_table(pa.table({"text": rows}), path, compression="zstd", store_schema=False)
+
+
+def parquet_prefixes(path: Path) -> None:
+    pa = arrow()
+    delta = {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}, "data_page_size": 2**30}
+    pa.parquet.write_table(pa.table({"text": [BIG_TEXT] * 500}), path, compression="zstd", **delta)
+
+
+def parquet_nulls(path: Path) -> None:
+    pa = arrow()
+    pa.parquet.write_table(pa.table({"text": list_of_nulls(pa)}), path, compression="zstd")
+
+
+def list_of_nulls(pa: Any) -> Any:
+    return pa.ListArray.from_arrays(pa.array([0, 2**28], pa.int32()), pa.nulls(2**28))
+
+
+def arrow_file(path: Path, column: Any) -> None:
+    pa = arrow()
+    table = pa.table({"text": column})
+    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+        file.write_table(table)
+
+
+def arrow_nulls(path: Path) -> None:
+    arrow_file(path, list_of_nulls(arrow()))
+
+
+def arrow_runs(path: Path) -> None:
+    pa = arrow()
+    arrow_file(path, pa.RunEndEncodedArray.from_arrays(pa.array([2**20], pa.int32()), pa.array([BIG_TEXT])))
+
+
+def arrow_views(path: Path) -> None:
+    pa = arrow()
+    begins, sizes = (pa.array([number] * 1024, pa.int32()) for number in (0, 10**6))
+    arrow_file(path, pa.ListViewArray.from_arrays(begins, sizes, pa.array([1] * 10**6, pa.int8())))
+
+
+def empty_objects(before: str, after: str) -> bytes:
+    return (before + "{}," * 2**21 + "{}" + after).encode()
+
+
+def mds_index(path: Path) -> None:
+    path.mkdir()
+    (path / "index.json").write_bytes(empty_objects('{"version":2,"shards":[', "]}"))
+
+
+def mds_samples(path: Path) -> None:
+    """Write a small shard of which the index says that it has very many samples."""
+    path.mkdir()
+    columns = {"column_names": ["tokens"], "column_encodings": ["ndarray:uint16:8"], "column_sizes": [16]}
+    shard = {"format": "mds", "raw_data": {"basename": "a.mds", "bytes": 64}, "samples": 2**24, **columns}
+    (path / "a.mds").write_bytes(struct.pack("<16I", 2**24, *range(15)))
+    (path / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+
+
+def manifest(path: Path) -> None:
+    path.mkdir()
+    (path / "a.bin").write_bytes(bytes(64))
+    head = '{"format": "epochal/manifest/v1", "block_bytes": 4096, "files": ['
+    (path / "epochal-manifest.json").write_bytes(empty_objects(head, "]}"))
+
+
+def npy_shape(path: Path) -> None:
+    head = b"{'descr': '<u2', 'fortran_order': False, 'shape': (1099511627776,), }"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head)
+
+
+def npy_header(path: Path) -> None:
+    head = b"[" * 2**24
+    path.write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", len(head)) + head)
+
+
+def npy_long_number(path: Path) -> None:
+    head = b"{'descr': '<u2', 'fortran_order': False, 'shape': (0x" + b"f" * 3800 + b",), }"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head)
+
+
+def megatron_index(path: Path) -> None:
+    path.mkdir()
+    (path / "a.bin").write_bytes(bytes(64))
+    (path / "a.idx").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 2**40, 2**40))
+
+
+def tar_member(path: Path) -> None:
+    member = tarfile.TarInfo("a.txt")
+    member.size = 2**40
+    path.write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+
+
+def tar_name(path: Path) -> None:
+    """Write a member whose extended header is said to have 10 GB."""
+    member = tarfile.TarInfo("././@PaxHeader")
+    member.type, member.size = tarfile.XHDTYPE, 10**10
+    path.write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(2048))
+
+
+def gzip_lines(path: Path) -> None:
+    """Write one line of 512 MB."""
+    packer, zeros = zlib.compressobj(9, wbits=31), b"x" * 2**20
+    with path.open("wb") as file:
+        for _ in range(512):
+            file.write(packer.compress(zeros))
+        file.write(packer.flush())
+
+
+def zstd_lines(path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    source = io.BytesIO(b"\n" * 2**28)
+    with path.open("wb") as file:
+        zstandard.ZstdCompressor(level=19).copy_stream(source, file)
+
+
+def zstd_window(path: Path) -> None:
+    """Write a frame that asks for a window of 2 TB."""
+    path.write_bytes(bytes.fromhex("28b52ffd00f8") + bytes(64))
+
+
+def json_record(path: Path) -> None:
+    path.write_bytes(empty_objects('{"text":[', "]}\n"))
+
+
+def deep_record(path: Path) -> None:
+    path.write_bytes(b"[" * 2**22 + b"\n")
+
+
+def tensor_header(path: Path) -> None:
+    text = empty_objects('{"a":[', "]}")
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def mix(path: Path) -> None:
+    path.write_bytes(empty_objects("[", "]")[: 2**21])
+
+
+ROWS = "Preprocessed"
+BOMBS = [
+    (parquet_row, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_row, "a.parquet", ROWS, "packs", "write smaller ones"),
+    (parquet_that_lies, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_page_of_another_kind, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_field_twice, "a.parquet", ROWS, "tokens", "the field 1 twice"),
+    (parquet_field_far_up, "a.parquet", ROWS, "tokens", "more than 16 bits"),
+    (parquet_page_behind_the_end, "a.parquet", ROWS, "tokens", "the footer says 8"),
+    (parquet_column_of_another_name, "a.parquet", ROWS, "tokens", "write smaller ones"),
+    (parquet_texts_said_to_be_numbers, "a.parquet", ROWS, "packs", "DELTA_BYTE_ARRAY"),
+    (parquet_texts, "a.parquet", ROWS, "packs", "holds a row of 200"),
+    (parquet_prefixes, "a.parquet", ROWS, "packs", "DELTA_BYTE_ARRAY"),
+    (parquet_nulls, "a.parquet", ROWS, "packs", "write smaller ones"),
+    (arrow_nulls, "a.arrow", ROWS, "packs", "holds a row of 2147483656 bytes"),
+    (arrow_runs, "a.arrow", ROWS, "packs", "run_end_encoded"),
+    (arrow_views, "a.arrow", ROWS, "packs", "list_view"),
+    (mds_index, "data", "Local", "tokens", "it may hold"),
+    (mds_samples, "data", "Local", "tokens", "a.mds"),
+    (manifest, "data", "Local", "tokens", "it may hold"),
+    (npy_shape, "a.npy", "Local", "tokens", "its header says"),
+    (npy_long_number, "a.npy", "Local", "tokens", "unreadable .npy header"),
+    (npy_header, "a.npy", "Local", "tokens", "at most 4096"),
+    (megatron_index, "data", "Local", "tokens", "its header says"),
+    (tar_member, "a.tar", "Local", "packs", "1099511627776 bytes"),
+    (tar_name, "a.tar", "Local", "packs", "extended header of 10000000000 bytes"),
+    (gzip_lines, "a.jsonl.gz", "Local", "packs", "200 times its"),
+    (zstd_lines, "a.jsonl.zst", "Local", "packs", "200 times its"),
+    (zstd_window, "a.jsonl.zst", "Local", "packs", "cannot be unpacked as zstd"),
+    (json_record, "a.jsonl", "Local", "packs", "it may hold"),
+    (deep_record, "a.jsonl", "Local", "packs", "is not JSON"),
+    (tensor_header, "a.safetensors", "tensors", "", "it may hold"),
+    (mix, "mix.json", "Local", "tokens", "more than 1048576 bytes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "kind", "mode", "expected"), BOMBS, ids=lambda part: getattr(part, "__name__", "")
+)
+def test_bomb_is_refused_before_it_takes_memory(
+    tmp_path: Path, write: Callable[[Path], None], name: str, kind: str, mode: str, expected: str
+) -> None:
+    path = tmp_path / name
+    write(path)
+    if path.is_file():
+        assert path.stat().st_size < MAX_BOMB_BYTES
+    ran = subprocess.run(
+        [sys.executable, "-c", READER, kind, str(path), mode],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=True,
+    )
+    growth, _, answer = ran.stdout.partition(" ")
+    assert expected in answer
+    assert int(growth) < MAX_GROWTH_MB
+
+
+@pytest.mark.parametrize("name", [name for name in vars(limits) if name.isupper()])
+def test_limit_is_in_the_table_of_the_page(name: str) -> None:
+    value = getattr(limits, name)
+    line = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |"))
+    shown = {f"{value:,}", f"{value // 1024:,} KiB", f"{value // 1024**2:,} MiB"}
+    assert line.split(" | ")[1] in shown
+
+
+def table(pa: Any, name: str) -> Any:
+    return pa.table({"text": ["a"], name: ["b"]})
+
+
+def two_parquets(folder: Path) -> tuple[bytes, bytes]:
+    """Return two files of one size with different footers."""
+    pa = arrow()
+    for name in ("first", "other"):
+        pa.parquet.write_table(table(pa, name), folder / name)
+    return (folder / "first").read_bytes(), (folder / "other").read_bytes()
+
+
+def two_arrows(folder: Path) -> tuple[bytes, bytes]:
+    """Return a file, and the same one in which a compressed part says that it has a terabyte."""
+    arrow_file(folder / "first", arrow().array([["a" * 1000] * 100]))
+    data = (folder / "first").read_bytes()
+    size = struct.pack("<q", 100_000)
+    assert data.count(size) == 1
+    return data, data.replace(size, struct.pack("<q", 2**40))
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "said"),
+    [(two_parquets, "a.parquet", "it had another footer"), (two_arrows, "a.arrow", "write smaller ones")],
+)
+async def test_file_that_changes_into_another_is_checked_again(
+    tmp_path: Path, make: Callable[[Path], tuple[bytes, bytes]], name: str, said: str
+) -> None:
+    first, other = make(tmp_path)
+    assert len(first) == len(other)
+    served = tmp_path / name
+    served.write_bytes(first)
+    async with http_server(FileServer(tmp_path)) as url:
+        options = OpenOptions("run", None, OWNERS, packs=True)
+        provider = await open_location(Preprocessed(f"{url}/{name}"), DatasetSpec(2, 8), options)
+        written = served.stat().st_mtime_ns
+        served.write_bytes(other)
+        os.utime(served, ns=(written, written))  # the server's ETag stays
+        with pytest.raises(CorruptData, match=said):
+            await provider.get_samples(DataIds(0, 0))
+        await provider.aclose()

@@ -1,0 +1,72 @@
+"""Clients that train on a training service, beside one that trains itself: real processes, equal replicas."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.bounds import BOUND_S
+from tests.support.drive.processes import RealRun, in_training, prepared_run, real_run
+
+TOKEN = "EPOCHAL_TRAINER_TOKEN"
+
+
+async def start_service(run: RealRun, name: str, port: str = "0", *arguments: str) -> str:
+    """The URL of a training service."""
+    _, url = await run.start_server(name, "trainer-service", "--port", port, *arguments)
+    return url
+
+
+async def test_light_clients_and_a_heavy_one_hold_the_same_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, "only for us")
+    overrides = {"config__init_min_clients": 3, "config__total_steps": 6, "merge__inner_state": "keep"}
+    async with real_run(tmp_path, **overrides) as run:
+        url = await start_service(run, "service", "0", "--max-chunk-items", "2", "--max-chunk-bytes", "10")
+        for _ in range(2):
+            await run.start_client("--trainer-url", url, trainer="remote")
+        await run.start_client()
+        report = await run.finish()
+        assert (report.rounds, report.quarantined, report.unapplied) == (6, 0, 0)
+        for child in run.clients[:2]:
+            sent = run.events(child, "chunks_sent")
+            assert len(sent) == 6
+            assert sent[-1]["items_per_chunk"] <= 2
+            assert sent[-1]["estimate_over_wire"] > 0
+            assert sent[-1]["splits"] == 0
+        refused = await run.command("client", run.url, "--trainer", "remote")
+        assert refused.code == 2
+        assert "--trainer remote and --trainer-url URL are given together" in refused.err
+
+
+async def test_service_that_is_killed_costs_rounds_and_not_the_run(tmp_path: Path) -> None:
+    overrides = {"config__init_min_clients": 2, "config__total_steps": 14}
+    async with prepared_run(tmp_path, **overrides) as run:
+        await run.start_coordinator()
+        url = await start_service(run, "service-1")
+        await run.start_client("--trainer-url", url, trainer="remote")
+        await run.start_client()
+        await run.until(in_training(3))
+        (service,) = (child for child in run.children.started if child.name == "service-1")
+        service.kill()
+        await service.wait(BOUND_S)
+        await start_service(run, "service-2", url.rpartition(":")[2])
+        report = await run.finish()
+        assert (report.rounds, report.quarantined) == (14, 0)
+        assert len(run.events(run.clients[0], "chunks_sent")) > 3, "it trained on after the new start"
+
+
+async def test_client_with_a_wrong_token_ends_and_costs_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with prepared_run(tmp_path, config__total_steps=4) as run:
+        await run.start_coordinator()
+        monkeypatch.setenv(TOKEN, "only for us")
+        url = await start_service(run, "service")
+        monkeypatch.setenv(TOKEN, "a guess")
+        refused = await run.command("client", run.url, "--trainer", "remote", "--trainer-url", url)
+        assert refused.code == 2
+        assert "401 this training service asks for its token" in refused.err
+        await run.start_client()
+        report = await run.finish()
+        assert (report.rounds, report.quarantined, report.unapplied) == (4, 0, 0)

@@ -1,0 +1,135 @@
+"""The coordinator is killed or stopped, and started again, in any phase; a second one for the same run is refused."""
+
+import asyncio
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from epochal.coordinator.proof.audit import audit_store
+from epochal.state.phases import RunState
+from tests.support.bounds import BOUND_S
+from tests.support.drive.by_hand import HELD_IN_WITNESS, all_by_hand, hold_in
+from tests.support.drive.processes import RealRun, in_phase, in_training, prepared_run, real_run
+
+CLIENT_TIMEOUT_S = 5.0
+STARTS = 5
+"""Enough starts to hit a gap between the line and the signal handler, if there is one."""
+
+
+def dropped(run: RealRun) -> list[str]:
+    """Return the clients that the coordinator has dropped for silence since its last start."""
+    return [
+        line["client_id"]
+        for line in run.events(run.coordinator, "membership_changed")
+        if line["change"] == "fell silent"
+    ]
+
+
+@pytest.mark.parametrize("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
+async def test_coordinator_killed_in_a_phase_goes_on_where_it_was(tmp_path: Path, phase: RunState) -> None:
+    client_count, steps = (1, 1) if phase is RunState.COOLDOWN else (2, 4)
+    hand_count = 2 if phase is RunState.ROUND_WITNESS else 1
+    overrides = {
+        "config__init_min_clients": client_count + hand_count,
+        "config__total_steps": steps,
+        **(HELD_IN_WITNESS if phase is RunState.ROUND_WITNESS else {}),
+    }
+    async with real_run(tmp_path, **overrides) as run, all_by_hand(run, hand_count) as hands:
+        for _ in range(client_count):
+            await run.start_client()
+        before = await hold_in(hands[0], phase, client_count, *hands[1:])
+        await run.kill_coordinator()
+        await run.start_coordinator()
+        after = await hands[0].watch.next()
+        assert (after.run_state, after.step, after.round) == (phase, before.step, before.round)
+        assert (after.lineage, after.checkpoint) == (before.lineage, before.checkpoint)
+        if phase is RunState.COOLDOWN:
+            await hands[0].cool_down(after)
+        else:
+            for hand in hands:
+                await hand.api.withdraw()
+        report = await run.finish()
+        assert report.rounds == steps
+        assert dropped(run) == []
+
+
+async def test_backup_that_is_restored_takes_its_clients_back_to_where_it_stands(tmp_path: Path) -> None:
+    repeats = {"merge__inner_state": "reset"}  # a step that is trained again leads to the same replica
+    async with real_run(tmp_path, config__init_min_clients=2, config__total_steps=60, **repeats) as run:
+        clients = [await run.start_client() for _ in range(2)]
+        before = await run.until(in_training(3))
+        await run.kill_coordinator()
+        backup = tmp_path / "backup"
+        shutil.copytree(run.run_dir, backup)
+        await run.start_coordinator()
+        await run.until(in_training(before.step + 4))
+        await run.kill_coordinator()
+        shutil.rmtree(run.run_dir)
+        shutil.copytree(backup, run.run_dir)
+        await run.start_coordinator("--restored")
+        after = await run.watch.api.run_document(None, 0)
+        assert after is not None
+        assert after.lineage != before.lineage
+        run.watch.seen.clear()  # documents of another lineage are not compared with these
+        report = await run.finish()
+        assert report.rounds == 60
+        for child in clients:
+            assert run.events(child, "run_restored")
+
+
+async def test_there_must_be_a_backup_to_be_restored(tmp_path: Path) -> None:
+    async with prepared_run(tmp_path) as run:
+        ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--restored")
+    assert ran.code == 2
+    assert "holds no run; restore the backup first" in ran.err
+
+
+async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_path: Path) -> None:
+    limits = {
+        "config__warmup_time": CLIENT_TIMEOUT_S,
+        "config__max_round_train_time": CLIENT_TIMEOUT_S,
+        "config__round_witness_time": CLIENT_TIMEOUT_S,
+        "config__cooldown_time": CLIENT_TIMEOUT_S,
+        "config__client_timeout_s": CLIENT_TIMEOUT_S,
+    }
+    async with real_run(tmp_path, **limits, config__init_min_clients=2, config__total_steps=40) as run:
+        clients = [await run.start_client() for _ in range(2)]
+        await run.until(in_training(3))
+        await run.kill_coordinator()
+        assert (await audit_store(str(run.run_dir), recompute=True)).passed
+        await asyncio.sleep(2 * CLIENT_TIMEOUT_S)
+        await run.start_coordinator()
+        await run.until(in_phase(RunState.FINISHED))
+        assert dropped(run) == []
+        assert (await run.finish()).rounds == 40
+        assert [len(run.events(client, "joined")) for client in clients] == [1, 1]
+
+
+async def test_second_coordinator_of_a_run_directory_refuses_and_names_the_first(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__total_steps=2) as run:
+        ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
+        assert ran.code == 1
+        assert f"served by another coordinator already (process {run.coordinator.process.pid})" in ran.err
+        await run.start_client()
+        assert (await run.finish()).rounds == 2
+
+
+async def test_coordinator_stopped_by_ctrl_c_and_started_again_goes_on(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__total_steps=60) as run:
+        await run.start_client()
+        await run.until(in_training(3))
+        await run.stop_coordinator()
+        await run.start_coordinator()
+        assert (await run.finish()).rounds == 60
+        run.coordinator.process.send_signal(signal.SIGTERM)
+        assert await run.coordinator.wait(BOUND_S) == 0
+
+
+async def test_coordinator_terminated_as_soon_as_it_listens_ends_in_order(tmp_path: Path) -> None:
+    async with prepared_run(tmp_path) as run:
+        for _ in range(STARTS):
+            await run.start_coordinator()
+            run.coordinator.process.send_signal(signal.SIGTERM)
+            assert await run.coordinator.wait(BOUND_S) == 0, run.coordinator.log_tail()

@@ -1,0 +1,328 @@
+"""A run that several coordinators serve from one PostgreSQL database, with real clients behind a balancer."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from epochal.coordinator.api.requests import STALE_HEADER
+from epochal.coordinator.store.open import open_store_reader
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.state.errors import Refused
+from epochal.state.messages.deliveries import MEDIA_TYPE, Delivery
+from epochal.state.phases import RunState
+from tests.support.data.spooled import fetched
+from tests.support.drive.by_hand import joined_by_hand
+from tests.support.drive.hand_client import HandClient
+from tests.support.drive.processes import RealRun, at_round, in_phase, in_training
+from tests.support.drive.replicas import Replica, Replicas, Surroundings, replicated_run
+from tests.support.servers.database_relay import DatabaseRelay, database_relay
+from tests.support.servers.postgres_server import PostgresServer, postgres_server
+
+CLIENT_TIMEOUT_S = 6.0
+STOPPED_S = 8.0
+"""Longer than the lease, and than a member may be silent."""
+RETRY_HEADER = "retry-after"
+APPEND_WAITS = """
+SELECT EXISTS (SELECT FROM pg_stat_activity
+  WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO epochal_records%')
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgres_server() as running:
+        yield running
+
+
+async def goes_on(run: RealRun) -> None:
+    """Return when the run has come two steps further."""
+    await run.until(in_training(run.watch.seen[-1].step + 2))
+
+
+async def test_clients_whose_requests_reach_each_replica_finish_the_run(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 3, config__init_min_clients=2, config__total_steps=6) as replicas:
+        run = replicas.run
+        for _ in range(2):
+            await run.start_client()
+        await run.until(in_training(2))
+        assert (await run.finish()).rounds == 6
+
+
+@dataclass(frozen=True)
+class OneDatabase:
+    """A database that has one run beside others."""
+
+    url: str
+    run_id: str
+
+    def new_database(self) -> str:
+        return f"{self.url}?run={self.run_id}"
+
+
+async def test_two_runs_of_one_database_go_on_beside_each_other(tmp_path: Path, server: PostgresServer) -> None:
+    url = server.new_database()
+    folders = {name: tmp_path / name for name in ("first", "second")}
+    for folder in folders.values():
+        folder.mkdir()
+    first_in, second_in = (OneDatabase(url, name) for name in folders)
+    async with (
+        replicated_run(folders["first"], first_in, 2, run_id="first", config__total_steps=100_000) as first,
+        replicated_run(folders["second"], second_in, 2, run_id="second", config__total_steps=12) as second,
+    ):
+        for replicas in (first, second):
+            await replicas.run.start_client()
+            await replicas.run.until(in_training(2))
+        listed = await first.run.command("runs", url, "--json")
+        assert [found["run_id"] for found in json.loads(listed.out)] == ["first", "second"]
+        await (await second.ticking()).kill()
+        assert (await second.run.finish()).rounds == 12
+        await goes_on(first.run)
+        last_step = first.run.end_soon(run_id="first")
+        for replica in first.all:
+            await replica.kill()
+        for number in range(2):
+            await first.start(number, "--advertise", f"http://coordinator-{number}.example:8000")
+        listed = json.loads((await first.run.command("runs", url, "--json")).out)[0]["coordinators"]
+        assert [served["url"] for served in listed if served["is_ticking"]] == ["http://coordinator-0.example:8000"]
+        assert (await first.run.finish()).rounds == last_step
+
+
+async def test_run_goes_on_without_the_replica_that_ticked(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 2, config__total_steps=20) as replicas:
+        run = replicas.run
+        await run.start_client()
+        await run.until(in_training(2))
+        await (await replicas.ticking()).kill()
+        assert (await run.finish()).rounds == 20
+
+
+async def test_replica_stopped_for_longer_than_its_lease_drops_nobody(tmp_path: Path, server: PostgresServer) -> None:
+    limits = {"config__client_timeout_s": CLIENT_TIMEOUT_S, "config__total_steps": 60}
+    async with replicated_run(tmp_path, server, 2, **limits) as replicas:
+        run, (first, second) = replicas.run, replicas.all
+        run.url = str(second.http.base_url)  # a balancer would let the client wait for the one that is stopped
+        await run.start_client()
+        await run.until(in_training(2))
+        assert await replicas.ticking() is first
+        first.stop_for_now()
+        await asyncio.sleep(STOPPED_S)
+        first.go_on()
+        await replicas.ready(first)
+        assert await replicas.ticking() is second
+        assert (await run.finish()).rounds == 60
+        for replica in replicas.all:
+            changes = [line["change"] for line in run.events(replica.child, "membership_changed")]
+            assert "fell silent" not in changes
+
+
+async def test_run_waits_for_its_database_and_goes_on_with_it(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 2, config__total_steps=40) as replicas:
+        run = replicas.run
+        await run.start_client()
+        await run.until(in_training(2))
+        server.pause()
+        for replica in replicas.all:
+            assert "does not answer" in await replicas.ready(replica, is_ready=False)
+        server.go_on()
+        for replica in replicas.all:
+            await replicas.ready(replica)
+        await goes_on(run)
+        server.kill()
+        for replica in replicas.all:
+            assert "goes on by itself" in await replicas.ready(replica, is_ready=False)
+            await replicas.refuses_messages(replica)
+        server.start()
+        for replica in replicas.all:
+            await replicas.ready(replica)
+        assert (await run.finish()).rounds == 40
+
+
+async def test_replica_without_the_database_tells_what_it_knows_as_stale(
+    tmp_path: Path, server: PostgresServer
+) -> None:
+    async with (
+        database_relay(server) as relay,
+        replicated_run(tmp_path, server, 2, Surroundings({1: relay}), config__init_min_clients=2) as replicas,
+    ):
+        with_it, without = replicas.all
+        place = f"/v1/runs/{replicas.run.watch.api.run_id}"
+        known = (await with_it.http.get(place)).json()
+        relay.cut()
+        await replicas.ready(without, is_ready=False)
+        answer = await without.http.get(f"{place}/status")
+        assert (answer.status_code, answer.headers[STALE_HEADER]) == (200, "true")
+        assert (await without.http.get(place)).json() == known
+        unknown = await without.http.get(f"{place}/rosters/{'0' * 64}")
+        assert (unknown.status_code, RETRY_HEADER in unknown.headers) == (503, True)
+        assert (await with_it.http.get(f"{place}/rosters/{'0' * 64}")).status_code == 404
+        await replicas.refuses_messages(without)
+        admin = {"Authorization": f"Bearer {replicas.admin_token()}"}
+        assert (await with_it.http.post(f"{place}/pause", headers=admin)).status_code == 204
+        relay.is_cut = False
+        await replicas.ready(without)
+        assert (await without.http.get(f"{place}/status")).json()["run_state"] == RunState.PAUSED.value
+        assert (await without.http.post(f"{place}/resume", headers=admin)).status_code == 204
+
+
+@dataclass
+class Scene:
+    """A replica that is asked for something; its database is reached by way of a relay."""
+
+    asked: Replica
+    replicas: Replicas
+    relay: DatabaseRelay
+    server: PostgresServer
+    shown: Callable[[], Coroutine[None, None, None]]
+    """Returns once another replica shows what was asked for."""
+
+
+async def before_its_transaction(scene: Scene) -> None:
+    scene.relay.held = 1
+    await scene.relay.arrived.wait()
+    await scene.asked.kill()
+
+
+async def while_its_transaction_waits(scene: Scene) -> None:
+    with psycopg.connect(scene.replicas.run.store) as connection:
+        connection.execute("SELECT FROM epochal_runs FOR UPDATE")
+        await asyncio.to_thread(scene.server.until, APPEND_WAITS)
+        await scene.asked.kill()
+
+
+async def after_its_transaction(scene: Scene) -> None:
+    scene.relay.unanswered = 1
+    await scene.relay.arrived.wait()
+    await scene.asked.kill()
+
+
+async def when_its_answer_arrives(scene: Scene) -> None:
+    scene.relay.watched = 1
+    await scene.relay.arrived.wait()
+    await scene.asked.kill()
+
+
+async def when_others_show_it(scene: Scene) -> None:
+    await scene.shown()
+    await scene.asked.kill()
+
+
+POINTS = (
+    before_its_transaction,
+    while_its_transaction_waits,
+    after_its_transaction,
+    when_its_answer_arrives,
+    when_others_show_it,
+)
+
+
+@pytest.mark.parametrize("killed_at", POINTS)
+async def test_message_whose_replica_is_killed_counts_once_or_not(
+    tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
+) -> None:
+    is_kept = killed_at is not before_its_transaction
+    async with (
+        database_relay(server) as relay,
+        replicated_run(tmp_path, server, 2, Surroundings({0: relay})) as replicas,
+    ):
+        killed, other = replicas.all
+        place = f"/v1/runs/{replicas.run.watch.api.run_id}"
+        admin = {"Authorization": f"Bearer {replicas.admin_token()}"}
+
+        async def ask() -> None:
+            with contextlib.suppress(httpx.TransportError):
+                await killed.http.post(f"{place}/pause", headers=admin)
+
+        async def shown() -> None:
+            await replicas.run.until(in_phase(RunState.PAUSED))
+
+        async with asyncio.TaskGroup() as tasks:
+            at_its_point = tasks.create_task(killed_at(Scene(killed, replicas, relay, server, shown)))
+            tasks.create_task(ask())
+            await at_its_point
+        if is_kept:
+            await replicas.run.until(in_phase(RunState.PAUSED))
+        status = (await other.http.get(f"{place}/status")).json()
+        assert status["run_state"] == (RunState.PAUSED if is_kept else RunState.WAITING_FOR_MEMBERS).value
+        assert (await other.http.post(f"{place}/pause", headers=admin)).status_code == 204
+        reader = open_store_reader(replicas.run.store)
+        bodies = [record.body async for segment in reader.journal.history() for record in segment.records]
+        assert sum(b"pause_requested" in body for body in bodies) == 1
+
+
+@pytest.mark.parametrize("killed_at", POINTS)
+async def test_result_whose_replica_is_killed_is_there_whole_or_not(
+    tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
+) -> None:
+    async with (
+        database_relay(server) as relay,
+        replicated_run(
+            tmp_path, server, 2, Surroundings({0: relay}), config__max_round_train_time=120, config__client_timeout_s=60
+        ) as replicas,
+    ):
+        killed, other = replicas.all
+        replicas.run.url = str(other.http.base_url).rstrip("/")
+        async with joined_by_hand(replicas.run, 1) as hand:
+            await hand.be_ready()
+            document = await hand.watch.until(at_round(1))
+            data, bound = await hand.result(document)
+            delivery = Delivery(bound, data)
+            place = f"/v1/runs/{replicas.run.watch.api.run_id}/deliveries"
+            headers = {"Authorization": hand.api._headers["Authorization"], "Content-Type": MEDIA_TYPE}
+
+            async def ask() -> None:
+                with contextlib.suppress(httpx.TransportError):
+                    await killed.http.post(place, content=delivery.encoded(), headers=headers)
+
+            async def shown() -> None:
+                await hand.results_in(document, 1)
+
+            async with asyncio.TaskGroup() as tasks:
+                at_its_point = tasks.create_task(killed_at(Scene(killed, replicas, relay, server, shown)))
+                tasks.create_task(ask())
+                await at_its_point
+            if killed_at is not before_its_transaction:
+                await shown()
+                assert await fetched(hand.api, bound.result_sha256) == data
+            assert (await hand.api.send_result(delivery)).result_verified
+            assert await hand.results_in(document) == (hand.client_id,)
+            assert await fetched(hand.api, bound.result_sha256) == data
+
+
+async def test_access_that_one_replica_was_told_of_holds_at_another(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 2, access={"mode": "invitations"}) as replicas:
+        run, (first, second) = replicas.run, replicas.all
+        token = {"EPOCHAL_ADMIN_TOKEN": replicas.admin_token()}
+        made = await run.command_here("invite", str(first.http.base_url), "--uses", "1", **token)
+        made.expect(0, "admits 1 client")
+        code = made.out.split()[1]
+        clients = [HandClient(CoordinatorClient(second.http, run.watch.api.run_id), number) for number in (1, 2)]
+        await clients[0].api.join(await clients[0].join_request(code))
+        with pytest.raises(Refused, match="invitation"):
+            await clients[1].api.join(await clients[1].join_request(code))
+        listed = await run.command_here("invite", str(first.http.base_url), "--list", **token)
+        listed.expect(0, "1 of 1 used")
+        revoked = await run.command_here("invite", str(first.http.base_url), "--revoke", listed.out.split()[0], **token)
+        revoked.expect(0, "had admitted 1 of 1")
+        (await run.command_here("invite", str(second.http.base_url), "--list", **token)).expect(0, "no invitation")
+
+
+async def test_key_admitted_at_one_replica_joins_at_another(tmp_path: Path, server: PostgresServer) -> None:
+    async with replicated_run(tmp_path, server, 2, access={"mode": "keys"}) as replicas:
+        run, (first, second) = replicas.run, replicas.all
+        token = {"EPOCHAL_ADMIN_TOKEN": replicas.admin_token()}
+        client = HandClient(CoordinatorClient(second.http, run.watch.api.run_id), 1)
+        with pytest.raises(Refused, match="is not among this run's"):
+            await client.join()
+        key = client.key.public_key
+        (await run.command_here("access", "add", str(first.http.base_url), key, **token)).expect(0, "may join")
+        await client.join()
+        (await run.command_here("access", "remove", str(first.http.base_url), key, **token)).expect(0, "may not join")
+        with pytest.raises(Refused, match="is not among this run's"):
+            await client.join()

@@ -1,0 +1,78 @@
+"""A run whose database fails over to a standby: real servers, real coordinators, real clients."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from epochal.state.phases import RunState
+from tests.support.drive.processes import in_phase, in_training
+from tests.support.drive.replicas import Replica, Replicas, replicated_run
+from tests.support.servers.postgres_server import ServerPair, postgres_server, standby_of
+
+
+@contextlib.contextmanager
+def server_pair(*, is_synchronous: bool) -> Iterator[ServerPair]:
+    """Yield a server and its standby."""
+    with postgres_server() as primary, standby_of(primary, is_synchronous=is_synchronous) as standby:
+        yield ServerPair(primary, standby)
+
+
+def noticed(replicas: Replicas) -> list[Replica]:
+    """Return the coordinators that noticed that the journal went back."""
+    return [replica for replica in replicas.all if replicas.run.events(replica.child, "journal_went_back")]
+
+
+def taken_for_older_copies(replicas: Replicas) -> bool:
+    """Return whether a coordinator held because its members knew a later version than the database."""
+    blocked = (line for replica in replicas.all for line in replicas.run.events(replica.child, "store_blocked"))
+    return any("older copy" in line["reason"] for line in blocked)
+
+
+async def test_failover_to_a_synchronous_standby_changes_nothing(tmp_path: Path) -> None:
+    with server_pair(is_synchronous=True) as pair:
+        async with replicated_run(tmp_path, pair, config__total_steps=20) as replicas:
+            run = replicas.run
+            await run.start_client()
+            await run.until(in_training(3))
+            pair.fail_over()
+            assert (await run.finish()).rounds == 20
+            assert len(replicas.shown.lineages) == 1
+            assert await replicas.shown.void(run.store) == 0
+            assert noticed(replicas) == []
+            assert not taken_for_older_copies(replicas)
+
+
+async def test_failover_that_loses_records_gives_the_run_a_new_lineage(tmp_path: Path) -> None:
+    with server_pair(is_synchronous=False) as pair:
+        async with replicated_run(tmp_path, pair, config__total_steps=20) as replicas:
+            run = replicas.run
+            await run.start_client()
+            await run.until(in_training(3))
+            pair.standby.stop_following()
+            await run.until(in_training(run.watch.seen[-1].step + 2))
+            pair.fail_over()
+            assert (await run.finish(went_back=True)).rounds == 20
+            assert len(replicas.shown.lineages) == 2
+            assert await replicas.shown.void(run.store) > 0
+            assert len(noticed(replicas)) >= 1
+            assert not taken_for_older_copies(replicas)
+            (returned,) = run.events(run.clients[0], "run_restored")
+            assert returned["after"] == replicas.shown.lineages[1]
+
+
+async def test_records_that_only_dead_coordinators_knew_are_void(tmp_path: Path) -> None:
+    with server_pair(is_synchronous=False) as pair:
+        async with replicated_run(tmp_path, pair, 1, config__total_steps=20) as replicas:
+            run = replicas.run
+            await run.start_client()
+            await run.until(in_training(3))
+            pair.standby.stop_following()
+            await run.until(in_training(run.watch.seen[-1].step + 2))
+            await replicas.all[0].kill()
+            pair.fail_over()
+            await replicas.start(0)
+            assert (await run.finish(went_back=True)).rounds == 20
+            assert len(replicas.shown.lineages) == 2
+            assert await replicas.shown.void(run.store) > 0
+            assert not taken_for_older_copies(replicas)
+            assert (await run.until(in_phase(RunState.FINISHED))).lineage == replicas.shown.lineages[1]

@@ -1,0 +1,40 @@
+"""The example package of a data provider: built, installed into a folder of its own, and used by the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.drive.processes import run_command
+from tests.support.wheels import built_wheel
+
+PACKAGE = Path(__file__).parents[3] / "examples" / "provider_package"
+TEXT = "To be, or not to be, that is the question. " * 40
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder with the installed package."""
+    folder = tmp_path_factory.mktemp("site")
+    built_wheel(PACKAGE, tmp_path_factory.mktemp("dist")).extractall(folder)  # installs a pure wheel
+    return str(folder)
+
+
+async def test_installed_package_serves_its_scheme(installed: str, tmp_path: Path) -> None:
+    path = tmp_path / "play.txt"
+    path.write_text(TEXT)
+    inspect = ("data", "inspect", f"text://{path}", "--seq-len", "64", "--json")
+    ran = await run_command(*inspect, PYTHONPATH=installed)
+    ran.expect(0)
+    report = json.loads(ran.out)
+    assert (report["sequences"], report["sample_text"]) == (len(TEXT) // 64, TEXT[:64])
+
+
+async def test_errors_of_the_package_are_shown(installed: str, tmp_path: Path) -> None:
+    ran = await run_command("data", "inspect", f"text://{tmp_path / 'absent.txt'}", PYTHONPATH=installed)
+    ran.expect(2, "absent.txt cannot be read")
+
+
+async def test_without_the_package_the_scheme_is_unknown() -> None:
+    ran = await run_command("data", "inspect", "text://play.txt")
+    ran.expect(2, "no data provider is called 'text'; allowed: az, dummy, gs, hf, http")

@@ -1,0 +1,10 @@
+"""Whole blobs of a coordinator's store, for tests, whose blobs are small."""
+
+from epochal.coordinator.store.blobs import BlobReader
+from epochal.state.wire import Sha256
+
+
+async def blob_bytes(blobs: BlobReader, sha256: Sha256) -> bytes:
+    """Return the blob. Raise `Refused` (`not-found`) if it is not held."""
+    async with blobs.opened(sha256) as data:
+        return bytes(data[:])

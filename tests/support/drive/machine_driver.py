@@ -1,0 +1,285 @@
+"""Drives the coordinator's machine by hand: members do exactly what a test tells them, and the test moves the clock."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
+from epochal.coordinator.machine.parts.reliability import NEWCOMER_SHARE_UNITS, Conduct
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.provisional_round import complete_look
+from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.views import document_of
+from epochal.state.codecs.named import SPOKEN
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, RunDocument
+from epochal.state.errors import Refused
+from epochal.state.intervals import BatchId, coalesce, first_overlap, subtract
+from epochal.state.messages.requests import (
+    Attestation,
+    Capabilities,
+    CheckpointReport,
+    ReadyReport,
+    ResultCommitment,
+    ResultMetrics,
+)
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
+from tests.support.data.states import state_file
+
+METRICS = ResultMetrics(loss=2.0, tokens=16, train_s=0.1)
+
+
+def digest_of(text: str) -> Sha256:
+    return sha256_hex(text.encode())
+
+
+def client(number: int) -> ClientId:
+    return client_id_of(bytes([number]) * 32)
+
+
+@contextlib.contextmanager
+def refused(kind: str) -> Iterator[None]:
+    """Expect that a stimulus is refused for this reason."""
+    with pytest.raises(Refused) as error:
+        yield
+    assert error.value.kind == kind
+
+
+def check_kept(run: Run) -> None:
+    """Check that what is kept beside the run while it changes is what counting everything anew gives."""
+    numbers, available, ready = run.numbers(), run.available_members(), run.ready_members()
+    awaited = [member for member in available if member.ready_step is None and not member.was_late]
+    assert (numbers.available, numbers.ready) == (len(available), len(ready))
+    assert numbers.ready_before == sum(member.was_ready for member in ready)
+    assert (numbers.awaited, numbers.awaited_before) == (len(awaited), sum(member.was_ready for member in awaited))
+    current, making = run.round, run.checkpointing
+    if current is not None:
+        assert current.decisive_pending == sum(client_id in current.plan.electorate for client_id in current.pending)
+        assert current.verified_bits == current.bits_of(current.verified)
+        assert current.digests is not None
+        assert set(current.digests) == {report.result_sha256 for report in current.commitments.values()}
+    if making is not None and making.plan is not None:
+        assert replace(making, plan=None).planned() == making.plan
+
+
+class Driver:
+    """A run under test. Every stimulus goes through `send`, which also checks the ledger and collects instructions."""
+
+    def __init__(self, state_file: StateFile) -> None:
+        self.now_s = 1000.0
+        self.seeds = 0
+        self.instructions: list[Instruction] = []
+        self.applied: list[BatchId] = []
+        self.known: tuple[Run, RunDocument] | None = None
+        self.run: Run = new_run(state_file, lineage="ab" * 8, coordinator_key="cd" * 32, now_s=self.now_s)
+        self.send(stimuli.CoordinatorStarted())
+        if state_file.access.genesis == "operator":
+            self.provide_genesis()
+
+    @property
+    def round(self) -> Round:
+        assert self.run.round is not None
+        return self.run.round
+
+    def checkpointer(self) -> ClientId:
+        writer = current_checkpointer(self.run)
+        assert writer is not None
+        return writer
+
+    def send(self, stimulus: stimuli.Stimulus) -> tuple[Instruction, ...]:
+        self.seeds += 1
+        stamped = stimuli.Stamped(stimulus, self.now_s, Seed(digest_of(f"seed {self.seeds}")))
+        before = self.run.round
+        self.run, instructions = handle(self.run, stamped)
+        self.instructions += instructions
+        for instruction in instructions:
+            if isinstance(instruction, OutcomeDecided) and instruction.outcome is not None:
+                self.applied += [batch for entry in instruction.outcome.entries for batch in entry.assignment]
+            if isinstance(instruction, PhaseChanged) and instruction.after is RunState.ROUND_TRAIN:
+                self._check_roster()
+        assert ledger_gaps(self.run, self.applied) is None
+        check_kept(self.run)
+        self._check_ahead(before)
+        document = document_of(self.run, 1)
+        assert document_of(self.run, 1, self.known) == document
+        self.known = self.run, document
+        read_again = parse_snapshot(snapshot_bytes(self.run))
+        assert read_again == self.run
+        assert (read_again.round and read_again.round.plan) == (self.run.round and self.run.round.plan)
+        return instructions
+
+    def _check_ahead(self, before: Round | None) -> None:
+        """Check that the next round that is named as one begins is what all the rules of its end give."""
+        current = self.run.round
+        if current is None or self.run.phase is not RunState.ROUND_TRAIN:
+            return
+        if before is None or before.plan is not current.plan:
+            assert current.ahead == complete_look(self.run, current)
+
+    def _check_roster(self) -> None:
+        """Check that each share is what was earned, within the claim, and that nobody who rests has any."""
+        entries = () if self.run.round is None else self.run.round.roster.clients
+        per_unit = set()
+        for entry in entries:
+            member = self.run.members[entry.client_id]
+            assert self.run.is_ready(member)
+            most = max(NEWCOMER_SHARE_UNITS, member.share * SHARE_UNITS_PER_BATCH)
+            assert 1 <= member.conduct.earned <= most
+            per_unit.add(entry.share / min(member.conduct.earned, most))
+        assert len(per_unit) <= 1, "in proportion"
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.send(stimuli.Ticked())
+
+    def join(self, *numbers: int, **fields: Any) -> None:
+        for number in numbers:
+            key, nonce = (bytes([number]) * 32).hex(), f"nonce {self.seeds}"
+            self.send(
+                stimuli.ClientJoined(client(number), key, Capabilities(codecs=SPOKEN), nonce, self.now_s + 60, **fields)
+            )
+
+    def replica_digest(self) -> Sha256:
+        return digest_of(f"replica {self.run.replica_step}")
+
+    def provide_genesis(self) -> None:
+        """The operator provides the first checkpoint."""
+        blob = digest_of(f"blob of replica {self.run.replica_step}")
+        provided = CheckpointRef(self.run.replica_step, blob, 100, self.replica_digest())
+        self.send(stimuli.GenesisProvided(provided, self.run.state_file.model.LLM.spec))
+
+    def make_checkpoint(self) -> None:
+        """The elected checkpointer claims and delivers; everyone else claims the same digest."""
+        making = self.run.checkpointing
+        assert making is not None
+        writer = self.checkpointer()
+        blob = digest_of(f"blob of replica {making.step}")
+        self.send(stimuli.CheckpointReported(writer, CheckpointReport(making.step, self.replica_digest(), blob, 100)))
+        self.send(stimuli.CheckpointHeld(writer, CheckpointRef(making.step, blob, 100, self.replica_digest())))
+        for member in tuple(self.run.members):
+            if self.run.checkpointing is not None and member != writer:
+                self.send(
+                    stimuli.CheckpointReported(member, CheckpointReport(making.step, self.replica_digest(), None, 0))
+                )
+
+    def ready(self, *clients: ClientId, data_fingerprint: str = "data") -> None:
+        for client_id in clients:
+            report = ReadyReport(self.run.replica_step, self.replica_digest(), data_fingerprint)
+            self.send(stimuli.ClientBecameReady(client_id, report))
+
+    def warm_up(self) -> None:
+        assert self.run.phase is RunState.WARMUP
+        if self.run.checkpoint is None:
+            self.make_checkpoint()
+        self.ready(*self.run.members)
+
+    def deliver(self, *clients: ClientId, name: str = "result") -> None:
+        """These clients commit to a result each, and their bytes are verified."""
+        current = self.round
+        for client_id in clients:
+            result = digest_of(f"{name} {client_id} {current.step} {current.attempt}")
+            commitment = ResultCommitment(current.step, current.attempt, result, 10, METRICS)
+            self.send(stimuli.ResultCommitted(client_id, commitment))
+            self.send(
+                stimuli.ResultVerified(client_id, current.step, current.attempt, result, self.replica_digest(), 1.0)
+            )
+
+    def attest(self, *clients: ClientId, replica_digest: Sha256 | None = None) -> None:
+        """These witnesses say that they hold every verified result."""
+        for client_id in clients:
+            current = self.round
+            held = sum(1 << current.plan.positions[delivered] for delivered in current.verified)
+            digest = replica_digest or self.replica_digest()
+            attestation = Attestation(current.step, current.attempt, digest, f"{held:x}")
+            self.send(stimuli.AttestationReceived(client_id, attestation))
+            if self.run.round is None or (self.run.step, self.run.attempt) != (current.step, current.attempt):
+                break
+
+    def next_round(self) -> None:
+        """Play everything up to the next RoundTrain: checkpoints, rests, and Warmup with every member."""
+        for _ in range(1000):
+            match self.run.phase:
+                case RunState.ROUND_TRAIN:
+                    return
+                case RunState.WARMUP:
+                    self.warm_up()
+                case RunState.COOLDOWN:
+                    self.make_checkpoint()
+                case _:
+                    self.pass_time(5)
+        raise AssertionError(f"no round begins; the run is in {self.run.phase}: {self.run.reason}")
+
+    def play_round(self) -> None:
+        """Everyone in the roster delivers and attests."""
+        current = self.round
+        self.deliver(*(client_id for client_id, assigned in current.plan.assignments.items() if assigned))
+        self.attest(*current.plan.witnesses)
+
+    def play_epoch(self, seconds_per_round: float) -> None:
+        """Rounds in which everyone delivers, until Cooldown."""
+        while self.run.phase is RunState.ROUND_TRAIN:
+            self.now_s += seconds_per_round
+            self.play_round()
+
+    def conduct(self, number: int) -> Conduct:
+        return self.run.members[client(number)].conduct
+
+    def workers(self, *without: int) -> list[ClientId]:
+        """The clients that have work in the round, without these."""
+        away = {client(number) for number in without}
+        return [who for who, parts in self.round.plan.assignments.items() if parts and who not in away]
+
+    def in_phase(self, phase: RunState) -> bool:
+        return self.run.phase is phase
+
+    def phases(self) -> list[str]:
+        return [item.after.value for item in self.instructions if isinstance(item, PhaseChanged)]
+
+
+def in_warmup(*numbers: int, **overrides: Any) -> Driver:
+    """Return a driver whose run is in Warmup with these clients."""
+    driver = Driver(state_file(**overrides))
+    driver.join(*numbers)
+    driver.pass_time(2)
+    return driver
+
+
+def in_round(*numbers: int, **overrides: Any) -> Driver:
+    """Return a driver whose run is in its first RoundTrain with these clients."""
+    driver = in_warmup(*numbers, **overrides)
+    driver.warm_up()
+    return driver
+
+
+def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
+    """Return which batches are counted twice, missing or too many, as a message, or None.
+
+    Args:
+        run: the run, in any phase.
+        applied: the batches of every outcome since the run's first batch, in any order, coalesced or not.
+    """
+    in_round = () if run.round is None else run.round.work.shared
+    parts = (
+        *applied,
+        *run.carried,
+        *(item.batch_id for item in run.suspects),
+        *(item.batch_id for item in run.quarantined),
+        *in_round,
+    )
+    doubled = first_overlap(parts)
+    if doubled is not None:
+        return f"batches {doubled} are counted twice"
+    first = run.state_file.first_batch
+    whole = (BatchId(first, run.cursor - 1),) if run.cursor > first else ()
+    missing = subtract(whole, parts)
+    if missing:
+        return f"batches {missing[0]} below the cursor are neither applied nor carried nor quarantined"
+    extra = subtract(coalesce(parts), whole)
+    return f"batches {extra[0]} lie outside [{first}, {run.cursor})" if extra else None

@@ -1,0 +1,195 @@
+"""A run that several coordinators serve from one database, behind a balancer that gives each the next request."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import httpx
+
+from epochal.cli.output.lines import LISTENING
+from epochal.tools.testnet.child_processes import Child, Children
+from tests.support.bounds import BOUND_S
+from tests.support.drive.processes import ADMIN_LINE, RealRun, prepared_run
+from tests.support.servers.database_relay import DatabaseRelay
+from tests.support.servers.nginx import balancer
+from tests.support.servers.plain_http import PLAIN
+from tests.support.servers.ports import free_port
+from tests.support.simulate.shown_documents import ShownDocuments
+
+
+class Databases(Protocol):
+    """A server, or several, on which runs have databases."""
+
+    def new_database(self) -> str:
+        """Return the URL of a new, empty database."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The surroundings of a run's coordinators, each named by its number.
+
+    Attributes:
+        relays: those by which they reach the database.
+        clocks_s: seconds by which their wall clocks are wrong.
+    """
+
+    relays: Mapping[int, DatabaseRelay] = field(default_factory=dict)
+    clocks_s: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class Replica:
+    """One coordinator of a run, at its own address."""
+
+    port: int
+    child: Child
+    http: httpx.AsyncClient
+
+    def stop_for_now(self) -> None:
+        """Let the process not go on (SIGSTOP)."""
+        self.child.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let the process go on."""
+        self.child.process.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """End the process at once."""
+        self.child.kill()
+        assert await self.child.wait(BOUND_S) == -signal.SIGKILL
+
+
+class Replicas:
+    """The coordinators of a run. `run` has the balancer's address and the run's store.
+
+    Attributes:
+        shown: every document that one of them has shown.
+    """
+
+    def __init__(self, run: RealRun, ports: list[int], blobs: Path, around: Surroundings) -> None:
+        self.run = run
+        self._around = around
+        self.ports = ports
+        self.all: list[Replica] = []
+        self.shown = ShownDocuments()
+        self.blobs = blobs
+        self._stack = contextlib.AsyncExitStack()
+        self._starts = 0
+
+    async def start(self, number: int, *arguments: str) -> Replica:
+        """Start the coordinator of this number, again if it has ended; return when it serves the run."""
+        port, run = self.ports[number], self.run
+        self._starts += 1
+        store, relay = run.store, self._around.relays.get(number)
+        place = ("--store", store if relay is None else relay.before(store), "--blobs", str(self.blobs))
+        children = run.children
+        if number in self._around.clocks_s:
+            clock = run.folder / f"clock-{number}"
+            clock.write_text(f"{self._around.clocks_s[number]}")
+            children = Children(run.folder / "logs", start_process=partial(_start_with_clock, clock))
+        child = await children.start(
+            f"replica-{number}-{self._starts}",
+            *("coordinator", str(run.state_path), *place, "--port", str(port), *arguments),
+        )
+        if children is not run.children:
+            run.children.started.append(child)
+        address = (await run.line_of(child, LISTENING)).partition(LISTENING)[2].split()[0]
+        http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=PLAIN))
+        replica = Replica(port, child, http)
+        self.all[number : number + 1] = [replica]
+        return replica
+
+    async def ticking(self) -> Replica:
+        """Return the coordinator that was the last to begin to tick, of those that live."""
+        living = [replica for replica in self.all if replica.child.process.returncode is None]
+        begun = {
+            replica.port: [line["time_s"] for line in self.run.events(replica.child, "ticking_begun")]
+            for replica in living
+        }
+        return max(living, key=lambda replica: max(begun[replica.port], default=0.0))
+
+    async def ready(self, replica: Replica, *, is_ready: bool = True) -> str:
+        """Return what `/readyz` says once it says that the coordinator is ready, or that it is not."""
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                answer = await replica.http.get("/readyz")
+                if (answer.status_code == 200) is is_ready:
+                    return answer.text
+
+    async def refuses_messages(self, replica: Replica) -> None:
+        """Assert that the coordinator takes no message, and asks for another attempt."""
+        answer = await replica.http.post(f"/v1/runs/{self.run.watch.api.run_id}/pause")
+        assert answer.status_code == 503, answer.text
+        assert "retry-after" in answer.headers
+
+    def admin_token(self) -> str:
+        """Return the token that the first coordinator has printed."""
+        (line,) = (line for line in self.run.printed if line.startswith(ADMIN_LINE))
+        return line.removeprefix(ADMIN_LINE)
+
+    async def aclose(self) -> None:
+        for replica in self.all:
+            replica.child.kill()
+        await self._stack.aclose()
+
+
+@contextlib.asynccontextmanager
+async def replicated_run(
+    folder: Path,
+    databases: Databases,
+    count: int = 2,
+    around: Surroundings | None = None,
+    /,
+    **overrides: Any,
+) -> AsyncIterator[Replicas]:
+    """Yield a run with this number of coordinators; clients reach each of them with every further request.
+
+    In the end it is checked that each document that a coordinator has shown is kept, or was disowned by a new lineage.
+
+    Args:
+        folder: for all files.
+        databases: have the run.
+        count: number of coordinators.
+        around: surroundings of the coordinators.
+        overrides: replace fields of the state file.
+    """
+    blobs = folder / "blobs"
+    blobs.mkdir()
+    ports = [free_port() for _ in range(count)]
+    async with prepared_run(folder, **overrides) as run:
+        run.store = databases.new_database()
+        replicas = Replicas(run, ports, blobs, around or Surroundings())
+        try:
+            for number in range(count):
+                await replicas.start(number)
+            with balancer(folder / "nginx", ports) as before:
+                await run.reach(before.url)
+                async with asyncio.TaskGroup() as tasks:
+                    urls = [str(replica.http.base_url) for replica in replicas.all]
+                    readers = [tasks.create_task(replicas.shown.follow(url)) for url in urls]
+                    yield replicas
+                    for reader in readers:
+                        reader.cancel()
+            await replicas.shown.void(run.store)
+        finally:
+            await replicas.aclose()
+
+
+async def _start_with_clock(
+    clock: Path, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
+) -> asyncio.subprocess.Process:
+    """Start `epochal ARGUMENTS…` with a wall clock that is wrong by the file's seconds."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.chaos.stepped_clock", str(clock), *arguments),
+        cwd=Path(__file__).parents[3],
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=errors,
+    )

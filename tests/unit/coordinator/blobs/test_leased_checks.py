@@ -1,0 +1,167 @@
+"""Leases of checks, in virtual time: who gets a check, and when the coordinator is to carry it out itself."""
+
+import asyncio
+
+import pytest
+
+from epochal.coordinator.blobs.leased_checks import (
+    CHECK_GRACE_S,
+    LEASE_S,
+    MAX_LEASES,
+    MIN_CHECK_BYTES_PER_S,
+    PRESENT_FOR_S,
+    LeasedChecks,
+)
+from epochal.state.errors import Refused
+from epochal.state.messages.blobs import CheckVerdict, ResultCheck
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256
+from tests.support.simulate.virtual_time import in_virtual_time
+
+SHA256 = Sha256("a" * 64)
+SIZE_BYTES = 10 * MIN_CHECK_BYTES_PER_S
+CHECK = ResultCheck(SHA256, SIZE_BYTES, "run", 1, 0, ClientId("b" * 32), SHA256, "int4", 1.0)
+RIGHT = CheckVerdict(SHA256, SHA256, norm=1.0)
+WAIT_S = 10.0
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def url_of(_: ResultCheck) -> tuple[str, float]:
+    return f"http://store/{now_s():g}", 300.0
+
+
+@pytest.fixture
+def checks() -> LeasedChecks:
+    return LeasedChecks(now_s, url_of)
+
+
+async def verdict(checks: LeasedChecks, wait_s: float = WAIT_S) -> tuple[str | None, float]:
+    """Who gave the verdict on `CHECK`, None for nobody, and when."""
+    found = await checks.verdict_of_checker(CHECK, wait_s)
+    return (None if found is None else found[1]), now_s()
+
+
+@in_virtual_time
+async def test_without_a_checker_nobody_waits(checks: LeasedChecks) -> None:
+    assert await verdict(checks) == (None, 0.0)
+    await checks.lease("one", 1.0)
+    assert await verdict(checks, 0.0) == (None, 1.0)
+    await asyncio.sleep(PRESENT_FOR_S + 1)
+    assert await verdict(checks) == (None, PRESENT_FOR_S + 2)
+
+
+@in_virtual_time
+async def test_check_that_no_checker_takes_is_the_coordinators_after_a_while(checks: LeasedChecks) -> None:
+    assert await checks.lease("one", 1.0) is None
+    assert await verdict(checks) == (None, 1.0 + WAIT_S)
+
+
+@in_virtual_time
+async def test_waiting_checker_gets_a_check_at_once_and_its_verdict_counts(checks: LeasedChecks) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(checks.lease("one", 20.0))
+        await checks.asked.wait()
+        waiting = tasks.create_task(verdict(checks))
+        leased = await asked
+        assert leased is not None
+        assert (leased.check, leased.expires_in_s) == (CHECK, LEASE_S)
+        assert await checks.lease("two", 1.0) is None
+        with pytest.raises(Refused) as refused:
+            checks.report("two", leased.lease, RIGHT)
+        assert refused.value.kind == "gone"
+        checks.report("one", leased.lease, RIGHT)
+        assert await waiting == ("one", 1.0)
+    with pytest.raises(Refused):
+        checks.report("one", leased.lease, RIGHT)
+
+
+@in_virtual_time
+async def test_check_whose_url_is_not_signed_goes_to_the_next_checker_at_once() -> None:
+    refusals = [Refused(Refusal.STORE_FAILED, "no key")]
+
+    async def signed(check: ResultCheck) -> tuple[str, float]:
+        if refusals:
+            raise refusals.pop()
+        return await url_of(check)
+
+    checks = LeasedChecks(now_s, signed)
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(refused_lease(checks))
+        await checks.asked.wait()
+        waiting = tasks.create_task(verdict(checks))
+        await asked
+        assert (checks.leased_count, checks.waiting_count) == (0, 1)
+        leased = await checks.lease("two", 1.0)
+        assert leased is not None
+        checks.report("two", leased.lease, RIGHT)
+        assert await waiting == ("two", 0.0)
+    assert checks.ended_leases == 0
+
+
+async def refused_lease(checks: LeasedChecks) -> None:
+    with pytest.raises(Refused, match="no key"):
+        await checks.lease("one", 20.0)
+
+
+@in_virtual_time
+async def test_renewed_lease_goes_on_but_not_for_ever(checks: LeasedChecks) -> None:
+    most_s = CHECK_GRACE_S + SIZE_BYTES / MIN_CHECK_BYTES_PER_S
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(checks.lease("one", 20.0))
+        await checks.asked.wait()
+        waiting = tasks.create_task(verdict(checks))
+        leased = await asked
+        assert leased is not None
+        renewed_s, is_over = 0.0, False
+        while not is_over:
+            await asyncio.sleep(LEASE_S / 2)
+            try:
+                assert (await checks.renew("one", leased.lease)).url == f"http://store/{now_s():g}"
+                renewed_s = now_s()
+            except Refused as refusal:
+                is_over = refusal.kind == "gone"
+        assert most_s - LEASE_S / 2 < renewed_s <= most_s
+        assert await waiting == (None, renewed_s + LEASE_S + WAIT_S)
+
+
+@in_virtual_time
+async def test_check_of_dead_checkers_is_the_coordinators_at_last(checks: LeasedChecks) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(checks.lease(f"checker {number}", 200.0)) for number in range(MAX_LEASES)]
+        await checks.asked.wait()
+        assert await verdict(checks) == (None, MAX_LEASES * LEASE_S)
+        assert len({(await one or pytest.fail("no lease")).lease for one in asked}) == MAX_LEASES
+
+
+@in_virtual_time
+async def test_check_that_is_given_back_goes_to_the_next_one_at_once(checks: LeasedChecks) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(checks.lease("one", 20.0))
+        await checks.asked.wait()
+        waiting = tasks.create_task(verdict(checks))
+        first = await asked
+        assert first is not None
+        checks.give_back("one", first.lease)
+        second = await checks.lease("two", 1.0)
+        assert second is not None
+        checks.report("two", second.lease, RIGHT)
+        assert await waiting == ("two", 0.0)
+
+
+@in_virtual_time
+async def test_verdict_that_contradicts_itself_is_refused(checks: LeasedChecks) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(checks.lease("one", 20.0))
+        await checks.asked.wait()
+        waiting = tasks.create_task(verdict(checks))
+        leased = await asked
+        assert leased is not None
+        for wrong in (CheckVerdict(SHA256, None), CheckVerdict(SHA256, SHA256, "scale"), CheckVerdict(SHA256, SHA256)):
+            with pytest.raises(Refused) as refused:
+                checks.report("one", leased.lease, wrong)
+            assert refused.value.kind == "invalid-body"
+        checks.report("one", leased.lease, CheckVerdict(SHA256, None, "scale", "why"))
+        assert (await waiting)[0] == "one"

@@ -1,0 +1,300 @@
+"""A run's history is the same wherever it is read from, and a look back shows what was published then."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from epochal.coordinator.insight.kept_history import KeptHistory
+from epochal.coordinator.insight.run_history import JournalHistory, RunHistory, read_history
+from epochal.coordinator.machine.history import History
+from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
+from epochal.coordinator.machine.journal_records import Segment
+from epochal.coordinator.machine.past import Trail, past_of
+from epochal.coordinator.machine.records import Kept, opened_by, replay, replay_tail, replay_unchecked
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.store.directory.journal_files import HISTORY_FILE
+from epochal.coordinator.store.memory import MemoryJournal
+from epochal.coordinator.store.open import open_store_reader
+from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.documents import RunDocument
+from epochal.state.errors import Refused
+from tests.support.drive.journaled_run import KeptRun, compact, compact_state, keep_in, simulated_segments
+from tests.support.simulate.virtual_time import run_virtually
+
+SHORT = {"config__epoch_time": 0.25, "config__warmup_time": 0.2, "config__max_round_train_time": 0.2}
+
+
+@pytest.fixture(scope="module")
+def kept() -> KeptRun:
+    return run_virtually(simulated_segments(3, compact_state(**SHORT, run__keep_journal="all")))
+
+
+def journal_of(kept: KeptRun) -> MemoryJournal:
+    journal = MemoryJournal()
+    journal.segments = list(kept.segments)
+    return journal
+
+
+def content(found: JournalHistory) -> tuple[object, ...]:
+    return found.history.rows, list(found.history.details), found.history.next, found.sequence
+
+
+@pytest.mark.parametrize(("rows", "details"), [(16_384, 64), (8, 3)])
+async def test_history_of_a_compacted_journal_is_that_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun, tmp_path: Path, rows: int, details: int
+) -> None:
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", rows)
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_ROUNDS", details)
+    expected = content(await read_history(journal_of(kept)))
+    assert expected[2] == 24
+    await keep_in(tmp_path / "run", kept)
+    offline = open_store_reader(str(tmp_path / "run")).journal
+    assert content(await read_history(offline)) == expected
+    steps = 0
+    while await compact(tmp_path / "run", steps=1):
+        steps += 1
+        found = await read_history(offline)
+        assert content(found)[:3] == expected[:3]
+        assert len(found.openings) == len(kept.segments) - steps
+    assert steps > 1
+
+
+async def running(kept: KeptRun) -> tuple[RunHistory, int]:
+    """A history that has been read, and the present version."""
+    history = RunHistory(journal_of(kept), InlineWorker())
+    task = asyncio.create_task(history.run())
+    async with asyncio.timeout(60):
+        await history.is_read.wait()
+    task.cancel()
+    return history, replay(kept.segments[-1]).document.version
+
+
+@pytest.mark.parametrize("bound", ["MAX_WAITING", "MAX_WAITING_ROUNDS"])
+async def test_what_waits_for_a_history_to_be_read_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun, bound: str
+) -> None:
+    monkeypatch.setattr(f"epochal.coordinator.insight.run_history.{bound}", 5)
+    history, told = RunHistory(journal_of(kept), InlineWorker()), 0
+
+    def take(_run: Run, instructions: tuple[Instruction, ...], record: Kept) -> None:
+        nonlocal told
+        history.take(instructions, record)
+        told += len([one for one in instructions if isinstance(one, OutcomeDecided)])
+        assert (len(history._waiting) if bound == "MAX_WAITING" else history._waiting_rounds) <= 5
+
+    for segment in kept.segments:
+        replay_unchecked(opened_by(segment.snapshot), segment.records, take)
+    assert told > 20, "more than may wait"
+    task = asyncio.create_task(history.run())
+    async with asyncio.timeout(60):
+        await history.is_read.wait()
+    task.cancel()
+    assert history.history.next == told, "what was thrown away is in the journal"
+
+
+def documents_of(segments: tuple[Segment, ...]) -> dict[int, RunDocument]:
+    found = {}
+    for segment in segments:
+        known = replay(Segment(segment.number, segment.snapshot, ()))
+        found[known.document.version] = known.document
+        for record in segment.records:
+            known = replay_tail(known, (record,))
+            found[known.document.version] = known.document
+    return found
+
+
+async def test_look_back_shows_the_document_of_every_version(kept: KeptRun) -> None:
+    history, last = await running(kept)
+    documents = documents_of(kept.segments)
+    assert sorted(documents) == list(range(last + 1))
+    for version in range(0, last + 1, 7):
+        moment = await history.moment(version, last)
+        assert moment.document == documents[version]
+        ended = [row for row in history.history.rows if row.version <= version]
+        assert moment.tokens_total == (ended[-1].tokens_total if ended else 0)
+        if moment.last_round is not None:
+            assert moment.last_round.figures == ended[-1]
+        if moment.document.round is not None:
+            assert len(moment.under_way) == moment.document.round.roster_count
+
+
+async def test_look_back_shows_what_clients_told_of_the_round_later(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun
+) -> None:
+    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_ROUNDS", 1)
+    history, last = await running(kept)
+    rounds = [(await history.moment(row.version, last)).last_round for row in history.history.rows]
+    told = [client.upload_s is not None for detail in rounds if detail is not None for client in detail.clients]
+    assert told.count(True) > len(told) / 2, "all but those of the last rounds of segments"
+
+
+async def test_version_that_is_not_kept_is_refused_with_those_that_are(kept: KeptRun) -> None:
+    history, last = await running(kept)
+    for version in (last + 1, 10**9):
+        with pytest.raises(Refused, match=f"version {version} is not kept; allowed: 0 to {last}"):
+            await history.moment(version, last)
+
+
+async def test_looks_back_beyond_the_maximum_are_refused(kept: KeptRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    history, last = await running(kept)
+    monkeypatch.setattr("epochal.coordinator.insight.run_history.MAX_LOOKS", 0)
+    with pytest.raises(Refused, match="looks back are under way") as error:
+        await history.moment(last, last)
+    assert error.value.kind == "overloaded"
+
+
+async def test_version_that_was_compacted_since_is_refused(kept: KeptRun) -> None:
+    journal = journal_of(kept)
+    history = RunHistory(journal, InlineWorker())
+    task = asyncio.create_task(history.run())
+    await history.is_read.wait()
+    task.cancel()
+    last = replay(kept.segments[-1]).document.version
+    journal.stored_proofs = {2: b""}
+    await journal.drop_covered(2)
+    with pytest.raises(Refused, match=r"version 1 is not kept; allowed: [1-9]"):
+        await history.moment(1, last)
+    assert history.first_version > 0
+    assert (await history.moment(history.first_version, last)).document.version == history.first_version
+
+
+async def test_segments_of_which_nobody_has_heard_are_found_by_a_look_back(kept: KeptRun) -> None:
+    journal = journal_of(kept)
+    journal.segments = list(kept.segments[:1])
+    history = RunHistory(journal, InlineWorker())
+    task = asyncio.create_task(history.run())
+    await history.is_read.wait()
+    task.cancel()
+    journal.segments = list(kept.segments)
+    last = replay(kept.segments[-1]).document.version
+    assert (await history.moment(last, last)).document.version == last
+    assert (await history.moment(1, last)).document.version == 1
+
+
+async def test_history_that_is_being_read_is_not_shown_yet(kept: KeptRun) -> None:
+    history = RunHistory(journal_of(kept), InlineWorker())
+    with pytest.raises(Refused, match="is being read") as error:
+        _ = history.history
+    assert error.value.kind == "overloaded"
+
+
+def test_snapshot_of_a_segment_gives_the_run_that_opens_it(kept: KeptRun) -> None:
+    for segment in kept.segments:
+        assert opened_by(segment.snapshot) == replay(Segment(segment.number, segment.snapshot, ())).run
+    assert History().next == 0
+
+
+@pytest.mark.parametrize("lacking", [0, 2])
+async def test_rounds_that_end_while_the_journal_is_read_are_added_once(kept: KeptRun, lacking: int) -> None:
+    told: list[tuple[tuple[Instruction, ...], Kept]] = []
+    for segment in kept.segments:
+        replay(segment, lambda _, instructions, record: told.append((instructions, record)))
+    whole = await read_history(journal_of(kept))
+    journal = journal_of(kept)
+    journal.segments = list(kept.segments[: len(kept.segments) - lacking])
+    history = RunHistory(journal, InlineWorker())
+    for instructions, record in told[-len(told) // 2 :]:
+        history.take(instructions, record)
+    task = asyncio.create_task(history.run())
+    await history.is_read.wait()
+    for instructions, record in told[-1:]:
+        history.take(instructions, record)
+    task.cancel()
+    assert history.history.rows == whole.history.rows
+
+
+async def kept_beside(kept: KeptRun, monkeypatch: pytest.MonkeyPatch, segments: int) -> MemoryJournal:
+    """A journal beside which the history of its first segments is kept, and which has gone on since."""
+    monkeypatch.setattr("epochal.coordinator.insight.run_history.MIN_ROUNDS_KEPT", 1)
+    journal = journal_of(kept)
+    journal.segments = list(kept.segments[:segments])
+    history = RunHistory(journal, InlineWorker())
+    task = asyncio.create_task(history.run())
+    async with asyncio.timeout(60):
+        await history.was_kept.wait()
+    task.cancel()
+    journal.segments = list(kept.segments)
+    return journal
+
+
+async def test_history_that_is_kept_goes_on_with_what_follows(monkeypatch: pytest.MonkeyPatch, kept: KeptRun) -> None:
+    whole = await read_history(journal_of(kept))
+    journal = await kept_beside(kept, monkeypatch, len(kept.segments) - 1)
+    read: list[int | None] = []
+    history = journal.history
+
+    def watched(start: int | None = None) -> AsyncGenerator[Segment, None]:
+        read.append(start)
+        return history(start)
+
+    monkeypatch.setattr(journal, "history", watched)
+    found = await read_history(journal)
+    assert set(read) == {kept.segments[-2].number}, "nothing before was read again"
+    assert content(found) == content(whole)
+    assert (found.openings, found.mark) == (whole.openings, whole.mark)
+    assert found.history.book.records() == whole.history.book.records()
+
+
+async def test_history_that_is_damaged_or_of_another_journal_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun
+) -> None:
+    expected = content(await read_history(journal_of(kept)))
+    journal = await kept_beside(kept, monkeypatch, 2)
+    good = KeptHistory.decoded(journal.stored_history or b"")
+    assert good is not None
+    good = replace(good, history=History().encoded())  # which differs, so that one sees whether it is used
+    journal.stored_history = good.encoded()
+    assert content(await read_history(journal)) != expected
+    wrong = [
+        b"",
+        b"nonsense",
+        good.encoded()[:-1],
+        b"0" * 64 + good.encoded()[64:],
+        replace(good, mark=replace(good.mark, document_sha256="0" * 64)).encoded(),
+        replace(good, mark=replace(good.mark, sequence=good.mark.sequence + 1)).encoded(),
+        replace(good, openings=()).encoded(),
+        replace(good, openings=((0, 999),)).encoded(),
+        replace(good, history="%").encoded(),
+    ]
+    for stored in wrong:
+        journal.stored_history = stored
+        assert content(await read_history(journal)) == expected
+
+
+async def test_history_that_is_kept_ends_before_what_was_compacted(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun, tmp_path: Path
+) -> None:
+    expected = content(await read_history(journal_of(kept)))
+    beside = await kept_beside(kept, monkeypatch, 1)
+    await keep_in(tmp_path / "run", kept)
+    assert await compact(tmp_path / "run", steps=2)
+    (tmp_path / "run" / HISTORY_FILE).write_bytes(beside.stored_history or b"")
+    found = await read_history(open_store_reader(str(tmp_path / "run")).journal)
+    assert content(found)[:3] == expected[:3]
+
+
+def test_past_from_a_trail_is_the_same_in_any_order(kept: KeptRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epochal.coordinator.machine.records.RECORDS_PER_STOP", 3)
+    segment = max(kept.segments, key=lambda found: len(found.records))
+    versions = sorted({published.version for published in segment.records})
+    trail = Trail()
+    for version in [*versions[1::5], *reversed(versions), *versions[::3]]:
+        found = past_of(segment, version, History(), trail=trail)
+        alone = past_of(segment, version, History())
+        assert (found.run, found.ended, found.history.rows) == (alone.run, alone.ended, alone.history.rows)
+        assert found.history.book.records() == alone.history.book.records()
+
+
+def test_neighbour_of_a_shown_version_is_not_replayed_from_the_start(
+    kept: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epochal.coordinator.machine.records.RECORDS_PER_STOP", 4)
+    segment, trail = max(kept.segments, key=lambda found: len(found.records)), Trail()
+    last = segment.records[-1].version
+    shown = past_of(segment, last, History(), trail=trail)
+    unreadable = tuple(replace(record, body=b"?") for record in segment.records[:4])
+    again = replace(segment, records=unreadable + segment.records[4:])
+    assert past_of(again, last, History(), trail=trail).run == shown.run

@@ -1,0 +1,72 @@
+"""A result that comes with its commitment does what commitment and verification do; attestations are counted alike."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.outcomes import attested_by
+from epochal.coordinator.machine.stimuli import Stamped
+from epochal.state.messages.requests import ResultCommitment
+from epochal.state.wire import ClientId, Seed
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, refused
+
+CLIENTS = 4
+BITS = st.integers(0, 2**70 - 1)
+
+
+def training() -> Driver:
+    driver = Driver(state_file(config__init_min_clients=CLIENTS))
+    driver.join(*range(1, CLIENTS + 1))
+    driver.pass_time(5)
+    driver.warm_up()
+    return driver
+
+
+def commitment(driver: Driver, client_id: ClientId, name: str = "result") -> ResultCommitment:
+    current = driver.round
+    return ResultCommitment(current.step, current.attempt, digest_of(f"{name} {client_id}"), 10, METRICS)
+
+
+def test_delivery_is_commitment_and_verification_in_one() -> None:
+    driver = training()
+    for number in range(1, CLIENTS + 1):
+        bound, digest = commitment(driver, client(number)), driver.replica_digest()
+        separately = driver.run
+        for stimulus in (
+            stimuli.ResultCommitted(client(number), bound),
+            stimuli.ResultVerified(client(number), bound.step, bound.attempt, bound.result_sha256, digest, 1.0),
+        ):
+            separately, _ = handle(separately, Stamped(stimulus, driver.now_s, Seed(digest_of("seed"))))
+        driver.send(stimuli.ResultDelivered(client(number), bound, digest, 1.0))
+        assert driver.run == separately
+
+
+def test_delivery_again_changes_nothing_and_another_is_refused() -> None:
+    driver = training()
+    bound = commitment(driver, client(1))
+    delivered = stimuli.ResultDelivered(client(1), bound, driver.replica_digest(), 1.0)
+    driver.send(delivered)
+    before = driver.run
+    driver.send(delivered)
+    assert driver.run is before
+    with refused("already-committed"):
+        driver.send(
+            stimuli.ResultDelivered(client(1), commitment(driver, client(1), "other"), driver.replica_digest(), 1.0)
+        )
+
+
+def test_delivery_completes_an_earlier_commitment() -> None:
+    driver = training()
+    bound = commitment(driver, client(1))
+    driver.send(stimuli.ResultCommitted(client(1), bound))
+    driver.send(stimuli.ResultDelivered(client(1), bound, driver.replica_digest(), 1.0))
+    assert set(driver.round.verified) == {client(1)}
+
+
+@given(st.lists(BITS, max_size=40), st.integers(1, 40))
+def test_positions_that_enough_witnesses_attested_are_counted(received: list[int], count: int) -> None:
+    found = int.from_bytes(attested_by(count, received), "little")
+    expected = [sum(bits >> position & 1 for bits in received) >= count for position in range(72)]
+    assert [bool(found >> position & 1) for position in range(72)] == expected

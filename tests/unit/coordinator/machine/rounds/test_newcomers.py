@@ -1,0 +1,224 @@
+"""Newcomers, whose keys cost nothing: they neither outvote the members that do the work nor hold their rounds up."""
+
+from dataclasses import replace
+
+import pytest
+
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.checkpoints import TURN_PARTS
+from epochal.coordinator.machine.pace import (
+    MAX_WAIT_DOUBLINGS,
+    ROUNDS_PER_WAIT,
+    TIME_FOR_NEWCOMERS_S,
+    only_newcomers_are_late,
+    train_limit_s,
+    with_pace,
+)
+from epochal.coordinator.machine.parts.reliability import NEWCOMER_SHARE_UNITS
+from epochal.coordinator.machine.parts.round import Round
+from epochal.state.intervals import total_batches
+from epochal.state.messages.requests import FailureReport
+from epochal.state.phases import RunState
+from epochal.state.wire import Sha256
+from tests.support.drive.machine_driver import Driver, client, in_round
+
+NEWCOMERS = tuple(range(3, 12))
+
+
+def with_silent_newcomers(numbers: tuple[int, ...] = NEWCOMERS) -> Driver:
+    """Return a run of two members that delivered, in its first round with others that never did."""
+    driver = in_round(
+        1, 2, config__total_steps=50, config__global_batch_size_start=60, config__global_batch_size_end=60
+    )
+    driver.play_round()
+    driver.join(*numbers)
+    driver.ready(*(client(number) for number in numbers))
+    driver.play_round()
+    driver.next_round()
+    assert {entry.client_id for entry in driver.round.roster.clients} > {client(number) for number in numbers}
+    return driver
+
+
+def deliver_all_but_newcomers(driver: Driver, *numbers: int) -> None:
+    driver.deliver(*(client(number) for number in numbers or (1, 2)))
+
+
+def test_newcomers_that_say_nothing_do_not_void_a_round() -> None:
+    driver = with_silent_newcomers()
+    assert set(driver.round.plan.witnesses) == {client(1), client(2)}
+    step = driver.run.step
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    assert driver.in_phase(RunState.ROUND_WITNESS), "clients attest once no more results are waited for"
+    driver.attest(client(1), client(2))
+    assert driver.run.step == step + 1
+
+
+def test_round_waits_for_newcomers_as_long_again_as_for_the_others() -> None:
+    driver = with_silent_newcomers()
+    step = driver.run.step
+    driver.pass_time(5)
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(2)
+    driver.deliver(client(3))
+    driver.pass_time(2.9)
+    assert driver.in_phase(RunState.ROUND_TRAIN)
+    driver.pass_time(0.1)
+    driver.attest(client(1), client(2))
+    assert driver.run.step == step + 1
+
+
+def test_newcomers_that_say_nothing_rest_and_leave_the_time_limit_as_it_is() -> None:
+    driver = with_silent_newcomers()
+    limit_s = train_limit_s(driver.run)
+    for waits_s in (TIME_FOR_NEWCOMERS_S, 0, 0):  # the first round has waited in vain, so the next ones do not wait
+        deliver_all_but_newcomers(driver)
+        driver.pass_time(waits_s)
+        driver.attest(client(1), client(2))
+        driver.next_round()
+        assert train_limit_s(driver.run) <= limit_s
+    run = driver.run
+    resting = {member.client_id for member in run.members.values() if member.conduct.is_resting(run.now_s)}
+    assert resting == {client(number) for number in NEWCOMERS}
+
+
+def test_rounds_wait_for_newcomers_again_a_while_after_one_did_in_vain() -> None:
+    driver = with_silent_newcomers()
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    driver.next_round()
+    driver.pass_time(ROUNDS_PER_WAIT * TIME_FOR_NEWCOMERS_S - 0.1)
+    deliver_all_but_newcomers(driver)
+    assert driver.in_phase(RunState.ROUND_WITNESS)
+    driver.pass_time(0.2)
+    driver.attest(client(1), client(2))
+    driver.next_round()
+    deliver_all_but_newcomers(driver)
+    assert driver.in_phase(RunState.ROUND_TRAIN)
+
+
+def test_round_that_starts_as_the_pause_ends_waits_for_newcomers() -> None:
+    driver = with_silent_newcomers()
+    run, settled = driver.run, replace(driver.round, settled_in_s=0.0)
+    assert not only_newcomers_are_late(replace(run, newcomers_from_s=run.phase_started_s), settled)
+    assert only_newcomers_are_late(replace(run, newcomers_from_s=run.phase_started_s + 0.001), settled)
+
+
+def test_pause_between_waits_in_vain_doubles_until_a_newcomer_delivers() -> None:
+    driver = with_silent_newcomers()
+    run, waited = driver.run, replace(driver.round, waited_s=1.0)
+    delivered = replace(waited, verified={client(1): Sha256("0"), client(3): Sha256("0")})
+
+    def pause_s(current: Round, *, is_applied: bool) -> float:
+        nonlocal run
+        run = with_pace(run, current, is_applied=is_applied)
+        assert run.newcomers_from_s is not None
+        return run.newcomers_from_s - run.now_s
+
+    multiples = [pause_s(waited, is_applied=True) / ROUNDS_PER_WAIT for _ in range(MAX_WAIT_DOUBLINGS + 2)]
+    assert multiples == [*(2.0**number for number in range(MAX_WAIT_DOUBLINGS + 1)), 2.0**MAX_WAIT_DOUBLINGS]
+    assert pause_s(delivered, is_applied=False) == ROUNDS_PER_WAIT * 2.0**MAX_WAIT_DOUBLINGS
+    assert pause_s(replace(waited, verified={client(1): Sha256("0")}), is_applied=True) > ROUNDS_PER_WAIT
+    assert pause_s(delivered, is_applied=True) == ROUNDS_PER_WAIT
+
+
+def test_newcomers_together_have_at_most_a_quarter_of_the_work() -> None:
+    driver = with_silent_newcomers()
+    batches = driver.round.plan.assignments
+    assert 0 < sum(total_batches(batches[client(number)]) for number in NEWCOMERS) <= 60 / 4
+
+
+def test_newcomers_that_fail_at_the_last_moment_are_not_waited_for_either() -> None:
+    driver = with_silent_newcomers()
+    driver.pass_time(5)
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(4.9)
+    current = driver.round
+    for client_id in sorted(current.pending):
+        report = FailureReport(current.step, current.attempt, "trainer", "too late to be waited for", None)
+        driver.send(stimuli.StepFailed(client_id, report))
+    driver.attest(client(1), client(2))
+    assert driver.run.newcomers_from_s == pytest.approx(driver.now_s + ROUNDS_PER_WAIT * 4.9)
+    assert driver.run.train_times[-1] == pytest.approx(5)
+
+
+def test_wait_for_a_member_that_delivered_before_is_not_the_newcomers() -> None:
+    driver = with_silent_newcomers()
+    deliver_all_but_newcomers(driver, 1)
+    driver.pass_time(2.5)
+    driver.send(stimuli.ClientWithdrew(client(2)))
+    driver.pass_time(2.5)
+    driver.attest(client(1))
+    driver.pass_time(11)
+    assert driver.run.newcomers_from_s is not None
+    assert driver.run.newcomers_from_s < driver.now_s + ROUNDS_PER_WAIT * 3
+
+
+def test_results_of_newcomers_say_nothing_of_the_time_limit() -> None:
+    driver = with_silent_newcomers()
+    driver.deliver(client(3), client(4))
+    assert (driver.round.delivered_batches, driver.round.mostly_in_s) == (0, None)
+    deliver_all_but_newcomers(driver)
+    assert driver.round.delivered_batches == driver.round.plan.decisive_count
+
+
+def test_outage_of_the_coordinator_is_no_time_without_waits() -> None:
+    driver = with_silent_newcomers()
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    before_s = driver.run.newcomers_from_s
+    assert before_s is not None
+    outage_s = 10_000
+    driver.now_s = driver.run.now_s + outage_s
+    driver.send(stimuli.CoordinatorStarted())
+    assert driver.run.newcomers_from_s == before_s + outage_s
+
+
+def test_newcomer_without_work_keeps_the_share_of_a_newcomer() -> None:
+    driver = with_silent_newcomers(tuple(range(3, 40)))
+    plan = driver.round.plan
+    idle = [client_id for client_id, batches in plan.assignments.items() if not batches]
+    assert idle
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    assert {driver.run.members[client_id].conduct.earned for client_id in idle} == {NEWCOMER_SHARE_UNITS}
+
+
+def test_every_newcomer_gets_its_turn() -> None:
+    driver = with_silent_newcomers()
+    tried = set()
+    for _ in range(40):
+        driver.next_round()
+        plan = driver.round.plan
+        tried |= {client_id for client_id in plan.assignments if plan.assignments[client_id]} - plan.electorate
+        deliver_all_but_newcomers(driver)
+        driver.pass_time(TIME_FOR_NEWCOMERS_S)
+        driver.attest(client(1), client(2))
+    assert tried == {client(number) for number in NEWCOMERS}
+
+
+def test_newcomers_are_asked_for_a_checkpoint_only_after_the_others() -> None:
+    driver = with_silent_newcomers()
+    driver.run = replace(driver.run, epoch_started_s=driver.run.now_s - driver.run.state_file.config.epoch_time)
+    deliver_all_but_newcomers(driver)
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    assert driver.in_phase(RunState.COOLDOWN)
+    asked = set()
+    for _ in range(2):
+        asked.add(current_checkpointer(driver.run))
+        driver.pass_time(driver.run.state_file.config.cooldown_time / TURN_PARTS)
+    assert asked == {client(1), client(2)}
+
+
+def test_newcomer_whose_result_was_applied_is_a_witness_next() -> None:
+    driver = with_silent_newcomers()
+    driver.deliver(client(1), client(2), client(3))
+    driver.pass_time(TIME_FOR_NEWCOMERS_S)
+    driver.attest(client(1), client(2))
+    driver.next_round()
+    assert client(3) in driver.round.plan.witnesses

@@ -1,0 +1,131 @@
+"""A mix whose weights change: the same as a replay sample by sample, and fair within every phase."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epochal.data_providers.mixes.mix_schedule import MAX_PHASES, MixPhase, ScheduledOrder
+from epochal.data_providers.mixes.mixture import PERIOD, MixtureOrder, counts_of
+from epochal.state.errors import InvalidInput
+from epochal.state.intervals import MAX_INDEX, DataIds
+
+GOLDEN_PHASES = [MixPhase(0, (3, 1, 0)), MixPhase(10, (0, 0, 1)), MixPhase(13, (1, 2, 4)), MixPhase(200_001, (1, 1, 1))]
+GOLDEN_INDICES = [*range(20), 200_000, 200_001, 200_002, 10**12]
+GOLDEN_SOURCES = [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 2, 2, 2, 2, 1, 2, 2, 1, 0, 2, 0, 0, 1, 1]
+GOLDEN_LOCALS = [0, 1, 2, 0, 3, 4, 5, 1, 6, 7, 0, 1, 2, 3, 2, 4, 5, 3, 8, 6, 28576, 28577, 57143, 333328237547]
+
+weight_lists = st.integers(1, 4).flatmap(
+    lambda count: st.lists(
+        st.lists(st.sampled_from([0.0, 1.0, 2.0, 0.3, 7.5]), min_size=count, max_size=count).filter(any),
+        min_size=1,
+        max_size=5,
+    )
+)
+lengths = st.one_of(st.integers(1, 60), st.sampled_from([PERIOD - 1, PERIOD, PERIOD + 1, 2 * PERIOD]))
+
+
+def phases_of(weights: list[list[float]], lengths: list[int]) -> list[MixPhase]:
+    starts = np.concatenate(([0], np.cumsum(lengths)))[: len(weights)].tolist()
+    return [MixPhase(start, tuple(of_phase)) for start, of_phase in zip(starts, weights, strict=True)]
+
+
+def replayed(phases: list[MixPhase], stop: int) -> tuple[list[int], list[int]]:
+    """The order from the first data index on: each phase's own, every source going on where it was."""
+    taken = [0] * len(phases[0].weights)
+    sources: list[int] = []
+    locals_: list[int] = []
+    for phase, end in zip(phases, [*(phase.start for phase in phases[1:]), stop], strict=True):
+        used = [number for number, weight in enumerate(phase.weights) if weight]
+        order = MixtureOrder(counts_of([phase.weights[number] for number in used]))
+        within, _ = order.locate(np.arange(max(0, end - phase.start), dtype=np.int64))
+        for place in within.tolist():
+            sources.append(used[place])
+            locals_.append(taken[used[place]])
+            taken[used[place]] += 1
+    return sources, locals_
+
+
+@settings(max_examples=30, deadline=None)
+@given(weight_lists, st.lists(lengths, min_size=5, max_size=5))
+def test_every_place_is_that_of_a_replay_from_the_beginning(weights: list[list[float]], lengths: list[int]) -> None:
+    phases = phases_of(weights, lengths)
+    stop = phases[-1].start + 100
+    sources, locals_ = ScheduledOrder(phases).locate(np.arange(stop, dtype=np.int64))
+    expected = replayed(phases, stop)
+    assert sources.tolist() == expected[0]
+    assert locals_.tolist() == expected[1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(weight_lists, st.lists(lengths, min_size=5, max_size=5))
+def test_every_prefix_of_a_phase_is_within_one_sample_of_the_shares(
+    weights: list[list[float]], lengths: list[int]
+) -> None:
+    phases = phases_of(weights, lengths)
+    ends = [*(phase.start for phase in phases[1:]), phases[-1].start + 500]
+    order = ScheduledOrder(phases)
+    for phase, end in zip(phases, ends, strict=True):
+        sources, _ = order.locate(np.arange(phase.start, end, dtype=np.int64))
+        prefix = np.arange(1, len(sources) + 1, dtype=np.int64)
+        for source, count in enumerate(phase.counts):
+            assert (np.abs(np.cumsum(sources == source) * PERIOD - prefix * count) < PERIOD).all()
+
+
+@given(weight_lists, st.lists(lengths, min_size=5, max_size=5), st.integers(0, 300_000), st.integers(0, 300))
+@settings(max_examples=50, deadline=None)
+def test_shares_of_an_interval_over_a_seam_are_one_interval_a_source(
+    weights: list[list[float]], lengths: list[int], start: int, more: int
+) -> None:
+    order = ScheduledOrder(phases_of(weights, lengths))
+    sources, locals_ = order.locate(np.arange(start, start + more + 1, dtype=np.int64))
+    shares = order.shares(DataIds(start, start + more))
+    assert sum(len(share.rows) for share in shares) == more + 1
+    for share in shares:
+        assert (sources[share.rows] == share.source).all()
+        assert np.array_equal(locals_[share.rows], np.arange(share.local.start, share.local.end + 1))
+
+
+def test_schedule_golden_vectors_never_change() -> None:
+    sources, locals_ = ScheduledOrder(GOLDEN_PHASES).locate(np.array(GOLDEN_INDICES, dtype=np.int64))
+    assert sources.tolist() == GOLDEN_SOURCES
+    assert locals_.tolist() == GOLDEN_LOCALS
+
+
+def test_phases_that_change_nothing_are_left_out() -> None:
+    same = [
+        MixPhase(0, (1, 1)),
+        MixPhase(PERIOD, (2, 2)),
+        MixPhase(3 * PERIOD, (1, 0)),
+        MixPhase(3 * PERIOD + 1, (2, 0)),
+    ]
+    assert ScheduledOrder(same).starts == (0, 3 * PERIOD, 3 * PERIOD + 1)
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [[], [1], [0, 0], [0, 5, 4], [0, MAX_INDEX], list(range(MAX_PHASES + 1))],
+    ids=lambda starts: str(starts)[:9],
+)
+def test_phases_that_do_not_begin_at_zero_and_ascend_are_refused(starts: list[int]) -> None:
+    with pytest.raises(InvalidInput, match=r"allowed|a schedule of"):
+        ScheduledOrder([MixPhase(start, (1.0,)) for start in starts])
+
+
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 2.0), (float("nan"),), (float("inf"), 1.0)])
+def test_phase_with_weights_that_are_none_is_refused(weights: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidInput, match=r"weight|a mix of 0 sources"):
+        ScheduledOrder([MixPhase(0, weights)])
+
+
+def test_the_furthest_phases_keep_their_places_exact() -> None:
+    order = ScheduledOrder([MixPhase(0, (1, 3)), MixPhase(2**61 + 1, (3, 1)), MixPhase(2**62 + 7, (1, 1))])
+    indices = np.array([2**61, 2**61 + 1, 2**62 + 6, 2**62 + 7], dtype=np.int64)
+    sources, locals_ = order.locate(indices)
+    by_source: dict[int, list[int]] = {}
+    for source, local in zip(sources.tolist(), locals_.tolist(), strict=True):
+        by_source.setdefault(source, []).append(local)
+    assert all(a < b for found in by_source.values() for a, b in pairwise(found))
+    assert max(map(max, by_source.values())) < 2**62

@@ -1,0 +1,283 @@
+"""Plans: what they add up to, what they say of the machine's rules, and what changes with thousands of clients."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from epochal.state.config.blob_place import GcsBlobs
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidInput
+from epochal.tools.plan.advice import advised
+from epochal.tools.plan.costs import Costs, calibrated
+from epochal.tools.plan.described import ClientGroup, Link, parse_clients, parse_link
+from epochal.tools.plan.planner import plan_run, sizes_of_rounds
+from epochal.tools.plan.plans import Plan, PlanOptions
+from epochal.tools.plan.played_run import Links, Scale
+from epochal.tools.plan.shown import plan_json, plan_text
+from tests.support.data.states import state_file
+
+LIKE = "100mbit/20mbit 40ms 10k tokens/s"
+ROOMY: dict[str, Any] = {
+    "config__warmup_time": 3000,
+    "config__cooldown_time": 3000,
+    "config__max_round_train_time": 3000,
+    "config__round_witness_time": 300,
+    "config__epoch_time": 30_000,
+    "config__data_indices_per_batch": 8,
+    "config__total_steps": 1000,
+    "model__LLM__max_seq_len": 1024,
+}
+
+
+def run_of(clients: int, batches_each: int = 1, **overrides: Any) -> StateFile:
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), clients * batches_each)
+    return state_file(**(ROOMY | {"config__init_min_clients": clients} | sizes | overrides))
+
+
+def planned(clients: int, *, parameters: int = 1_000_000, link: str = "1gbit", **overrides: Any) -> Plan:
+    options = PlanOptions(Links(parse_link(link)), parameter_count=parameters)
+    return plan_run(run_of(clients, **overrides), [parse_clients(f"{clients} x {LIKE}")], options)
+
+
+def test_parts_of_a_round_add_up_to_it() -> None:
+    found = planned(6)
+    assert sum(found.parts.values()) == pytest.approx(found.round_s)
+
+
+def test_training_takes_its_tokens_at_their_speed() -> None:
+    found = planned(4, parameters=1000)
+    assert found.groups[0].training_s == pytest.approx(8 * 1024 / 10_000, rel=0.03)
+    assert (found.kind, found.limit) == ("training", "client")
+
+
+def test_upload_takes_the_result_at_its_rate() -> None:
+    found = planned(2, parameters=40_000_000)
+    upload_s = found.sizes.result_bytes / 2_500_000
+    assert found.groups[0].upload_s == pytest.approx(upload_s, rel=0.05)
+    assert (found.kind, found.limit) == ("upload", "client")
+
+
+def test_each_client_receives_all_others_results() -> None:
+    found = planned(5)
+    assert found.groups[0].received_bytes == pytest.approx(4 * found.sizes.result_bytes, rel=0.02)
+    assert found.groups[0].sent_bytes == pytest.approx(found.sizes.result_bytes, rel=0.02)
+    assert found.machines.from_coordinator_bytes == pytest.approx(20 * found.sizes.result_bytes, rel=0.1)
+
+
+def test_narrow_link_of_the_coordinator_is_the_bottleneck() -> None:
+    found = planned(8, link="20mbit")
+    assert (found.kind, found.limit) == ("download", "server")
+    assert found.parts["download"] > 0.9 * 56 * found.sizes.result_bytes / 2_500_000
+
+
+def test_same_plan_twice_is_the_same() -> None:
+    assert planned(5) == planned(5)
+
+
+@pytest.mark.parametrize("parameters", [20_000, 1_000_000])
+def test_plan_in_which_few_stand_for_many_is_that_of_all(parameters: int) -> None:
+    state, groups = run_of(160), [parse_clients(f"160 x {LIKE}")]
+    few, all_of_them = (
+        plan_run(state, groups, PlanOptions(Links(parse_link("1gbit")), Costs(), parameters, most))
+        for most in (48, 160)
+    )
+    assert (few.played_count, all_of_them.played_count) == (48, 160)
+    assert few.round_s == pytest.approx(all_of_them.round_s, rel=0.1)
+    assert few.tokens_per_s == pytest.approx(all_of_them.tokens_per_s, rel=0.1)
+    assert few.machines.from_coordinator_bytes == pytest.approx(all_of_them.machines.from_coordinator_bytes, rel=0.1)
+
+
+def test_plan_of_ten_thousand_plays_few_of_each_group() -> None:
+    groups = [parse_clients(f"9999 x {LIKE}"), parse_clients("1 x 10mbit 100ms 1k tokens/s")]
+    found = plan_run(run_of(10_000), groups, PlanOptions(parameter_count=1000))
+    assert found.client_count == 10_000
+    assert found.played_count < 400
+    assert found.groups[1].group.count == 1
+    # Each of them asks the coordinator for each other's result, which no process answers in the time of a round.
+    assert found.machines.processor_part > 0.7
+    assert any("% of a core" in warning for warning in found.warnings)
+
+
+def test_too_few_clients_never_begin() -> None:
+    found = plan_run(run_of(8), [parse_clients(f"7 x {LIKE}")], PlanOptions(parameter_count=1000))
+    assert (found.kind, found.days, found.tokens_per_s) == ("nothing", math.inf, 0.0)
+    assert "init_min_clients = 8" in found.bottleneck
+    assert json.loads(plan_json(found))["days"] is None
+    assert "bottleneck" in plan_text(found)
+
+
+def test_model_that_reaches_nobody_in_warmup_never_begins() -> None:
+    found = planned(4, parameters=10**9, link="1mbit")
+    assert found.kind == "nothing"
+    assert any("warmup_time" in warning for warning in found.warnings)
+
+
+def test_clients_that_are_always_late_are_named() -> None:
+    groups = [parse_clients(f"6 x {LIKE}"), parse_clients("2 x 100mbit/20mbit 40ms 200 tokens/s")]
+    found = plan_run(run_of(8, 4), groups, PlanOptions(parameter_count=1000))
+    assert found.groups[0].delivered_part > 0.9 > found.groups[1].delivered_part
+    assert any("come too late" in warning for warning in found.warnings)
+
+
+def test_object_store_takes_results_off_the_coordinators_link() -> None:
+    state = run_of(6)
+    stored = state.model_copy(update={"blobs": state.blobs.model_copy(update={"store": GcsBlobs(bucket_name="b")})})
+    found = plan_run(stored, [parse_clients(f"6 x {LIKE}")], PlanOptions(parameter_count=1_000_000))
+    machines, result_bytes = found.machines, found.sizes.result_bytes
+    assert machines.from_coordinator_bytes < result_bytes
+    assert machines.to_coordinator_bytes == pytest.approx(6 * result_bytes, rel=0.3)  # read, to be checked
+    assert machines.from_store_bytes == pytest.approx(30 * result_bytes, rel=0.1)
+    assert (machines.coordinator_disk_bytes, machines.store_disk_bytes > 0) == (0, True)
+
+
+def test_days_are_those_of_all_rounds_and_epochs() -> None:
+    found = planned(3, parameters=1000)
+    assert found.between_epochs_s is not None
+    rounds_s = 1000 * found.round_s + (found.epochs - 1) * found.between_epochs_s + found.warm_up_s
+    assert found.days * 86_400 == pytest.approx(rounds_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("days", "shown"), [(10 / 86_400, "10 s:"), (0.1, "2.4 hours:"), (2.5 / 1440, "2.5 minutes:"), (math.inf, "never:")]
+)
+def test_time_to_the_end_is_shown_in_a_unit_that_is_not_too_large(days: float, shown: str) -> None:
+    text = plan_text(replace(planned(1), days=days))
+    assert f"to the end            {shown}" in text
+    assert "clients               1 client\n" in text
+
+
+@pytest.mark.parametrize(("part", "shown"), [(1.17, "117 %"), (0.0123, "1.2 %")])
+def test_processor_of_the_coordinator_is_shown_without_an_exponent(part: float, shown: str) -> None:
+    found = planned(1)
+    busy = replace(found, machines=replace(found.machines, processor_part=part))
+    assert f"; {shown} of a core" in plan_text(busy)
+
+
+def test_rounds_that_grow_take_less_time_in_all() -> None:
+    whole = run_of(4, 4)
+    growing = run_of(4, 4, config__global_batch_size_start=4, config__global_batch_size_warmup_tokens=10**8)
+    groups, options = [parse_clients(f"4 x {LIKE}")], PlanOptions(parameter_count=1000)
+    assert plan_run(growing, groups, options).days < 0.8 * plan_run(whole, groups, options).days
+
+
+def test_sizes_of_rounds_are_those_of_every_step() -> None:
+    config = run_of(4, 4, config__global_batch_size_start=4, config__global_batch_size_warmup_tokens=10**6).config
+    found = sizes_of_rounds(config, 1, 8 * 1024)
+    assert sum(count for _, count in found) == config.total_steps
+    assert [size for size, _ in found] == sorted(size for size, _ in found)
+    assert (found[0][0], found[-1][0]) == (4, 16)
+
+
+@pytest.mark.parametrize("count", [0, 20_001])
+def test_no_clients_or_too_many_are_refused(count: int) -> None:
+    groups = [parse_clients(LIKE)] * count
+    with pytest.raises(InvalidInput, match=f"{count} clients; allowed: 1 to 20000"):
+        plan_run(run_of(2), groups, PlanOptions(parameter_count=1000))
+
+
+@pytest.mark.parametrize("link", [Link(0.0, 1.0), Link(1.0, math.inf), Link(1.0, math.nan)])
+def test_clients_without_a_rate_are_refused(link: Link) -> None:
+    with pytest.raises(InvalidInput, match="finite rates above 0"):
+        plan_run(run_of(2), [ClientGroup(2, link, 0.0, 1.0)], PlanOptions(parameter_count=1000))
+
+
+def test_suggestions_say_what_planning_with_them_gives() -> None:
+    state, groups = run_of(6, merge__codec="float32"), [parse_clients(f"6 x {LIKE}")]
+    options = PlanOptions(Links(parse_link("100mbit")), parameter_count=2_000_000)
+    before = plan_run(state, groups, options)
+    found = advised(state, groups, options, before)
+    by_change = {suggestion.change: suggestion for suggestion in found.suggestions}
+    changed = state.model_copy(update={"merge": state.merge.model_copy(update={"codec": "int8"})})
+    after = plan_run(changed, groups, options)
+    told = by_change['[merge] codec = "int8"']
+    assert (told.round_s, told.tokens_per_s) == (after.round_s, after.tokens_per_s)
+    assert told.faster == pytest.approx(after.tokens_per_s / before.tokens_per_s)
+    faster = [suggestion.faster for suggestion in found.suggestions]
+    assert faster == sorted(faster, reverse=True)
+    assert min(faster) >= 1.05
+
+
+def test_change_that_hardly_helps_is_not_told() -> None:
+    state, groups = run_of(4, merge__codec="float32"), [parse_clients(f"4 x {LIKE}")]
+    options = PlanOptions(Links(parse_link("1gbit")), parameter_count=1000)
+    found = advised(state, groups, options, plan_run(state, groups, options))
+    assert found.kind == "training"
+    assert not any("codec" in told.change for told in found.suggestions)
+
+
+def test_results_that_come_from_far_away_wait_for_round_trips() -> None:
+    groups = [parse_clients("8 x 1gbit/1gbit 900ms 10000k tokens/s")]
+    found = plan_run(run_of(8), groups, PlanOptions(Links(parse_link("10gbit")), parameter_count=100_000))
+    assert (found.kind, found.limit) == ("download", "latency")
+    assert "is the round trip of" in found.bottleneck
+
+
+def test_uneven_clients_are_told_to_claim_by_speed() -> None:
+    groups = [parse_clients(f"3 x {LIKE}"), parse_clients("3 x 100mbit/20mbit 40ms 40k tokens/s")]
+    state, options = run_of(6, 8, config__max_share=1.0), PlanOptions(parameter_count=1000)
+    found = advised(state, groups, options, plan_run(state, groups, options))
+    assert any("--share 1 for" in told.change for told in found.suggestions)
+
+
+def test_text_names_each_group_and_the_bottleneck() -> None:
+    found = planned(3)
+    text = plan_text(found)
+    assert f"each client of        3 x {LIKE}" in text
+    assert "bottleneck" in text
+    assert max(map(len, text.splitlines())) <= 122
+
+
+def test_data_from_elsewhere_are_received_too() -> None:
+    location = {"Server": "data.example.org:9000"}
+    near = planned(2, parameters=1000)
+    far = planned(2, parameters=1000, model__LLM__data_location=location)
+    assert far.groups[0].received_bytes - near.groups[0].received_bytes == pytest.approx(8 * 1024 * 4, rel=0.01)
+
+
+def test_calibrated_costs_are_positive_and_say_so() -> None:
+    costs = calibrated("int8", "int8", Costs())
+    assert costs.hash_s > 0
+    assert costs.of("int8").encode_s > 0
+    assert costs.of("int4") == Costs().of("int4")
+    assert "this machine" in costs.source
+
+
+def test_unlimited_link_is_never_full() -> None:
+    link = Link(math.inf, math.inf)
+    options = PlanOptions(Links(coordinator=link), parameter_count=1_000_000)
+    found = plan_run(run_of(4), [parse_clients(f"4 x {LIKE}")], options)
+    assert found.limit != "server"
+
+
+@pytest.mark.parametrize(("batches", "parameters"), [(1, 1000), (5, 1000), (16, 1000), (8, 300_000), (150, 1000)])
+def test_plan_of_few_batches_for_many_clients_is_that_of_all(batches: int, parameters: int) -> None:
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), batches)
+    state, groups = run_of(300, **sizes), [parse_clients(f"300 x {LIKE}")]
+    few, all_of_them = (
+        plan_run(state, groups, PlanOptions(Links(parse_link("1gbit")), Costs(), parameters, most))
+        for most in (128, 300)
+    )
+    assert (few.played_count, all_of_them.played_count) == (128, 300)
+    assert few.batches == pytest.approx(all_of_them.batches, rel=0.01)
+    assert few.tokens_per_s == pytest.approx(all_of_them.tokens_per_s, rel=0.1)
+    assert few.machines.from_coordinator_bytes == pytest.approx(all_of_them.machines.from_coordinator_bytes, rel=0.1)
+    assert few.groups[0].batches == pytest.approx(all_of_them.groups[0].batches, rel=0.1)
+
+
+def test_small_group_beside_a_large_one_gets_its_part_of_few_batches() -> None:
+    groups = [parse_clients(f"5000 x {LIKE}"), parse_clients("2500 x 1gbit 1ms 10k tokens/s")]
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), 32)
+    scale = Scale.of(run_of(7500, **sizes), groups, 32, 256)
+    assert (scale.counts, scale.batches, scale.result_copies) == ((171, 85), 32, 1.0)
+
+
+def test_group_too_small_for_few_batches_only_follows_the_run() -> None:
+    groups = [parse_clients(f"9999 x {LIKE}"), parse_clients("1 x 10mbit 100ms 1k tokens/s")]
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), 8)
+    found = plan_run(run_of(10_000, **sizes), groups, PlanOptions(parameter_count=1000))
+    assert (found.groups[1].batches, found.groups[1].delivered_part) == (0.0, 1.0)
+    assert found.groups[1].received_bytes > 0
+    assert not any("10mbit" in warning for warning in found.warnings)

@@ -1,0 +1,65 @@
+"""Proposed timers, batch sizes and local steps: a run with them goes well, by its own plan."""
+
+import pytest
+
+from epochal.state.errors import InvalidInput
+from epochal.tools.plan.described import parse_clients, parse_link
+from epochal.tools.plan.plans import PlanOptions
+from epochal.tools.plan.played_run import Links
+from epochal.tools.plan.proposal import Proposal, proposed
+from tests.support.data.states import state_file
+
+CLIENTS = {
+    "a few at home": ["5 x 50mbit/10mbit 40ms 20k tokens/s"],
+    "many, and some fast ones": ["40 x 100mbit/20mbit 40ms 30k tokens/s", "4 x 1gbit 10ms 300k tokens/s 10 batches"],
+    "one": ["1 x 1gbit 1ms 1k tokens/s"],
+    "two with fast lines": ["2 x 1gbit/1gbit 1ms 1M tokens/s"],
+    "two with slow lines": ["2 x 8mbit/1mbit 300ms 20k tokens/s"],
+}
+
+
+def proposal(name: str, parameters: int, total_tokens: int | None = None) -> Proposal:
+    draft = state_file(model__LLM__max_seq_len=512, config__data_indices_per_batch=4)
+    options = PlanOptions(Links(parse_link("1gbit")), parameter_count=parameters, most_played=16)
+    groups = [parse_clients(text) for text in CLIENTS[name]]
+    return proposed(draft, groups, options, total_tokens=total_tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("a few at home", 50_000_000), ("many, and some fast ones", 50_000_000), ("one", 100_000)]
+)
+def test_run_as_proposed_goes_on_without_warnings(name: str, parameters: int) -> None:
+    found = proposal(name, parameters)
+    assert found.plan.warnings == ()
+    assert found.plan.tokens_per_s > 0
+    assert all(group.delivered_part == 1.0 for group in found.plan.groups)
+
+
+def test_rounds_of_a_small_model_are_mostly_training() -> None:
+    found = proposal("a few at home", 100_000)
+    assert found.plan.parts["training"] > 0.7 * found.plan.round_s
+    assert found.merge["local_steps"] == found.state.merge.local_steps < 512
+
+
+def test_rounds_of_a_large_model_have_many_local_steps() -> None:
+    large, small = (proposal("one", parameters).merge["local_steps"] for parameters in (10**10, 10**5))
+    assert large > small
+
+
+def test_slow_lines_get_longer_timers_than_fast_ones() -> None:
+    fast, slow = (proposal(f"two with {lines} lines", 50_000_000).state.config for lines in ("fast", "slow"))
+    assert slow.warmup_time > fast.warmup_time
+    assert slow.max_round_train_time > fast.max_round_train_time
+    assert slow.round_witness_time > fast.round_witness_time
+
+
+def test_steps_are_those_that_the_tokens_take() -> None:
+    found = proposal("one", 100_000, total_tokens=10**7)
+    config = found.state.config
+    tokens = config.total_steps * config.global_batch_size_end * 4 * 512
+    assert 10**7 <= tokens < 10**7 + config.global_batch_size_end * 4 * 512
+
+
+def test_run_of_no_tokens_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="0 tokens; allowed: at least 1"):
+        proposal("one", 1000, total_tokens=0)

@@ -1,0 +1,86 @@
+"""Timers that cannot hold, each with what to write; what is proposed holds."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from epochal.tools.plan.described import parse_clients, parse_link
+from epochal.tools.plan.played_run import Links
+from epochal.tools.plan.sizes import RunSizes
+from epochal.tools.plan.timers import TimerNote, modest_clients, shown_bytes, timer_notes
+from tests.support.data.states import state_file
+
+ROOMY = {
+    "config__warmup_time": 3000,
+    "config__cooldown_time": 3000,
+    "config__max_round_train_time": 3000,
+    "config__round_witness_time": 300,
+    "config__epoch_time": 30_000,
+    "config__client_timeout_s": 30,
+}
+PARAMETERS = 100_000_000
+CLIENTS = "8 x 100mbit/20mbit 40ms 10k tokens/s"
+
+
+def notes(link: str = "10gbit", clients: str = CLIENTS, /, **overrides: Any) -> tuple[TimerNote, ...]:
+    state = state_file(**(ROOMY | overrides))
+    sizes = RunSizes.of(state, PARAMETERS)
+    return timer_notes(state, sizes, [parse_clients(clients)], Links(parse_link(link)))
+
+
+def test_roomy_timers_are_not_named() -> None:
+    assert notes() == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "too_short"),
+    [
+        ("warmup_time", 50),
+        ("warmup_time", 100),
+        ("cooldown_time", 200),
+        ("cooldown_time", 400),
+        ("max_round_train_time", 15),
+        ("max_round_train_time", 30),
+        ("round_witness_time", 5),
+        ("client_timeout_s", 1),
+    ],
+)
+def test_timer_that_is_too_short_is_named_and_the_proposed_one_holds(name: str, too_short: int) -> None:
+    (found,) = notes(**{f"config__{name}": too_short})
+    assert found.name == name
+    assert found.text.startswith(f"config.{name} is {too_short} s")
+    assert found.text.endswith(f"write `{name} = {found.proposed}`")
+    assert notes(**{f"config__{name}": found.proposed}) == ()
+
+
+def test_timer_that_would_be_longer_than_an_epoch_says_so() -> None:
+    (found,) = notes(config__warmup_time=50, config__max_round_train_time=99, config__epoch_time=100)
+    assert found.text.endswith(f"write `warmup_time = {found.proposed}` and an epoch_time above it, which is 100")
+
+
+def test_warmup_of_all_over_one_link_is_named() -> None:
+    (found,) = notes("100mbit", config__warmup_time=200)
+    assert "all clients together need 512 s" in found.text
+    assert notes("100mbit", config__warmup_time=found.proposed) == ()
+
+
+def test_round_is_as_long_as_its_tokens_take() -> None:
+    slow = CLIENTS.replace("10k", "0.001k")
+    (found,) = notes("10gbit", slow, config__max_round_train_time=30)
+    assert "train 24 tokens and upload a result" in found.text
+
+
+def test_modest_clients_train_in_no_time() -> None:
+    state = state_file(**(ROOMY | {"config__init_min_clients": 5}))
+    (group,) = modest_clients(state)
+    assert group.count == 5
+    sizes = replace(RunSizes.of(state, PARAMETERS), tokens_per_batch=10**12)
+    assert timer_notes(state, sizes, [group], Links(), is_modest=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(12, "12 bytes"), (1500, "1.5 KB"), (63_938_000, "63.9 MB"), (4.03e9, "4.03 GB")]
+)
+def test_bytes_are_shown_in_words(size: float, text: str) -> None:
+    assert shown_bytes(size) == text

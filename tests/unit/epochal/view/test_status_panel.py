@@ -1,0 +1,222 @@
+"""How a run looks in a terminal."""
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from epochal.commands.serve.up import plain_lines
+from epochal.state.intervals import BatchId
+from epochal.state.messages.data_metrics import DataWaitView
+from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.member_rows import MemberView
+from epochal.state.messages.requests import FailedBatches, FailedData, RunStatus
+from epochal.state.phases import RunState
+from epochal.state.wire import ClientId, Sha256
+from epochal.view.status_panel import curve, status_line, status_panel
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([], ""), ([1.0], "▁"), ([1, 2, 3, 4, 5, 6, 7, 8], "▁▂▃▄▅▆▇█"), ([5.0, 5.0], "▁▁")]
+)
+def test_curve_spans_from_the_lowest_to_the_highest_value(values: list[float], expected: str) -> None:
+    assert curve(values) == expected
+
+
+def test_curve_of_many_values_is_as_wide_as_asked() -> None:
+    assert len(curve([float(n) for n in range(1000)], width=20)) == 20
+
+
+def status_of(member_count: int, loss: float | None) -> RunStatus:
+    member = MemberView(
+        client_id=ClientId("ab" * 16),
+        ready=True,
+        in_roster=True,
+        share=0.25,
+        claim=1,
+        trainer="numpy",
+        silent_s=0.4,
+        last_loss=loss,
+        missed=0,
+        rest_s=None,
+        last_miss="",
+    )
+    return RunStatus(
+        run_id="demo",
+        version=7,
+        run_state=RunState.ROUND_TRAIN,
+        reason="all are ready",
+        hold=None,
+        phase_remaining_s=4.0,
+        epoch=1,
+        step=3,
+        total_steps=2,
+        attempt=0,
+        member_count=member_count,
+        ready_count=member_count,
+        resting_count=0,
+        members=(member,) * member_count,
+        data_indices_applied=96,
+        tokens_applied=123456,
+        tokens_per_s=1000.4,
+        loss=loss,
+        loss_history=() if loss is None else ((1, 3.0), (2, loss)),
+        carried_batches=0,
+        waiting_batches=0,
+        quarantined_batches=0,
+        quarantined=(),
+        failed_data=FailedData((), ()),
+        checkpoint_step=0,
+        blob_bytes=0,
+        journal_bytes=0,
+    )
+
+
+@pytest.mark.parametrize(("member_count", "loss"), [(0, None), (1, 2.5), (40, 2.5)])
+def test_status_is_shown_whatever_is_known(member_count: int, loss: float | None) -> None:
+    console = Console(file=StringIO(), width=100, record=True)
+    console.print(status_panel(status_of(member_count, loss), ["a note"]))
+    shown = console.export_text()
+    assert "RoundTrain" in shown
+    assert "2 of 2" in shown, "a run that is over does not show a step beyond its last"
+    assert "123,456" in shown
+    assert "a note" in shown
+    assert ("2.500" in shown) is (loss is not None)
+    assert ("28 more" in shown) is (member_count == 40)
+
+
+def test_status_shows_what_a_client_calls_itself_as_it_is() -> None:
+    status = status_of(1, 2.5)
+    (member,) = status.members
+    hostile = replace(status, members=(replace(member, trainer="[/x][red]\x1b[2J"),), reason="[/y] [red]")
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(hostile))
+    shown = console.export_text()
+    assert "[/x][red]\\x1b[2J" in shown
+    assert "[/y] [red]" in shown
+
+
+def test_status_shows_the_batches_that_failed_and_why() -> None:
+    gone = tuple(FailedBatches(BatchId(n, n), (ClientId("ab" * 16),), f"corrupt: shard {n}\x1b") for n in range(8))
+    waiting = (FailedBatches(BatchId(40, 47), (), "rejected: not JSON"),)
+    status = replace(
+        status_of(1, 2.5), quarantined_batches=557, waiting_batches=8, failed_data=FailedData(gone, waiting)
+    )
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(status))
+    shown = console.export_text()
+    assert "557 batches quarantined, not trained on" in shown
+    assert "[2, 2]  corrupt: shard 2\\x1b" in shown
+    assert "epochal quarantine list" in shown
+    assert "8 batches failed, waiting for another attempt" in shown
+    assert "[40, 47]  rejected: not JSON" in shown
+    assert status_line(status).endswith("quarantined 557")
+
+
+def test_status_shows_each_evaluation_s_newest_replica() -> None:
+    found = tuple(
+        Evaluation(name, step, loss, 12345, 10, Sha256("ab" * 32), recorded_s=1.8e9)
+        for name, step, loss in (("validation", 2, 2.25), ("test", 0, 3.5), ("validation", 1, 2.75))
+    )
+    status = replace(status_of(1, 2.5), evaluations=found)
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(status))
+    shown = [line.strip("│ ").split() for line in console.export_text().splitlines()]
+    assert ["validation", "2.250", "2", "12,345", "2027-01-15", "08:00", "█▁"] in shown
+    assert ["test", "3.500", "0", "12,345", "2027-01-15", "08:00"] in shown
+    assert status_line(status).endswith("loss 2.500 validation 2.250 at 2")
+
+
+def test_status_shows_why_the_run_waits() -> None:
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(replace(status_of(1, None), hold="0 of 1 members can work\x1b")))
+    assert "The run waits: 0 of 1 members can work\\x1b" in console.export_text()
+
+
+def test_status_shows_who_rests_and_for_what() -> None:
+    status = status_of(14, None)
+    resting = replace(status.members[0], missed=3, rest_s=9.6, last_miss="its result was late\x1b")
+    status = replace(status, members=(*status.members[1:], resting), resting_count=1)
+    console = Console(file=StringIO(), width=140, record=True)
+    console.print(status_panel(status))
+    shown = console.export_text()
+    assert "rests 10 s" in shown
+    assert "0.25 of 1" in shown
+    assert "its result was late\\x1b" in shown
+    assert "clients 14/14 resting 1 " in status_line(status)
+
+
+def test_printed_status_is_one_line_however_narrow_the_console() -> None:
+    console = Console(file=StringIO(), width=20)
+    plain_lines(console)(status_of(2, 2.5), ["a note that is longer than the console"])
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert printed.splitlines() == ["* a note that is longer than the console", status_line(status_of(2, 2.5))]
+
+
+def test_status_line_is_one_line() -> None:
+    line = status_line(status_of(2, 2.5))
+    assert line == "RoundTrain epoch 1 round 2/2 clients 2/2 tokens/s 1,000 loss 2.500"
+
+
+def test_panel_shows_how_long_clients_waited_for_data_and_why() -> None:
+    status = status_of(2, 2.5)
+    console = Console(file=StringIO(), width=160, record=True)
+    console.print(status_panel(status))
+    assert "waits for data" not in console.export_text()
+    wait = DataWaitView(0.124, 0.09, 0.004, 0.03, 1200, 16)
+    waiting = replace(status.members[0], data_wait=wait)
+    console.print(status_panel(replace(status, members=(waiting, status.members[1]))))
+    shown = console.export_text()
+    assert "waits for data" in shown
+    assert "12 % (fetching 9, packing 3)" in shown
+    assert "fetched ahead: 1,200 samples used, 16 thrown away" in shown
+
+
+def test_status_says_what_the_run_waits_for_and_why_it_is_not_faster() -> None:
+    console = Console(record=True, width=110, file=StringIO())
+    waiting, explanation = "waits for results of 7f3a\x1b[31m", "61 % of the time is the upload of 7f3a."
+    console.print(status_panel(replace(status_of(1, None), waiting=waiting, explanation=explanation)))
+    shown = console.export_text()
+    assert "The run waits for results of 7f3a\\x1b[31m, at most 4 s more." in shown
+    assert "61 % of the time is the upload of 7f3a." in shown
+
+
+def shown_at_80(status: RunStatus) -> str:
+    console = Console(file=StringIO(), width=80, record=True)
+    console.print(status_panel(status))
+    return console.export_text()
+
+
+@pytest.mark.parametrize("rest", ["", " 61 % of the last rounds was training."])
+def test_wait_of_a_run_that_stands_is_said_once(rest: str) -> None:
+    words = "waits for members: 1 of 2 have joined"
+    shown = shown_at_80(replace(status_of(1, None), waiting=words, explanation=f"The run stands: it {words}.{rest}"))
+    assert shown.count("1 of 2 have joined") == 1
+    assert rest.strip() in shown
+
+
+def test_names_go_on_below_after_a_space_or_a_hyphen() -> None:
+    status = status_of(3, 2.5)
+    names = ("the lab of müller", "a-long-laboratory-name-of-32-char", "short")
+    members = (replace(member, name=name) for member, name in zip(status.members, names, strict=True))
+    shown = shown_at_80(replace(status, members=tuple(members)))
+    parts = [part for name in names for part in name.replace("-", "- ").split()]
+    assert [part for part in parts if part not in shown] == []
+    assert "…" not in shown
+    assert shown.count("in round") == shown.count("0.25 of 1") == shown.count("0 s ago") == 3
+
+
+def test_name_without_a_place_to_break_is_shown_whole() -> None:
+    status = status_of(1, 2.5)
+    shown = shown_at_80(replace(status, members=(replace(status.members[0], name="x" * 32),)))
+    assert shown.count("x") == 32
+
+
+def test_part_of_the_round_and_a_lowered_factor_are_shown() -> None:
+    status = status_of(1, 2.0)
+    members = tuple(replace(member, part=0.25, factor=0.15) for member in status.members)
+    console = Console(file=StringIO(), width=160)
+    console.print(status_panel(replace(status, members=members)))
+    assert isinstance(console.file, StringIO)
+    assert "25%, counted × 0.15" in console.file.getvalue()

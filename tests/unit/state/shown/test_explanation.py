@@ -1,0 +1,203 @@
+"""Why a run is not faster: time is attributed along the critical path, and one sentence says where most of it goes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epochal.state.messages.history import ClientFigures, RoundDetail
+from epochal.state.shown.critical_path import critical_path, path_of
+from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, NO_TIME, NOTHING_YET, explained
+from tests.support.data.round_details import detail_of, figures_of_client
+from tests.support.drive.machine_driver import client
+
+SLOW = {"committed_s": 4.0, "delivered_s": 14.0, "upload_s": 9.9, "attested_s": 14.5, "result_bytes": 21_000_000}
+
+
+def sentence(*details: RoundDetail, names: dict[str, str] | None = None) -> str:
+    return explained(details, names or {}).sentence
+
+
+def rounds(*clients: ClientFigures, count: int = 3, **fields: Any) -> list[RoundDetail]:
+    return [detail_of(number, *clients, **fields) for number in range(count)]
+
+
+def test_a_slow_upload_is_named_with_its_client_share_and_rate() -> None:
+    slow = figures_of_client(2, **SLOW)
+    details = rounds(figures_of_client(1), slow, figures_of_client(3), train_s=14.0)
+    said = sentence(*details, names={client(2): "lab-b"})
+    shown = client(2)[:12]
+    assert said.startswith(f"68 % of the time is the upload of client {shown} ('lab-b') at 2.1 MB/s; another 26 % is")
+    found = explained(details, {})
+    assert (found.rounds, found.first, found.next, found.round_s, found.wall_s) == (3, 0, 3, 14.5, 43.5)
+    assert [found.clients[0].client_id, found.clients[0].upload_s] == [client(2), 9.9]
+    assert found.unknown == ""
+
+
+def test_second_cause_is_a_sentence_of_its_own_where_it_has_a_verb() -> None:
+    attests = figures_of_client(1, committed_s=4.0, delivered_s=4.1, train_s=4.0, attested_s=6.0)
+    said = sentence(*rounds(attests, train_s=4.2, witness_s=2.0))
+    assert "; in another 3" in said, said
+    assert "% results are in and witnesses fetch and attest them" in said
+
+
+def test_time_of_attestation_is_that_of_all_witnesses() -> None:
+    first = figures_of_client(1, committed_s=1.0, delivered_s=1.0, train_s=1.0, attested_s=10.0)
+    others = figures_of_client(2, committed_s=1.0, delivered_s=1.0, train_s=1.0, attested_s=3.0)
+    later = replace(first, attested_s=2.0), replace(others, attested_s=10.0)
+    details = [*rounds(first, others, train_s=1.0, witness_s=9.0), *rounds(*later, count=1, train_s=1.0, witness_s=9.0)]
+    found = explained(details, {})
+    assert f"last client {client(1)[:12]}" in found.sentence
+    attests = sum(part.share for part in found.parts if part.kind == "attest")
+    assert found.sentence.startswith(f"{100 * attests:.0f} % of the time"), found.sentence
+
+
+def test_sums_over_clients_do_not_count() -> None:
+    many = [figures_of_client(number, merge_s=50.0, idle_s=60.0, data_s=0.5) for number in range(2, 30)]
+    slowest = figures_of_client(1, committed_s=4.9, delivered_s=5.2, train_s=4.6)
+    assert sentence(*rounds(slowest, *many, train_s=5.2)).startswith("81 % of the time is training, as it should be")
+
+
+def test_a_slow_trainer_is_compared_with_the_others() -> None:
+    slow = figures_of_client(1, committed_s=11.0, delivered_s=11.5, train_s=10.0, attested_s=12.0)
+    said = sentence(*rounds(slow, figures_of_client(2), figures_of_client(3), train_s=11.5))
+    assert said.startswith(f"83 % of the time is the training of client {client(1)[:12]}: 10.0 s a round, where the ")
+    assert said.endswith("others' median is 4.0 s.")
+
+
+def test_absurd_claims_do_not_get_into_the_sentence() -> None:
+    liar = figures_of_client(1, train_s=1e9, committed_s=11.0, delivered_s=11.5)
+    said = sentence(*rounds(liar, figures_of_client(2), train_s=11.5))
+    assert "the training of client" in said
+    assert "11.5 s a round" in said
+
+
+def test_changing_clients_are_not_blamed_one_by_one() -> None:
+    details = [
+        detail_of(number, figures_of_client(1 + number % 3, **SLOW), figures_of_client(5), train_s=14.0)
+        for number in range(6)
+    ]
+    assert sentence(*details).startswith("68 % of the time is the upload of the slowest client of each round;")
+
+
+def test_client_that_is_named_has_the_share_that_is_told() -> None:
+    details = [
+        detail_of(number, figures_of_client(1 if number == 0 else 2, **SLOW), figures_of_client(5), train_s=14.0)
+        for number in range(3)
+    ]
+    found = explained(details, {})
+    assert [round(part.share, 2) for part in found.parts if part.kind == "upload"] == [0.46, 0.23]
+    assert found.sentence.startswith(f"46 % of the time is the upload of client {client(2)[:12]} at 2.1 MB/s;")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"data_s": 3.0, "fetching_s": 0.5, "decoding_s": 2.5, "train_s": 1.0}, "waits for data (decoding)"),
+        ({"encode_s": 3.5, "train_s": 0.5}, "encodes its result"),
+        ({"committed_s": 1.0, "train_s": 0.5, "check_s": 3.5}, "is the coordinator's check of results"),
+        ({"train_s": 0.5, "document_s": 3.5}, "has the run document"),
+        ({"train_s": 0.5, "replica_s": 3.9}, "gets ready to train"),
+    ],
+)
+def test_each_part_of_a_client_s_time_is_said(fields: dict[str, Any], said: str) -> None:
+    assert said in sentence(*rounds(figures_of_client(1, **fields), count=1))
+
+
+def test_the_round_before_is_fetched_and_merged_in_this_one() -> None:
+    late = figures_of_client(1, witness=False, replica_s=3.0, train_s=1.0, download_s=2.5, merge_s=0.5)
+    spans = {span.kind: span for span in critical_path(detail_of(1, late), detail_of(0, late))}
+    assert (spans["download"].seconds, spans["download"].size_bytes, spans["merge"].seconds) == (2.5, 2_000_000, 0.5)
+    witness = replace(late, witness=True)
+    kinds = {span.kind: span.seconds for span in critical_path(detail_of(1, witness), detail_of(0, witness))}
+    assert (kinds["merge"], kinds["replica"], kinds.get("download")) == (0.5, 2.5, None), "it had fetched them before"
+
+
+def test_waiting_in_vain_names_who_does_not_deliver_and_why() -> None:
+    silent = figures_of_client(2, fate="failed", detail="unavailable: the disk\x1b is away", delivered_s=None)
+    said = sentence(*rounds(figures_of_client(1), silent, train_s=60.0, lost_batches=2, batches=4))
+    assert f"91 % of the time the others wait in vain for client {client(2)[:12]}, of which nothing usable" in said
+    assert "lastly because: unavailable: the disk� is away" in said
+    assert said.endswith("50 % of the batches were lost and are trained again.")
+
+
+def test_empty_rounds_epochs_and_outages_are_said() -> None:
+    ended = figures_of_client(1)
+    empty = rounds(ended, applied_rounds=0, reason="1 of 3 witnesses attested, 2 must agree")
+    assert "goes into rounds of which nothing is applied, lastly because: 1 of 3 witnesses" in sentence(*empty)
+    apart = [detail_of(0, ended), detail_of(1, ended, started_s=200.0, epoch=1)]
+    assert sentence(*apart).startswith("90 % of the time passes between epochs")
+    assert "the coordinator is away" in sentence(detail_of(0, ended), detail_of(1, ended, started_s=200.0))
+
+
+def test_clients_that_say_nothing_are_unknown_and_never_guessed() -> None:
+    nothing = dict.fromkeys(("replica_s", "encode_s", "upload_s", "document_s", "merge_s", "download_s", "idle_s"))
+    old = figures_of_client(1, train_s=1.0, committed_s=None, **nothing)
+    found = explained([detail_of(0, old)], {})
+    assert found.sentence.startswith(f"71 % of the time is that of client {client(1)[:12]}, which does not say")
+    assert found.unknown.startswith(f"client {client(1)[:12]} does not say how long")
+    assert found.clients[0].upload_s is None
+    assert explained((), {}).sentence == NOTHING_YET
+
+
+def test_the_newest_round_waits_until_its_clients_have_told_of_it() -> None:
+    told, untold = figures_of_client(1), figures_of_client(1, upload_s=None)
+    assert explained([detail_of(0, told), detail_of(1, untold)], {}).next == 1
+    assert explained([detail_of(0, untold)], {}).next == 1, "it is the only one"
+    assert explained(rounds(told, count=40), {}).rounds == MAX_EXPLAINED_ROUNDS
+
+
+def test_rounds_without_time_are_said_to_have_taken_none() -> None:
+    still = figures_of_client(1, committed_s=0.0, delivered_s=0.0, attested_s=0.0)
+    assert sentence(detail_of(0, still, train_s=0.0, witness_s=0.0)) == NO_TIME
+
+
+SECONDS = st.none() | st.floats(0, 1e4)
+
+
+@st.composite
+def client_figures(draw: st.DrawFn, number: int) -> ClientFigures:
+    names = (
+        "committed_s", "delivered_s", "attested_s", "train_s", "replica_s", "data_s", "encode_s", "upload_s",
+        "check_s", "download_s", "merge_s", "fetching_s", "uploaded_bytes",
+    )  # fmt: skip
+    fields: dict[str, Any] = {name: draw(SECONDS) for name in names}
+    fields["uploaded_bytes"] = draw(st.none() | st.integers(0, 2**53))
+    fields["fate"] = draw(st.sampled_from(["applied", "lost", "missing", "failed", "idle"]))
+    return figures_of_client(number, batches=draw(st.integers(0, 3)), witness=draw(st.booleans()), **fields)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[RoundDetail]:
+    found: list[RoundDetail] = []
+    for number in range(draw(st.integers(1, 4))):
+        clients = [draw(client_figures(one)) for one in range(1, draw(st.integers(1, 4)))]
+        fields = {"applied_rounds": draw(st.integers(0, 1)), "epoch": draw(st.integers(0, 2))}
+        times = {"train_s": draw(st.floats(0, 1e4)), "witness_s": draw(st.floats(0, 1e4))}
+        gap_s = draw(st.sampled_from([0.0, 0.0, 30.0]))
+        started_s = (found[-1].figures.ended_s if found else 0.0) + gap_s
+        found.append(detail_of(number, *clients, started_s=started_s, **times, **fields))
+    return found
+
+
+@given(histories())
+def test_parts_add_up_to_the_time_that_passed(details: list[RoundDetail]) -> None:
+    for detail, before in zip(details, [None, *details], strict=False):
+        spans = critical_path(detail, before)
+        expected = detail.figures.train_s + detail.figures.witness_s
+        assert sum(span.seconds for span in spans) == pytest.approx(expected, abs=1e-6)
+        assert all(span.seconds >= 0 for span in spans)
+    passed = details[-1].figures.ended_s - details[0].figures.started_s
+    assert sum(span.seconds for span in path_of(details)) == pytest.approx(passed, abs=0.1)
+    found = explained(details, {client(1): "<b>'x'"})
+    assert found.sentence.endswith(".")
+    assert sum(part.share for part in found.parts) <= 1.01
+
+
+def test_a_client_that_has_left_keeps_the_name_of_its_rounds() -> None:
+    details = rounds(figures_of_client(1), figures_of_client(2, **SLOW, name="lab-b"), train_s=14.0)
+    found = explained(details, {client(1): "lab-a"})
+    assert {row.client_id: row.name for row in found.clients} == {client(1): "lab-a", client(2): "lab-b"}
+    assert "('lab-b')" in found.sentence
