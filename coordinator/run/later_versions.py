@@ -1,8 +1,9 @@
 """Members that know a later version of the run than its coordinator: what the coordinator serves is an older copy.
 
 Theory of operation. A member asks for the document that follows the newest one that it has. A version is shown only
-once it is kept, and a coordinator that shares its store reads it before it believes that a member is ahead; so honest
-members are ahead only where what was kept is gone. Where the store itself can tell that, the run has a new lineage
+once it is kept, and a coordinator that shares its store reads it before it believes that a member is ahead (even if it
+takes itself for alone: another one may have kept a record before it met this one again); so honest members are ahead
+only where what was kept is gone. Where the store itself can tell that, the run has a new lineage
 (`coordinator/run/lost_records.py`), to which claims about the former one say nothing. A folder that somebody put in the
 place of a newer one cannot tell. Only members are asked of which a result was applied, because keys cost nothing, and
 one that lies does not hold the run: it takes more than half of those that have asked since the start and are not
@@ -108,7 +109,7 @@ class OlderCopy:
         later = None
         if self._is_later(version, lineage):
             with contextlib.suppress(StoreFailed):  # the store is not reached: nothing is known of the claim
-                await (service.replicas.fresh() if service.health.problem is None else service.catch_up())
+                await (service.replicas.read() if service.health.problem is None else service.catch_up())
                 later = version if self._is_later(version, lineage) else None
         self._known.note(client_id, later)
         if later is not None and service.health.problem is None:

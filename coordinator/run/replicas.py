@@ -4,7 +4,9 @@ Theory of operation. Each follows the journal: it is told of each record, and me
 (`coordinator/store/replication.py`), where it notices what it was not told. Nothing of that is needed for the history
 to be one, which the journal's compare-and-swap ensures. It is needed so that
 
-- what a coordinator answers is not older than the request: `fresh` reads the journal once for all requests that wait;
+- what a coordinator answers is not older than the request: `fresh` reads the journal once for all requests that wait,
+  unless it is alone. It is after it has met nobody for `LEASE_S`: a database that fails over loses the meetings, and
+  the first who comes to the new one finds nobody there;
 - one of them ticks, and judges who has fallen silent, as long as it has met the others lately. One that was stopped for
   a while does not: it takes every member as heard when it begins again;
 - a coordinator that does not reach the store says so, and goes on when it does.
@@ -67,6 +69,8 @@ class Replicas:
         self._following = following
         self._met_s = float("-inf")
         """When the last meeting began, on the event loop's clock."""
+        self._alone_since_s = float("inf")
+        """When the first of the last meetings began at which nobody else was."""
         self._leased_s = float("-inf")
         """When the last meeting began that gave the lease."""
         self._other_count = 0
@@ -81,7 +85,7 @@ class Replicas:
     @property
     def is_alone(self) -> bool:
         """Whether nobody else can have appended lately. A newcomer is known before it accepts messages."""
-        return self._replication is None or (not self._other_count and _now_s() < self._met_s + LEASE_S)
+        return self._replication is None or self._alone_since_s + LEASE_S <= _now_s() < self._met_s + LEASE_S
 
     @property
     def may_be_others(self) -> bool:
@@ -108,6 +112,10 @@ class Replicas:
             log.info("ticking_begun", extra={"others": len(meeting.others)})
         if len(meeting.others) != self._other_count:
             log.info("replicas_changed", extra={"others": len(meeting.others)})
+        if meeting.others:
+            self._alone_since_s = float("inf")
+        elif is_late or self._other_count:
+            self._alone_since_s = began_s
         self._met_s, self._other_count = began_s, len(meeting.others)
         self._leased_s = began_s if meeting.is_ticking else float("-inf")
         if meeting.sequence > self._following.known():
@@ -143,12 +151,21 @@ class Replicas:
             await self._replication.leave()
 
     async def fresh(self) -> None:
-        """Return when everything is known that was kept before the call.
+        """Return when everything is known that was kept before the call; at once if nobody else can have kept any.
 
         Raises:
             StoreFailed: the store cannot be asked.
         """
-        if self.is_alone:
+        if not self.is_alone:
+            await self.read()
+
+    async def read(self) -> None:
+        """Return when everything is known that was kept before the call; one reading serves all who wait.
+
+        Raises:
+            StoreFailed: the store cannot be asked.
+        """
+        if self._replication is None:
             return
         if self._following.problem() is not None:
             raise StoreBlocked(f"{self._following.problem()}", is_full=False)

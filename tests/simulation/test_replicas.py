@@ -79,6 +79,7 @@ async def test_request_waits_until_what_was_kept_before_is_known() -> None:
 async def test_coordinator_stopped_while_another_starts_is_not_alone_after_that() -> None:
     async with replicas(count=1) as ((stopped, replication),), asyncio.TaskGroup() as tasks:
         store = stopped._options.store
+        await asyncio.sleep(LEASE_S + MEETING_S / 2)
         assert stopped.replicas.is_alone
         assert isinstance(store.journal, MemoryJournal)
         replication.goes_on.clear()
@@ -87,6 +88,32 @@ async def test_coordinator_stopped_while_another_starts_is_not_alone_after_that(
         await newcomer.started.wait()
         assert not stopped.replicas.is_alone
         serving.cancel()
+
+
+@in_virtual_time
+async def test_coordinator_that_meets_nobody_after_a_failover_is_not_alone() -> None:
+    async with replicas(count=2) as ((one, replication), (other, away)):
+        away.goes_on.clear()
+        replication.meetings.present.clear()  # the tables of meetings are not kept by a standby
+        await asyncio.sleep(2 * MEETING_S)
+        assert one.replicas.other_count == 0
+        await other.submit(join_of(1))
+        await one.replicas.fresh()
+        assert id_of(1) in one.run.members
+        await asyncio.sleep(LEASE_S)
+        assert one.replicas.is_alone
+
+
+@in_virtual_time
+async def test_member_ahead_of_one_that_feels_alone_is_believed_after_a_look() -> None:
+    async with replicas(count=2) as ((one, _), (other, away)):
+        away.goes_on.clear()
+        await asyncio.sleep(2 * LEASE_S + 2 * MEETING_S)
+        assert one.replicas.is_alone
+        await other.submit(join_of(1))
+        document = one.published.document
+        await one.older_copy.asked(id_of(1), document.version + 1, document.lineage)
+        assert id_of(1) in one.run.members
 
 
 @in_virtual_time
