@@ -73,7 +73,7 @@ async def test_page_works_below_a_path_behind_a_proxy_with_tls(browser: "Browser
     async with serving(state_file(), ServeOptions(str(tmp_path / "run"), Endpoint(port=0), genesis=GENESIS)) as running:
         locations = documented[0].replace("http://127.0.0.1:8000", running.url)
         with with_locations(tmp_path / "nginx", locations, self_signed(tmp_path)) as proxy:
-            async with opened(browser, ignore_https_errors=True) as (page, complaints):
+            async with opened(browser) as (page, complaints):
                 await page.goto(f"{proxy.url}/my-run#/round")
                 await page.locator("#connection").get_by_text("Connected").wait_for()
                 await page.get_by_text("No round has ended yet").first.wait_for()

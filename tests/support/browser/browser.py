@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 WITHOUT_WINDOWS = "chromium-headless-shell"
-ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--ignore-certificate-errors",  # those of a test's own; excused one by one (`ignore_https_errors`), a request may
+    # begin anew for each connection that is opened meanwhile, and end after 32 as ERR_TOO_MANY_RETRIES
+)
 SHOWN_BOUND_S = 40.0
 """Maximum seconds until a page shows what a test waits for; a selector that finds nothing fails after this time."""
 SIZES = {"phone": (360, 740), "laptop": (1280, 800), "4k": (3840, 2160)}

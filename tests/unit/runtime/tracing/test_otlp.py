@@ -4,6 +4,7 @@ import contextlib
 import gc
 import logging
 import socket
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def test_an_endpoint_that_hangs_holds_nobody_up(
             taken_s = time.monotonic() - began_s
         closed_s = time.monotonic() - began_s - taken_s
     assert taken_s < otlp.SEND_TIMEOUT_S
-    assert closed_s < 2.0
+    assert closed_s < otlp.SEND_TIMEOUT_S
 
 
 def test_spans_that_nobody_takes_use_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +93,14 @@ def test_spans_that_nobody_takes_use_no_more_memory(monkeypatch: pytest.MonkeyPa
 def test_an_absent_endpoint_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "SEND_TIMEOUT_S", 0.3)
     caplog.set_level(logging.WARNING)
+    earlier = {thread.ident for thread in threading.enumerate()}  # those of other tests may give up just now, and say so
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with exported_spans(f"http://user:secret@127.0.0.1:{port}/v1/traces", "epochal-test") as sink:
         for _ in range(3 * otlp.BATCH_SPANS):
             sink.take(RoundSpan("train", ROUND, 10.0, 12.5))
-    lines = [record for record in caplog.records if record.getMessage() == "traces_not_sent"]
-    assert len(lines) == 1
+    lines = [record for record in caplog.records if record.thread not in earlier]
+    assert [line.getMessage() for line in lines] == ["traces_not_sent"]
     assert "secret" not in caplog.text
 
 
