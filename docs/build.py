@@ -8,7 +8,16 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from docs import alerts_table, document_fields, errors_page, grafana_dashboard, metrics_tables, page_blocks, said_kinds
+from docs import (
+    alerts_table,
+    document_fields,
+    errors_page,
+    grafana_dashboard,
+    house_map,
+    metrics_tables,
+    page_blocks,
+    said_kinds,
+)
 from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
 from epochal.run_manager.step_table import STEPS, News
@@ -25,6 +34,7 @@ def generated_blocks() -> dict[str, str]:
     tables["alerts"] = alerts_table.table()
     tables["errors"] = errors_page.body()
     tables["document-fields"] = document_fields.body()
+    tables["map"] = house_map.body()
     return tables | metrics_tables.blocks()
 
 

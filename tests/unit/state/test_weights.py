@@ -75,7 +75,7 @@ def test_newcomers_make_no_result_count_for_more_than_proven_clients_do() -> Non
     assert factors([*equal(1.0), *nothing], None) == [1.0] * 10
 
 
-def test_three_proven_clients_alone_judge_a_round_of_which_nobody_knows_the_usual_length() -> None:
+def test_three_proven_clients_judge_a_round_without_a_usual_length() -> None:
     new = equal(*[1e-6] * 9, proven=False)
     assert factors([*equal(1.0, 1.0, 1.0), *new], None) == [1.0] * 12
 
