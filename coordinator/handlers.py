@@ -32,7 +32,6 @@ from epochal.state.generations import DataAppend
 from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
 from epochal.state.messages.blobs import CheckerToken
-from epochal.state.messages.deliveries import Delivery
 from epochal.state.messages.evaluations import EvaluationHistory, EvaluationReport
 from epochal.state.names import shown_client
 from epochal.state.refusals import Refusal
@@ -312,11 +311,11 @@ class Handlers:
                 raise waits
         return self.standing(client_id)
 
-    async def deliver(self, client_id: ClientId, delivery: Delivery) -> messages.Standing:
+    async def deliver(self, client_id: ClientId, bound: messages.ResultCommitment, data: bytes) -> messages.Standing:
         """Take a small result with its commitment. Raises `Refused` as `report` and `Deliveries.take`."""
         self.check_rate(client_id)
-        await self.uploads.results.check_commitment(client_id, delivery.commitment)
-        await Deliveries(self.service, self.uploads).take(client_id, delivery)
+        await self.uploads.results.check_commitment(client_id, bound)
+        await Deliveries(self.service, self.uploads).take(client_id, bound, data)
         return self.standing(client_id)
 
     def check_rate(self, client_id: ClientId) -> None:

@@ -15,9 +15,16 @@ from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.config.model import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, Roster, RunDocument, WorkList
-from epochal.state.messages.deliveries import Delivery
-from epochal.state.messages.requests import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
-from epochal.state.messages.result_bundles import ResultsBundle
+from epochal.state.messages.requests import (
+    Challenge,
+    ChallengeRequest,
+    JoinRequest,
+    Report,
+    ResultCommitment,
+    Session,
+    Standing,
+)
+from epochal.state.messages.result_bundles import PageAndBytes
 from epochal.state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -94,7 +101,7 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
 
     async def outcome(self, step: int) -> Outcome: ...
 
-    async def results(self, query: ResultsQuery) -> ResultsBundle:
+    async def results(self, query: ResultsQuery) -> PageAndBytes:
         """Return a page of results, with the bytes of small ones that others made if the coordinator sends them."""
         ...
 
@@ -102,7 +109,7 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
         """Report on this member's replica or its part of a round; return which of its messages have arrived."""
         ...
 
-    async def send_result(self, delivery: Delivery) -> Standing:
+    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
         """Report a small result and send its bytes along; return which of this member's messages have arrived.
 
         If the result is not verified then, the coordinator has only taken the report, and the bytes are to follow.
@@ -169,14 +176,14 @@ class ForwardedRequests(ABC):
     async def outcome(self, step: int) -> Outcome:
         return await self._carry(self._requests.outcome, step)
 
-    async def results(self, query: ResultsQuery) -> ResultsBundle:
+    async def results(self, query: ResultsQuery) -> PageAndBytes:
         return await self._carry(self._requests.results, query)
 
     async def report(self, report: Report) -> Standing:
         return await self._carry(self._requests.report, report)
 
-    async def send_result(self, delivery: Delivery) -> Standing:
-        return await self._carry(self._requests.send_result, delivery)
+    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
+        return await self._carry(self._requests.send_result, commitment, data)
 
     async def standing(self) -> Standing:
         return await self._carry(self._requests.standing)

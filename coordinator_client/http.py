@@ -11,7 +11,7 @@ from epochal.coordinator_client.api import DocumentMark, ResultsQuery
 from epochal.coordinator_client.blob_bodies import Pieces, append_held_blob, blob_pieces
 from epochal.coordinator_client.follow import parse_immutable
 from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
-from epochal.coordinator_client.resumed_uploads import NO_SUCH_ROUTE, ResumedUploads
+from epochal.coordinator_client.resumed_uploads import ResumedUploads
 from epochal.coordinator_client.stored_blobs import StoredBlobs, StoredDownload
 from epochal.coordinator_client.wrong_address import WrongAddress, mistake_in
 from epochal.runtime.connections.reach import Reach
@@ -29,7 +29,6 @@ from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Ros
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from epochal.state.generations import DataAppend, DataAppendSetting, DataHistory
 from epochal.state.intervals import BatchId
-from epochal.state.messages import result_bundles
 from epochal.state.messages.blobs import (
     CheckerToken,
     CheckVerdict,
@@ -38,7 +37,7 @@ from epochal.state.messages.blobs import (
     RenewedLease,
     UploadProgress,
 )
-from epochal.state.messages.deliveries import MEDIA_TYPE, Delivery
+from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.evaluations import Evaluation, EvaluationHistory, EvaluationReport
 from epochal.state.messages.requests import (
     REPORT_PATHS,
@@ -50,12 +49,12 @@ from epochal.state.messages.requests import (
     JoinRequest,
     QuarantineRelease,
     Report,
-    ResultsPage,
+    ResultCommitment,
     RunStatus,
     Session,
     Standing,
 )
-from epochal.state.messages.result_bundles import ResultsBundle
+from epochal.state.messages.result_bundles import PageAndBytes, parse_bundle
 from epochal.state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -87,7 +86,6 @@ class CoordinatorClient:
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
         self._headers: dict[str, str] = {}
-        self._takes_deliveries = True
         self._stored = StoredBlobs(self._request, origin_of(str(http.base_url)), self._store_origins, reach)
         self._uploads = ResumedUploads(self.upload_progress, self._send)
 
@@ -206,28 +204,19 @@ class CoordinatorClient:
     async def outcome(self, step: int) -> Outcome:
         return parse_document(Outcome, (await self._request("GET", f"{self._run}/rounds/{step}/outcome")).content)
 
-    async def results(self, query: ResultsQuery) -> ResultsBundle:
+    async def results(self, query: ResultsQuery) -> PageAndBytes:
         path = f"{self._run}/rounds/{query.step}/results"
         params = {"attempt": query.attempt, "after": query.after, "wait_s": query.wait_s, "bytes": "true"}
         answer = await self._request("GET", path, params=params, wait_s=query.wait_s)
-        if answer.headers.get("Content-Type") == result_bundles.MEDIA_TYPE:
-            return result_bundles.parse_bundle(answer.content)
-        return ResultsBundle(parse_document(ResultsPage, answer.content))  # of an older coordinator
+        return parse_bundle(answer.content)
 
     async def report(self, report: Report) -> Standing:
         return parse_document(Standing, await self._post(f"/{REPORT_PATHS[type(report)]}", report))
 
-    async def send_result(self, delivery: Delivery) -> Standing:
-        if self._takes_deliveries:
-            try:
-                body, headers = delivery.encoded(), {"Content-Type": MEDIA_TYPE}
-                answer = await self._request("POST", f"{self._run}/deliveries", content=body, headers=headers)
-                return parse_document(Standing, answer.content)
-            except Refused as refusal:
-                if refusal.kind not in NO_SUCH_ROUTE:
-                    raise
-                self._takes_deliveries = False  # an older coordinator
-        return await self.report(delivery.commitment)
+    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
+        body, headers = encoded_delivery(commitment, data), {"Content-Type": MEDIA_TYPE}
+        answer = await self._request("POST", f"{self._run}/deliveries", content=body, headers=headers)
+        return parse_document(Standing, answer.content)
 
     async def standing(self) -> Standing:
         return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)

@@ -21,8 +21,6 @@ MAX_REMEMBERED = 64
 """Maximum number of broken uploads that are remembered; each is of an announced blob that is sent again soon."""
 MAX_OFFSETS = 4
 """Maximum number of places from which the rest of a blob is sent in one delivery, before all of it is."""
-NO_SUCH_ROUTE = frozenset({Refusal.NOT_FOUND, Refusal.METHOD_NOT_ALLOWED})
-"""Refusals of a coordinator that is older than a route."""
 _ENDS_REQUEST = frozenset({Refusal.OVERLOADED, Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT})
 """Refusals that end a request, but not its upload."""
 _WRONG_REST = frozenset({Refusal.BLOB_MISMATCH, Refusal.BLOB_TOO_LARGE, Refusal.OFFSET_DIFFERS})
@@ -48,7 +46,7 @@ class ResumedUploads:
         """Deliver a blob, or what the coordinator lacks of it. Raises as `send`."""
         start = 0
         if sha256 in self._broken or file.size_bytes >= ASKED_FROM_BYTES:
-            found = await self._arrived(sha256)
+            found = await self._progress(sha256)
             if found.delivered:
                 return
             start = found.received_bytes if found.received_bytes < file.size_bytes else 0
@@ -65,14 +63,6 @@ class ResumedUploads:
                 self._broken.pop(sha256, None)
             raise
         self._broken.pop(sha256, None)
-
-    async def _arrived(self, sha256: Sha256) -> UploadProgress:
-        try:
-            return await self._progress(sha256)
-        except Refused as refusal:
-            if refusal.kind in NO_SUCH_ROUTE:  # an older coordinator
-                return UploadProgress(0)
-            raise
 
     async def _put_from(self, start: int, sha256: Sha256, file: "SentBytes") -> None:
         from epochal.runtime.files.spool_part import rest_of

@@ -24,12 +24,12 @@ from epochal.runtime.http.hosts import host_in
 from epochal.runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
 from epochal.state.codecs.named import SPOKEN
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
-from epochal.state.messages.deliveries import Delivery
 from epochal.state.messages.requests import (
     Capabilities,
     ChallengeRequest,
     JoinRequest,
     Report,
+    ResultCommitment,
     Session,
     Standing,
     join_message,
@@ -229,9 +229,9 @@ class CoordinatorSession(ForwardedRequests):
         self._note_rest(standing)
         return standing
 
-    async def send_result(self, delivery: Delivery) -> Standing:
+    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
         """Report a small result and send its bytes along; log if this member rests. Return what has arrived."""
-        standing = await super().send_result(delivery)
+        standing = await super().send_result(commitment, data)
         self._note_rest(standing)
         return standing
 

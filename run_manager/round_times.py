@@ -114,12 +114,12 @@ class RoundTimes:
         """Return the seconds since the round's document came."""
         return self._now_s() - self._began_s
 
-    def work(self, replica_s: float, encode_s: float) -> WorkTimes:
-        """Return the times of this round's work, which is done.
+    def work(self, replica_s: float, encode_s: float = 0.0) -> WorkTimes:
+        """Return the times of this round's work.
 
         Args:
             replica_s: from the document until the replica was held.
-            encode_s: to encode the result.
+            encode_s: to encode the result; 0 until that is done.
         """
         idle_ms = None if self._idle_s is None else milliseconds(self._idle_s)
         return WorkTimes(idle_ms, milliseconds(replica_s), milliseconds(encode_s))

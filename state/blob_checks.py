@@ -56,10 +56,10 @@ def verdict_on(check: ResultCheck, layout: TensorLayout, data: Readable, sha256:
         codec=check.codec,
     )
     try:
-        found = check_result(data, wanted, layout, check.max_abs)
+        header, norm = check_result(data, wanted, layout, check.max_abs)
     except InvalidResult as error:
         return CheckVerdict(sha256, None, error.rule[:MAX_RULE_CHARS], str(error)[:MAX_MESSAGE_CHARS])
-    return CheckVerdict(sha256, Sha256(found.header.replica_digest), norm=found.norm)
+    return CheckVerdict(sha256, Sha256(header.replica_digest), norm=norm)
 
 
 def verdict_on_arrival(check: ResultCheck, layout: TensorLayout, data: HashedReadable) -> CheckVerdict:

@@ -114,16 +114,12 @@ def result_size_bound(layout: TensorLayout, codec: str = FLOAT32.name) -> int:
     return file_size_bound(codec_named(codec).encoded(layout), METADATA_BOUND_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedResult:
-    """A result that keeps every rule: its header, and its length, √Σx² over all decoded values, computed in float64."""
+def check_result(
+    data: Readable, expected: ResultHeader, layout: TensorLayout, max_abs: float
+) -> tuple[ResultHeader, float]:
+    """Return the header and the length of a result that keeps every rule; its bytes are read in one pass.
 
-    header: ResultHeader
-    norm: float
-
-
-def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, max_abs: float) -> CheckedResult:
-    """Check a result's bytes against every rule, in one pass. Takes constant memory besides the header.
+    The length is √Σx² over all decoded values, computed in float64. Takes constant memory besides the header.
 
     Args:
         data: the result's bytes, read a piece at a time.
@@ -158,7 +154,7 @@ def check_result(data: Readable, expected: ResultHeader, layout: TensorLayout, m
         if isinstance(found, str):
             raise InvalidResult(found, f"a result whose tensor {name!a} {_BROKEN[found]}", max_abs=max_abs)
         squares += found
-    return CheckedResult(header, math.sqrt(squares))
+    return header, math.sqrt(squares)
 
 
 _BROKEN = {

@@ -23,7 +23,7 @@ from epochal.state.assignment import assign_data_for_state
 from epochal.state.documents import Roster, RunDocument, WorkList
 from epochal.state.election import elect_witnesses
 from epochal.state.errors import EpochalError
-from epochal.state.messages.deliveries import Delivery
+from epochal.state.messages.deliveries import encoded_delivery
 from epochal.state.messages.requests import Attestation, ReadyReport, ResultCommitment, ResultMetrics
 from epochal.state.phases import RunState
 from epochal.state.results import ResultHeader, encode_result
@@ -335,7 +335,7 @@ class RawMember:
             else:
                 self._refused(status, body)
 
-        self._ask("POST", f"{self._crowd.run}/deliveries", Delivery(bound, result).encoded(), delivered)
+        self._ask("POST", f"{self._crowd.run}/deliveries", encoded_delivery(bound, result), delivered)
 
     async def _witness(self, found: RoundOfAll) -> None:
         step, attempt = self._round_key(found.document)

@@ -72,8 +72,8 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
     async def deliver(run_id: str, request: Request) -> Response:
         del run_id
         client_id = caller(handlers, request)
-        delivery = parse_delivery(await read_short_body(request, MAX_DELIVERY_BYTES))
-        return document_response(await handlers.deliver(client_id, delivery))
+        commitment, data = parse_delivery(await read_short_body(request, MAX_DELIVERY_BYTES))
+        return document_response(await handlers.deliver(client_id, commitment, data))
 
     def add_report(kind: type[messages.Report], summary: str) -> None:
         place = messages.REPORT_PATHS[kind]

@@ -18,7 +18,6 @@ from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.blobs import BytesOfBlob, check_room
 from epochal.state.blob_checks import verdict_on
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.messages.deliveries import Delivery
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.messages.round_times import milliseconds
 from epochal.state.refusals import Refusal
@@ -37,15 +36,14 @@ class Deliveries:
         self._service = service
         self._uploads = uploads
 
-    async def take(self, client_id: ClientId, delivery: Delivery) -> None:
+    async def take(self, client_id: ClientId, bound: ResultCommitment, data: bytes) -> None:
         """Count a member's result. Where clients put results into an object store themselves, only its commitment.
 
         Raises:
             Refused: as the commitment is refused (`coordinator/machine/reports.py`); `result-invalid`, after which the
                 commitment binds; `blobs-full`; `store-failed`.
         """
-        service, bound = self._service, delivery.commitment
-        sha256 = Sha256(bound.result_sha256)
+        service, sha256 = self._service, Sha256(bound.result_sha256)
         if service.health.problem is not None:
             raise service.health.refusal()
         if is_delivered(service.run, client_id, sha256):
@@ -57,7 +55,7 @@ class Deliveries:
             return
         began_s = service.now_s()
         expected, layout = _expected(service.run, client_id, bound), await self._uploads.layout()
-        verdict = verdict_on(self._uploads.results.check_of(expected), layout, BytesOfBlob(delivery.data), sha256)
+        verdict = verdict_on(self._uploads.results.check_of(expected), layout, BytesOfBlob(data), sha256)
         if verdict.replica_digest is None or verdict.norm is None:
             await service.submit(committed)
             await self._uploads.results.count(expected, verdict)
@@ -68,14 +66,14 @@ class Deliveries:
         recorded = service.recorded_blobs
         if recorded is None:
             with service.maintenance.taking_in(sha256):
-                await self._with_room(expected, committed, partial(service.blobs.keep, sha256, delivery.data))
-                self._uploads.recent.add(of_round, sha256, delivery.data)
+                await self._with_room(expected, committed, partial(service.blobs.keep, sha256, data))
+                self._uploads.recent.add(of_round, sha256, data)
                 await service.submit(delivered)
             return
         await self._with_room(expected, committed, partial(self._check_room, bound.size_bytes))
         with recorded.arriving(bound.size_bytes):
-            self._uploads.recent.add(of_round, sha256, delivery.data)
-            await service.submit(delivered, {sha256: delivery.data})
+            self._uploads.recent.add(of_round, sha256, data)
+            await service.submit(delivered, {sha256: data})
 
     async def _check_room(self, size_bytes: int, spare_bytes: int) -> None:
         """Raise `Refused` (`blobs-full`) unless a blob of this size finds room, and leaves so much free."""

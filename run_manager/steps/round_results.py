@@ -16,7 +16,7 @@ from epochal.run_manager.round_view import RoundView
 from epochal.state.documents import RoundHead
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import Attestation, CommittedResult
-from epochal.state.messages.result_bundles import ResultsBundle
+from epochal.state.messages.result_bundles import PageAndBytes
 from epochal.state.refusals import Retry
 from epochal.state.wire import ClientId
 
@@ -97,11 +97,11 @@ class RoundResults:
         after = 0
         async with asyncio.TaskGroup() as group:
             while True:
-                bundle = await self._bundle(after)
-                if bundle is None:
+                found = await self._page(after)
+                if found is None:
                     return False
-                page = bundle.page
-                for sha256, data in bundle.blobs.items():
+                page, blobs = found
+                for sha256, data in blobs.items():
                     self._context.exchange.arrived(sha256, data)
                 for result in page.results:
                     self._known[result.client_id] = result
@@ -111,7 +111,7 @@ class RoundResults:
                 if page.complete:
                     return True
 
-    async def _bundle(self, after: int) -> ResultsBundle | None:
+    async def _page(self, after: int) -> PageAndBytes | None:
         query = ResultsQuery(self._head.step, self._head.attempt, after, self._context.session.wait_s)
         try:
             return await self._context.session.results(query)

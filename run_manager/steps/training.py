@@ -6,7 +6,7 @@ its channel. Fetching begins before the replica is held, because it depends on t
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from epochal.batching.packing.packed_batches import AssignedBatches
@@ -15,7 +15,7 @@ from epochal.data_providers.fetcher import failure_kind
 from epochal.data_providers.waits import WaitTimes
 from epochal.run_manager.context import StepContext
 from epochal.run_manager.events import BlobSent, PartBegan, RoundFailed, RoundPart, RoundTrained, WorkAssigned
-from epochal.run_manager.replica.keeper import HeldReplica, round_bytes
+from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.round_view import round_of
 from epochal.run_manager.steps.reported import reported_failure
 from epochal.runtime.files.spool import SpoolFile
@@ -24,7 +24,7 @@ from epochal.state.documents import RunDocument
 from epochal.state.errors import DataError, Refused, TrainerFailed
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics
-from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES, Delivery
+from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.messages.requests import (
     MAX_MESSAGE_CHARS,
     FailureKind,
@@ -32,7 +32,7 @@ from epochal.state.messages.requests import (
     ResultCommitment,
     ResultMetrics,
 )
-from epochal.state.messages.round_times import MS_PER_S, WorkTimes
+from epochal.state.messages.round_times import MS_PER_S, WorkTimes, milliseconds
 from epochal.state.refusals import Refusal
 from epochal.state.results import ResultHeader
 from epochal.state.schedule import InnerSchedule
@@ -57,27 +57,6 @@ UNDELIVERED_KINDS = frozenset(
 
 `already-committed`: this client committed to other bytes before it was killed, and no longer has them.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    """A round's local steps."""
-
-    round: TrainedRound
-    held: HeldReplica
-    train_s: float
-    replica_s: float
-    data: DataMetrics | None
-    batch_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A result before it is published: its file, and no tensor that memory would hold while it is sent."""
-
-    file: SpoolFile
-    metrics: ResultMetrics
-    batch_count: int
 
 
 class TrainingStepMetadata:
@@ -117,16 +96,22 @@ class TrainingStepMetadata:
             self._begin("replica")
             result = await self._result_or_report(data_assignments, len(view.positions))
             if result is not None:
-                await self._publish(result)
+                await self._publish(*result, batch_count)
 
     def _begin(self, part: RoundPart) -> None:
         self._context.dependencies.observer(PartBegan(self._head.step, self._head.attempt, part))
 
-    async def _result_or_report(self, data_assignments: tuple[BatchId, ...], client_count: int) -> _Result | None:
+    async def _result_or_report(
+        self, data_assignments: tuple[BatchId, ...], client_count: int
+    ) -> tuple[SpoolFile, ResultMetrics] | None:
+        """Return the result's file, and no tensor that memory would hold while it is sent; None after a failure."""
         trained = await self._train_or_report(data_assignments, client_count)
-        return None if trained is None else await self._spooled(trained)
+        return None if trained is None else await self._spooled(*trained)
 
-    async def _train_or_report(self, data_assignments: tuple[BatchId, ...], client_count: int) -> _Trained | None:
+    async def _train_or_report(
+        self, data_assignments: tuple[BatchId, ...], client_count: int
+    ) -> tuple[TrainedRound, ResultMetrics, Sha256] | None:
+        """Return the local steps, their figures, and the digest of the replica that they start from."""
         context, head = self._context, self._head
         config, llm = context.state.config, context.state.model.LLM
         plan = plan_round(
@@ -172,7 +157,8 @@ class TrainingStepMetadata:
             return None
         train_s = clock.monotonic_s() - started_s
         data = None if opened.trainer.loads_data else self._data_metrics(batches.waited)
-        return _Trained(trained, held, train_s, replica_s, data, total_batches(data_assignments))
+        train_s, work = round(train_s, TOLD_PLACES), context.times.work(replica_s)
+        return trained, ResultMetrics(trained.loss, trained.token_count, train_s, data, work), held.digest
 
     def _data_metrics(self, waited: WaitTimes) -> DataMetrics:
         used, dropped = self._context.ahead.counts_since_last()
@@ -184,7 +170,9 @@ class TrainingStepMetadata:
             dropped_samples=min(dropped, MAX_CLAIMED_SAMPLES),
         )
 
-    async def _spooled(self, trained: _Trained) -> _Result:
+    async def _spooled(
+        self, trained: TrainedRound, metrics: ResultMetrics, replica_digest: Sha256
+    ) -> tuple[SpoolFile, ResultMetrics]:
         context, head = self._context, self._head
         now_s = context.dependencies.retry_policy.clock.monotonic_s
         began_s = now_s()
@@ -195,25 +183,18 @@ class TrainingStepMetadata:
             attempt=head.attempt,
             client_id=context.session.client_id,
             work_sha256=head.work_sha256,
-            replica_digest=trained.held.digest,
+            replica_digest=replica_digest,
             codec=context.state.merge.codec_name,
         )
-        encoding = partial(context.result_of, header, self._document.lineage, trained.round.difference)
+        encoding = partial(context.result_of, header, self._document.lineage, trained.difference)
         stream = await context.worker.run(encoding)
         file = await context.worker.run(partial(context.spool.keep, stream.views(), stream.size_bytes))
-        metrics = ResultMetrics(
-            loss=trained.round.loss,
-            tokens=trained.round.token_count,
-            train_s=round(trained.train_s, TOLD_PLACES),
-            data=trained.data,
-            work=context.times.work(trained.replica_s, now_s() - began_s),
-            before=context.times.before(),
-        )
-        return _Result(file, metrics, trained.batch_count)
+        assert metrics.work is not None, "it is known since the training"
+        work = metrics.work._replace(encode_ms=milliseconds(now_s() - began_s))
+        return file, replace(metrics, work=work, before=context.times.before())
 
-    async def _publish(self, result: _Result) -> None:
+    async def _publish(self, file: SpoolFile, metrics: ResultMetrics, batch_count: int) -> None:
         context, head = self._context, self._head
-        file, metrics = result.file, result.metrics
         sha256 = file.sha256()
         commitment = ResultCommitment(head.step, head.attempt, sha256, file.size_bytes, metrics)
         context.tentative.published(sha256)
@@ -229,7 +210,7 @@ class TrainingStepMetadata:
             reported = f"the result was not taken: {refusal.kind}"
             await self._report_failed("unavailable", f"{reported}: {refusal.message}", reported, None)
             return
-        context.dependencies.observer(round_trained(commitment, result.batch_count, now_s() - began_s))
+        context.dependencies.observer(round_trained(commitment, batch_count, now_s() - began_s))
 
     async def _send(self, commitment: ResultCommitment, file: SpoolFile) -> None:
         """Commit to the result and publish it: a small one comes along. Raises `Refused`."""
@@ -238,7 +219,7 @@ class TrainingStepMetadata:
             await context.session.report(commitment)
         else:
             started_s = context.dependencies.retry_policy.clock.monotonic_s()
-            standing = await context.session.send_result(Delivery(commitment, file.to_bytes()))
+            standing = await context.session.send_result(commitment, file.to_bytes())
             took_s = context.dependencies.retry_policy.clock.monotonic_s() - started_s
             is_of_round = (standing.step, standing.attempt) == (commitment.step, commitment.attempt)
             if standing.result_verified or not is_of_round:

@@ -78,7 +78,7 @@ class CheckVerdict(WireDocument):
         replica_digest: from the result's header; None if it breaks a rule.
         rule: the broken rule, else None.
         message: how it is broken, else "".
-        norm: the result's length (`CheckedResult`); None if it breaks a rule.
+        norm: the result's length (`check_result`); None if it breaks a rule.
     """
 
     sha256: HexSha256

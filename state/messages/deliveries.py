@@ -4,8 +4,6 @@ It saves a request for each client and round. Larger results follow their commit
 and gone on with where a connection breaks.
 """
 
-from dataclasses import dataclass
-
 from epochal.state.errors import InvalidDocument
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.wire import canonical_json, parse_document, sha256_hex
@@ -18,20 +16,13 @@ MEDIA_TYPE = "application/octet-stream"
 _END_OF_LINE = b"\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A client's commitment to its result of a round, and the result's bytes."""
-
-    commitment: ResultCommitment
-    data: bytes
-
-    def encoded(self) -> bytes:
-        """Return the message."""
-        return canonical_json(self.commitment) + _END_OF_LINE + self.data
+def encoded_delivery(commitment: ResultCommitment, data: bytes) -> bytes:
+    """Return the message with a client's commitment to its result of a round, and the result's bytes."""
+    return canonical_json(commitment) + _END_OF_LINE + data
 
 
-def parse_delivery(body: bytes) -> Delivery:
-    """Return the delivery in a message.
+def parse_delivery(body: bytes) -> tuple[ResultCommitment, bytes]:
+    """Return the commitment and the result's bytes in a message.
 
     Raises:
         InvalidDocument: it is none, or the bytes are not those that the commitment names; the sender's fault.
@@ -45,4 +36,4 @@ def parse_delivery(body: bytes) -> Delivery:
     found = sha256_hex(data)
     if found != commitment.result_sha256:
         raise InvalidDocument(f"the bytes hash to {found}; the commitment names {commitment.result_sha256}")
-    return Delivery(commitment, data)
+    return commitment, data

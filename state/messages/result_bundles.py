@@ -10,7 +10,7 @@ It saves a witness a request for each result. Bytes that do not come along are a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from epochal.state.errors import InvalidDocument
 from epochal.state.messages.requests import ResultsPage
@@ -22,12 +22,8 @@ MEDIA_TYPE = "application/octet-stream"
 _END_OF_LINE = b"\n"
 
 
-@dataclass(frozen=True, slots=True)
-class ResultsBundle:
-    """A page of results, and the bytes of some of them by digest."""
-
-    page: ResultsPage
-    blobs: Mapping[Sha256, bytes] = field(default_factory=dict)
+PageAndBytes: TypeAlias = tuple[ResultsPage, Mapping[Sha256, bytes]]
+"""A page of results, and the bytes of some of them by digest."""
 
 
 def encoded_bundle(page: bytes, blobs: Sequence[tuple[Sha256, bytes]]) -> bytes:
@@ -41,7 +37,7 @@ def encoded_bundle(page: bytes, blobs: Sequence[tuple[Sha256, bytes]]) -> bytes:
     return b"".join((page, _END_OF_LINE, digests, _END_OF_LINE, *(data for _, data in blobs)))
 
 
-def parse_bundle(body: bytes) -> ResultsBundle:
+def parse_bundle(body: bytes) -> PageAndBytes:
     """Return the page in a message, and the bytes, each compared with its digest.
 
     Raises:
@@ -71,4 +67,4 @@ def parse_bundle(body: bytes) -> ResultsBundle:
         blobs[digest] = piece
     if start != len(data):
         raise InvalidDocument(f"{len(data) - start} bytes follow those that a page names")
-    return ResultsBundle(page, blobs)
+    return page, blobs

@@ -15,7 +15,7 @@ from epochal.coordinator.api.requests import STALE_HEADER
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.state.errors import Refused
-from epochal.state.messages.deliveries import MEDIA_TYPE, Delivery
+from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.phases import RunState
 from tests.support.data.spooled import fetched
 from tests.support.drive.by_hand import joined_by_hand
@@ -272,13 +272,12 @@ async def test_result_whose_replica_is_killed_is_there_whole_or_not(
             await hand.be_ready()
             document = await hand.watch.until(at_round(1))
             data, bound = await hand.result(document)
-            delivery = Delivery(bound, data)
             place = f"/v1/runs/{replicas.run.watch.api.run_id}/deliveries"
             headers = {"Authorization": hand.api._headers["Authorization"], "Content-Type": MEDIA_TYPE}
 
             async def ask() -> None:
                 with contextlib.suppress(httpx.TransportError):
-                    await killed.http.post(place, content=delivery.encoded(), headers=headers)
+                    await killed.http.post(place, content=encoded_delivery(bound, data), headers=headers)
 
             async def shown() -> None:
                 await hand.results_in(document, 1)
@@ -290,7 +289,7 @@ async def test_result_whose_replica_is_killed_is_there_whole_or_not(
             if killed_at is not before_its_transaction:
                 await shown()
                 assert await fetched(hand.api, bound.result_sha256) == data
-            assert (await hand.api.send_result(delivery)).result_verified
+            assert (await hand.api.send_result(bound, data)).result_verified
             assert await hand.results_in(document) == (hand.client_id,)
             assert await fetched(hand.api, bound.result_sha256) == data
 

@@ -24,9 +24,17 @@ from epochal.state.config.model import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, Roster, RunDocument, WorkList
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused
-from epochal.state.messages.deliveries import Delivery, parse_delivery
-from epochal.state.messages.requests import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
-from epochal.state.messages.result_bundles import ResultsBundle
+from epochal.state.messages.deliveries import encoded_delivery, parse_delivery
+from epochal.state.messages.requests import (
+    Challenge,
+    ChallengeRequest,
+    JoinRequest,
+    Report,
+    ResultCommitment,
+    Session,
+    Standing,
+)
+from epochal.state.messages.result_bundles import PageAndBytes
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, canonical_json, parse_document
 from tests.support.data.stored_blobs import blob_bytes
@@ -114,22 +122,22 @@ class InProcessCoordinator:
         with self._asking() as handlers:
             return handlers.outcome(step)
 
-    async def results(self, query: ResultsQuery) -> ResultsBundle:
+    async def results(self, query: ResultsQuery) -> PageAndBytes:
         with self._asking() as handlers:
             reader = handlers.reader(self._token or None, "in-process")
             with handlers.service.waiting(reader.client_id, self._has_gone):
                 page = await handlers.results(query.step, query.attempt, query.after, query.wait_s, reader)
-        return ResultsBundle(page)
+        return page, {}
 
     async def report(self, report: Report) -> Standing:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)
             return _encoded(await handlers.report(client_id, _received(report)))
 
-    async def send_result(self, delivery: Delivery) -> Standing:
+    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
         with self._asking() as handlers:
             client_id = handlers.authenticate(self._token)
-            return _encoded(await handlers.deliver(client_id, parse_delivery(delivery.encoded())))
+            return _encoded(await handlers.deliver(client_id, *parse_delivery(encoded_delivery(commitment, data))))
 
     async def standing(self) -> Standing:
         with self._asking() as handlers:

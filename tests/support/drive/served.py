@@ -36,7 +36,7 @@ from epochal.runtime.http.server import Endpoint
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model import ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.messages.deliveries import MEDIA_TYPE, Delivery
+from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ReadyReport, ResultCommitment, ResultMetrics
 from epochal.state.model.first_model import FirstModel
 from epochal.state.model.replica import Replica, replica_digest
@@ -151,7 +151,7 @@ class WireClient(HandClient):
 
     async def deliver(self, data: bytes) -> httpx.Response:
         """Deliver a result with its commitment."""
-        body = Delivery(self.commitment(data), data).encoded()
+        body = encoded_delivery(self.commitment(data), data)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": MEDIA_TYPE}
         return await self.served.http.post(f"{self.served.run_url}/deliveries", content=body, headers=headers)
 

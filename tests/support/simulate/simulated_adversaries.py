@@ -23,7 +23,6 @@ from epochal.state.codecs.named import SPOKEN
 from epochal.state.documents import Roster, RoundHead, RunDocument, WorkList
 from epochal.state.errors import EpochalError, Refused
 from epochal.state.intervals import BatchId
-from epochal.state.messages.deliveries import Delivery
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
@@ -104,9 +103,9 @@ class Dishonest(ForwardedApi):
             case TimesReport():
                 return await super().report(report)
 
-    async def send_result(self, delivery: Delivery) -> Standing:
-        standing = await self.report(delivery.commitment)
-        await self.put_blob(Sha256(delivery.commitment.result_sha256), spooled(delivery.data))
+    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
+        standing = await self.report(commitment)
+        await self.put_blob(Sha256(commitment.result_sha256), spooled(data))
         return replace(standing, result_verified=True)
 
     async def put_blob(self, sha256: Sha256, file: SentBytes) -> None:

@@ -21,7 +21,7 @@ from epochal.state.documents import Roster, RosterEntry
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from epochal.state.messages.blobs import UploadGrant, UploadProgress
 from epochal.state.messages.requests import CommittedResult, ReadyReport, ResultsPage, Standing
-from epochal.state.messages.result_bundles import MEDIA_TYPE, ResultsBundle, encoded_bundle
+from epochal.state.messages.result_bundles import MEDIA_TYPE, encoded_bundle
 from epochal.state.phases import RunState
 from epochal.state.wire import ClientId, Sha256, canonical_json, document_digest, sha256_hex
 from tests.support.data.documents import run_document
@@ -127,10 +127,10 @@ async def test_results_are_asked_for_by_round() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/v1/runs/test-run/rounds/4/results"
         assert dict(request.url.params) == {"attempt": "1", "after": "2", "wait_s": "3.0", "bytes": "true"}
-        return httpx.Response(200, json={"step": 4, "attempt": 1, "next": 2, "complete": True, "results": []})
+        return httpx.Response(200, content=encoded_bundle(canonical_json(page), []))
 
-    bundle = await client(answer).results(ResultsQuery(4, 1, 2, 3.0))
-    assert (bundle.page.complete, bundle.blobs) == (True, {}), "an older coordinator sends the page alone"
+    page = ResultsPage(4, 1, 2, complete=True, results=())
+    assert await client(answer).results(ResultsQuery(4, 1, 2, 3.0)) == (page, {})
 
 
 async def test_results_come_with_the_bytes_that_the_coordinator_sends() -> None:
@@ -140,9 +140,7 @@ async def test_results_come_with_the_bytes_that_the_coordinator_sends() -> None:
     body = encoded_bundle(canonical_json(page), [(sha256_hex(b"result"), b"result")])
     headers = {"Content-Type": MEDIA_TYPE}
     answering = client(lambda _: httpx.Response(200, content=body, headers=headers))
-    assert await answering.results(ResultsQuery(4, 1, 0, 3.0)) == ResultsBundle(
-        page, {sha256_hex(b"result"): b"result"}
-    )
+    assert await answering.results(ResultsQuery(4, 1, 0, 3.0)) == (page, {sha256_hex(b"result"): b"result"})
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ GOOD = encode_result(HEADER, DIFFERENCE)
 
 
 def check(data: bytes) -> ResultHeader:
-    return check_result(data, HEADER, LAYOUT, MAX_ABS).header
+    return check_result(data, HEADER, LAYOUT, MAX_ABS)[0]
 
 
 def broken_rule(data: bytes) -> str:
@@ -54,7 +54,7 @@ def with_value(name: str, value: float) -> bytes:
 
 def test_result_that_keeps_every_rule_gives_its_own_header() -> None:
     assert check(GOOD) == HEADER
-    assert check_result(memoryview(bytearray(GOOD)), HEADER, LAYOUT, MAX_ABS).header == HEADER
+    assert check_result(memoryview(bytearray(GOOD)), HEADER, LAYOUT, MAX_ABS)[0] == HEADER
 
 
 def test_result_is_checked_a_piece_at_a_time() -> None:
@@ -124,7 +124,7 @@ def test_result_with_a_forbidden_value_is_refused_by_rule(rule: str, name: str, 
 def test_result_of_many_chunks_is_checked_to_its_last_value() -> None:
     difference = {"w": np.zeros((1 << 18) * 2 + 1, np.float32)}
     layout = layout_of(difference)
-    assert check_result(encode_result(HEADER, difference), HEADER, layout, MAX_ABS).header == HEADER
+    assert check_result(encode_result(HEADER, difference), HEADER, layout, MAX_ABS)[0] == HEADER
     difference["w"][-1] = np.nan
     with pytest.raises(InvalidResult, match="finite"):
         check_result(encode_result(HEADER, difference), HEADER, layout, MAX_ABS)
@@ -237,7 +237,7 @@ EVEN: Tensors = {"even": np.zeros(4, np.float32)}
 
 def test_result_may_be_as_large_as_the_bound_and_no_larger() -> None:
     bound = result_size_bound(layout_of(EVEN))
-    assert check_result(padded(bound), HEADER, layout_of(EVEN), MAX_ABS).header == HEADER
+    assert check_result(padded(bound), HEADER, layout_of(EVEN), MAX_ABS)[0] == HEADER
     with pytest.raises(InvalidResult, match=f"{bound + 8} bytes; at most {bound}") as caught:
         check_result(padded(bound + 8), HEADER, layout_of(EVEN), MAX_ABS)
     assert caught.value.rule == "size"

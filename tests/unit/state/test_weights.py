@@ -163,9 +163,9 @@ def test_norm_of_a_result_is_that_of_its_decoded_values(name: str) -> None:
     difference = {"a": chance.standard_normal((3, 701), np.float32), "b": np.zeros(5, np.float32)}
     layout = layout_of(difference)
     header = ResultHeader("demo", 7, 2, "ab" * 16, "cd" * 32, "ef" * 32, name)
-    found = check_result(encode_result(header, difference), header, layout, 1e4)
+    found, norm = check_result(encode_result(header, difference), header, layout, 1e4)
     encoded = {key: EncodedTensor(codec, values.shape, codec.encode(values)) for key, values in difference.items()}
     decoded = np.concatenate([tensor.values().reshape(-1) for tensor in encoded.values()]).astype(np.float64)
-    assert found.header == header
-    assert found.norm == pytest.approx(np.sqrt(np.sum(decoded**2)), rel=1e-12)
-    assert norm_of(encoded if name != "float32" else difference) == pytest.approx(found.norm, rel=1e-12)
+    assert found == header
+    assert norm == pytest.approx(np.sqrt(np.sum(decoded**2)), rel=1e-12)
+    assert norm_of(encoded if name != "float32" else difference) == pytest.approx(norm, rel=1e-12)

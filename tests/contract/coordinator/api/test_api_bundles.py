@@ -4,9 +4,9 @@ import httpx
 import pytest
 
 from epochal.coordinator.blobs import recent_results
-from epochal.state.messages.deliveries import MEDIA_TYPE, Delivery
+from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
-from epochal.state.messages.result_bundles import ResultsBundle, parse_bundle
+from epochal.state.messages.result_bundles import PageAndBytes, parse_bundle
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, training
 
@@ -18,7 +18,7 @@ async def delivered(member: WireClient) -> bytes:
     metrics = ResultMetrics(loss=1.0, tokens=1, train_s=0.1)
     bound = ResultCommitment(current.step, current.attempt, sha256_hex(data), len(data), metrics)
     headers = {"Authorization": f"Bearer {member.token}", "Content-Type": MEDIA_TYPE}
-    url, body = f"{member.served.run_url}/deliveries", Delivery(bound, data).encoded()
+    url, body = f"{member.served.run_url}/deliveries", encoded_delivery(bound, data)
     assert (await member.served.http.post(url, content=body, headers=headers)).status_code == 200
     return data
 
@@ -30,7 +30,7 @@ async def listed(served: Served, token: str | None, more: str = "&bytes=true") -
     return await served.http.get(place, headers={} if token is None else {"Authorization": f"Bearer {token}"})
 
 
-async def bundle(member: WireClient) -> ResultsBundle:
+async def bundle(member: WireClient) -> PageAndBytes:
     answer = await listed(member.served, member.token)
     assert answer.headers["Content-Type"] == MEDIA_TYPE
     return parse_bundle(answer.content)
@@ -39,11 +39,11 @@ async def bundle(member: WireClient) -> ResultsBundle:
 async def test_page_comes_with_bytes_of_others_once_the_own_result_is_in(coordinator: Served) -> None:
     first, second = await training(coordinator)
     one = await delivered(first)
-    assert await bundle(second) == ResultsBundle((await bundle(second)).page), "commit before reveal"
+    assert await bundle(second) == ((await bundle(second))[0], {}), "commit before reveal"
     two = await delivered(second)
-    assert (await bundle(first)).blobs == {sha256_hex(two): two}
-    assert (await bundle(second)).blobs == {sha256_hex(one): one}
-    assert len((await bundle(second)).page.results) == 2
+    assert (await bundle(first))[1] == {sha256_hex(two): two}
+    assert (await bundle(second))[1] == {sha256_hex(one): one}
+    assert len((await bundle(second))[0].results) == 2
 
 
 async def test_bytes_that_are_not_in_memory_are_read(coordinator: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ async def test_bytes_that_are_not_in_memory_are_read(coordinator: Served, monkey
     first, second = await training(coordinator)
     one = await delivered(first)
     await delivered(second)
-    assert (await bundle(second)).blobs == {sha256_hex(one): one}
+    assert (await bundle(second))[1] == {sha256_hex(one): one}
 
 
 async def test_bytes_are_no_more_than_may_come_with_a_page(
@@ -62,7 +62,7 @@ async def test_bytes_are_no_more_than_may_come_with_a_page(
     await delivered(second)
     monkeypatch.setattr(recent_results, "MAX_BUNDLED_BYTES", len(one) - 1)
     found = await bundle(second)
-    assert (found.blobs, len(found.page.results)) == ({}, 2)
+    assert (found[1], len(found[0].results)) == ({}, 2)
 
 
 async def test_lost_bytes_are_left_out_of_the_page(coordinator: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ async def test_lost_bytes_are_left_out_of_the_page(coordinator: Served, monkeypa
     one = await delivered(first)
     await delivered(second)
     await coordinator.service.blobs.delete(Sha256(sha256_hex(one)))
-    assert (await bundle(second)).blobs == {}
+    assert (await bundle(second))[1] == {}
 
 
 async def test_strangers_get_the_page_alone(coordinator: Served) -> None:

@@ -4,8 +4,7 @@ import httpx
 import pytest
 
 from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryReplication, MemoryStore
-from epochal.coordinator_client.http import CoordinatorClient
-from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, Delivery
+from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.wire import canonical_json, sha256_hex
 from tests.support.data.states import state_file
@@ -107,8 +106,8 @@ async def test_result_of_another_digest_or_length_is_no_delivery() -> None:
         data = member.result(REPLICA, DIFFERENCE)
         bound = member.commitment(data)
         for body in (
-            Delivery(bound, data[:-1] + b"x").encoded(),
-            Delivery(bound, data + b"x").encoded(),
+            encoded_delivery(bound, data[:-1] + b"x"),
+            encoded_delivery(bound, data + b"x"),
             canonical_json(bound),
             b"{}\n" + data,
             data,
@@ -124,7 +123,7 @@ async def test_result_of_no_round_is_refused_and_nothing_is_kept() -> None:
         member, _ = await training(run)
         before, data = await held(run), member.result(REPLICA, DIFFERENCE)
         late = ResultCommitment(7, 0, sha256_hex(data), len(data), ResultMetrics(1.0, 1, 0.1))
-        assert problem(await send(member, Delivery(late, data).encoded())) == "late-result"
+        assert problem(await send(member, encoded_delivery(late, data))) == "late-result"
         assert await held(run) == before
 
 
@@ -148,32 +147,3 @@ async def test_hot_routes_answer_other_methods_and_runs_as_all_routes_do(path: s
         assert problem(await run.http.delete(f"{run.run_url}/{path}")) == "method-not-allowed"
         assert problem(await run.http.post(f"/v1/runs/other/{path}")) == "unknown-run"
         assert problem(await run.http.post(f"{run.run_url}/{path}")) == "unauthorized"
-
-
-class WithoutDeliveries(httpx.AsyncBaseTransport):
-    """The way to a coordinator that has no such route, as older ones."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
-        self.paths: list[str] = []
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        place = request.url.path.rpartition("/")[2]
-        self.paths.append(place)
-        path = request.url.path if place != "deliveries" else "/v1/no-such-route"
-        content = await request.aread()
-        return await self._http.request(request.method, path, content=content, headers=request.headers)
-
-
-async def test_client_of_an_older_coordinator_commits_first() -> None:
-    async with served(STATE) as run:
-        member, other = await training(run)
-        way = WithoutDeliveries(run.http)
-        async with httpx.AsyncClient(transport=way, base_url="http://older") as http:
-            api = CoordinatorClient(http, "test-run")
-            for sender in (member, other):
-                api.use_token(sender.token)
-                data = sender.result(REPLICA, DIFFERENCE)
-                standing = await api.send_result(Delivery(sender.commitment(data), data))
-                assert (standing.committed_sha256, standing.result_verified) == (sha256_hex(data), False)
-        assert way.paths == ["deliveries", "results", "results"]
