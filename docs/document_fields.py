@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter
 
 from epochal.data_providers.mixes.mix_file import MixEntry, ScheduledMix
+from epochal.state.messages.requests import ResultsPage
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -33,7 +34,7 @@ OTHER_READERS = frozenset(
 )
 """Modules there that parse something else."""
 PARSERS = frozenset({"parse_document", "parse_immutable"})
-OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry}
+OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "ResultsPage": ResultsPage}
 """Documents that have a parser of their own."""
 FOR_OPERATORS = frozenset(
     {

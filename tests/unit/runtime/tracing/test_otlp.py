@@ -93,7 +93,7 @@ def test_spans_that_nobody_takes_use_no_more_memory(monkeypatch: pytest.MonkeyPa
 def test_an_absent_endpoint_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "SEND_TIMEOUT_S", 0.3)
     caplog.set_level(logging.WARNING)
-    earlier = {thread.ident for thread in threading.enumerate()}  # those of other tests may give up just now, and say so
+    earlier = {thread.ident for thread in threading.enumerate()}  # of other tests, which may give up just now
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with exported_spans(f"http://user:secret@127.0.0.1:{port}/v1/traces", "epochal-test") as sink:
