@@ -20,7 +20,7 @@ from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
 from epochal.coordinator.machine.membership import check_join
-from epochal.coordinator.machine.run import Member
+from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.views import expected_blob, is_revealed
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
@@ -107,7 +107,7 @@ class Handlers:
             claims = self.tokens.check_session(token, now_s)
         except Refused:
             return False
-        member = self.service.run.members.get(claims.client_id)
+        member = self.service.run.members.by_id.get(claims.client_id)
         return member is not None and session_number(member.nonce) == claims.session
 
     def check_admin(self, token: str | None) -> None:
@@ -150,7 +150,7 @@ class Handlers:
             raise health.refusal()
 
     def _member(self, client_id: ClientId) -> Member:
-        member = self.service.run.members.get(client_id)
+        member = self.service.run.members.by_id.get(client_id)
         if member is None:
             raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
         return member
@@ -196,7 +196,7 @@ class Handlers:
             check_join(self.service.run, joined)
             self.rates.check_new_member(address, self.service.now_s())
         await self._submit(joined)
-        member = self.service.run.members.get(client_id)
+        member = self.service.run.members.by_id.get(client_id)
         if member is None or member.nonce != request.nonce:
             # Two joins of one key were kept together: only the later one has a session.
             raise Refused(Refusal.UNAUTHORIZED, "this key has joined again since; use the newer session")
@@ -205,7 +205,7 @@ class Handlers:
 
     def _check_key_is_free(self, client_id: ClientId, instance: str | None) -> None:
         """Raise `Refused` (`key-in-use`) if another process is this member and was heard lately."""
-        member = self.service.run.members.get(client_id)
+        member = self.service.run.members.by_id.get(client_id)
         if member is None or member.instance == instance:
             return
         free_in_s = self.service.key_free_in_s(client_id)
@@ -258,21 +258,21 @@ class Handlers:
 
     def outcome(self, step: int) -> Outcome:
         """Return the outcome of a step, which is kept if it follows the older kept checkpoint."""
-        found = self.service.run.outcomes.get(step)
+        found = self.service.run.models.outcomes.get(step)
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
         return found
 
     def latest_checkpoint(self) -> CheckpointRef:
         """Return the last verified checkpoint."""
-        found = self.service.run.checkpoint
+        found = self.service.run.models.checkpoint
         if found is None:
             raise Refused(Refusal.NOT_FOUND, "there is no checkpoint yet")
         return found
 
     def kept_checkpoints(self) -> KeptCheckpoints:
         """Return every verified checkpoint that is held."""
-        return KeptCheckpoints(self.service.run.checkpoints)
+        return KeptCheckpoints(self.service.run.models.checkpoints)
 
     async def results(self, step: int, attempt: int, after: int, wait_s: float, reader: Reader) -> messages.ResultsPage:
         """Return verified results of the round under way, as the reader may see them; tell many strangers later."""
@@ -370,7 +370,7 @@ class Handlers:
 
     def evaluations(self) -> EvaluationHistory:
         """Return the run's evaluations."""
-        return EvaluationHistory(self.service.run.evaluations)
+        return EvaluationHistory(self.service.run.records.evaluations)
 
     async def record_evaluation(self, report: EvaluationReport) -> None:
         """Take an evaluation into the run's history. Raise `Refused` as
@@ -383,9 +383,11 @@ class Handlers:
 
     async def release(self, request: messages.QuarantineRelease) -> messages.QuarantineRelease:
         """Carry quarantined batches again; return which."""
-        before = coalesce(item.batch_id for item in self.service.run.quarantined)
+        before = coalesce(item.batch_id for item in self.service.run.work.quarantined)
         await self._submit(stimuli.BatchesReleased(request.batches))
-        return messages.QuarantineRelease(subtract(before, (item.batch_id for item in self.service.run.quarantined)))
+        return messages.QuarantineRelease(
+            subtract(before, (item.batch_id for item in self.service.run.work.quarantined))
+        )
 
     async def set_fingerprint(self, setting: messages.FingerprintSetting) -> None:
         """Pin the data that the run trains on; members that have others are no longer ready."""

@@ -36,8 +36,8 @@ async def round_starts(store: str) -> tuple[dict[int, float], int]:
     def watch(run: Run, _instructions: tuple[Instruction, ...], _kept: Kept) -> None:
         nonlocal longest_bytes
         longest_bytes = max(longest_bytes, len(canonical_json(document_of(run, version=10**9))))
-        if run.phase is RunState.ROUND_TRAIN:
-            starts.setdefault(run.step, run.phase_started_s)
+        if run.clock.phase is RunState.ROUND_TRAIN:
+            starts.setdefault(run.progress.step, run.clock.phase_started_s)
 
     async for segment in open_store_reader(store).journal.history():
         replay(segment, watch)

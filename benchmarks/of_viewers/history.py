@@ -68,7 +68,7 @@ class Player:
 
     def __init__(self, journal: RunJournal) -> None:
         self._journal = journal
-        self._now_s = journal.run.now_s
+        self._now_s = journal.run.clock.now_s
         self._keys = {client_id_of(bytes([number]) * 32): bytes([number]) * 32 for number in range(CLIENTS)}
         self._count = 0
         self._contents: dict[Sha256, bytes] = {}
@@ -111,8 +111,8 @@ class Player:
 
     async def go_on(self) -> None:
         """Play until the next round: the checkpoint of an epoch that ends, and the beginning of the next."""
-        while (phase := self._journal.run.phase) is not RunState.ROUND_TRAIN:
-            step = self._journal.run.replica_step
+        while (phase := self._journal.run.clock.phase) is not RunState.ROUND_TRAIN:
+            step = self._journal.run.progress.replica_step
             if phase is RunState.WARMUP:
                 report = ReadyReport(step, _digest(step + 1), "data")
                 for client_id in self._keys:
@@ -131,14 +131,14 @@ class Player:
         await self.send(stimuli.CheckpointReported(writer, CheckpointReport(step, digest, blob, size)))
         await self.send(stimuli.CheckpointHeld(writer, CheckpointRef(step, blob, size, digest)))
         for client_id in self._keys:
-            if self._journal.run.checkpointing is not None and client_id != writer:
+            if self._journal.run.models.checkpointing is not None and client_id != writer:
                 await self.send(stimuli.CheckpointReported(client_id, CheckpointReport(step, digest, None, 0)))
 
     async def play_round(self) -> None:
         """Play the next round."""
         await self.go_on()
         current = self._journal.run.round
-        assert current is not None, self._journal.run.reason
+        assert current is not None, self._journal.run.clock.reason
         digest = _digest(current.step)
         for client_id, batches in current.plan.assignments.items():
             if batches:

@@ -35,7 +35,7 @@ def join_routes(handlers: Handlers, views: HistoryViews, version: str) -> APIRou
 async def _room(handlers: Handlers) -> JoinRoom | None:
     """Return the room that a client needs; None before the first checkpoint."""
     run = handlers.service.run
-    if run.checkpoint is None:
+    if run.models.checkpoint is None:
         return None
     try:
         layout = await handlers.uploads.layout()
@@ -44,4 +44,4 @@ async def _room(handlers: Handlers) -> JoinRoom | None:
             return None
         raise
     clients = max(len(run.members), run.state_file.config.init_min_clients)
-    return room_of(run.state_file, layout, run.checkpoint.size_bytes, clients)
+    return room_of(run.state_file, layout, run.models.checkpoint.size_bytes, clients)

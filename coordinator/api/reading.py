@@ -103,5 +103,5 @@ def _add_documents(router: APIRouter, handlers: Handlers) -> None:
     async def outcome(run_id: str, step: str, request: Request) -> Response:
         handlers.check_run(run_id)
         found = handlers.outcome(parse_whole("step", step))
-        name = f"{handlers.service.run.lineage} {found.step} {found.attempt} {found.seed}"
+        name = f"{handlers.service.run.identity.lineage} {found.step} {found.attempt} {found.seed}"
         return await sent(name, encoded.plain(name, lambda: canonical_json(found)), request)

@@ -10,7 +10,7 @@ from epochal.state.wire import ClientId, Sha256
 
 def expectations(run: Run) -> tuple[object, ...]:
     """Return what changes whenever the run waits for other blobs, apart from new commitments and members."""
-    return run.phase, run.step, run.attempt, run.checkpointing
+    return run.clock.phase, run.progress.step, run.progress.attempt, run.models.checkpointing
 
 
 def _has_committed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
@@ -22,9 +22,9 @@ def is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether these bytes were delivered and counted: a client that lost the answer delivers again."""
     if run.round is not None and client_id in run.round.verified and _has_committed(run, client_id, sha256):
         return True
-    if any(sha256 in dict(checkpoint_blobs(run, checkpoint)) for checkpoint in run.checkpoints):
+    if any(sha256 in dict(checkpoint_blobs(run, checkpoint)) for checkpoint in run.models.checkpoints):
         return True
-    last = run.outcomes.get(run.replica_step)
+    last = run.models.outcomes.get(run.progress.replica_step)
     return last is not None and _LAST.results_of(last).get(client_id) == sha256
 
 

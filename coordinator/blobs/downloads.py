@@ -62,7 +62,7 @@ class Downloads:
             self._open_count -= 1
 
     def _end_those_of_former_members(self, before: Run, run: Run) -> None:
-        if run.members is before.members:
+        if run.members.by_id is before.members.by_id:
             return
         for transfer in self._places.running():
             if transfer.client_id not in run.members and transfer.client_id != OPERATOR:

@@ -182,7 +182,7 @@ class Arrivals:
 
     def _end_unexpected(self, before: Run, run: Run) -> None:
         """Keep no room for granted uploads that the run waits for no longer."""
-        if expectations(run) == expectations(before) and run.members is before.members:
+        if expectations(run) == expectations(before) and run.members.by_id is before.members.by_id:
             return
         self._end_grants(run)
 

@@ -8,7 +8,8 @@ round, and with still less some results of each round are refused. Where checkpo
 import logging
 from collections.abc import Awaitable, Callable
 
-from epochal.coordinator.machine.run import KEEP_CHECKPOINTS, Run
+from epochal.coordinator.machine.parts.models import KEEP_CHECKPOINTS
+from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.runtime.broadcast import Broadcast
 from epochal.state.errors import Refused, StoreFailed
@@ -66,7 +67,7 @@ class BlobRoom:
             await changed.wait()
 
     def _note(self, _before: Run, run: Run) -> None:
-        if run.checkpoint is not None and _client_count(run) > self._checked_count:
+        if run.models.checkpoint is not None and _client_count(run) > self._checked_count:
             self._changed.notify()
 
     async def check(self) -> None:

@@ -102,7 +102,7 @@ class Uploads:
         Raises:
             Refused: `not-now`, when the run has no checkpoint yet.
         """
-        checkpoint = self._service.run.checkpoint
+        checkpoint = self._service.run.models.checkpoint
         if checkpoint is None:
             raise Refused(Refusal.NOT_NOW, "the run has no checkpoint yet")
         async with self._reading_layout:
@@ -179,7 +179,7 @@ class Uploads:
 
     async def check_checkpoint_size(self, size_bytes: int) -> None:
         """Raise `Refused` (`blob-too-large`) if an announced checkpoint of this size is too large for the run."""
-        if self._service.run.checkpoint is None:
+        if self._service.run.models.checkpoint is None:
             await self.check_first_size(size_bytes)
         else:
             check_size("checkpoint", size_bytes, (await self.form()).size_bound)
@@ -191,7 +191,7 @@ class Uploads:
     @property
     def _genesis_rules(self) -> GenesisRules:
         run = self._service.run
-        return GenesisRules.of(run.state_file, run.replica_step, self._layout_of)
+        return GenesisRules.of(run.state_file, run.progress.replica_step, self._layout_of)
 
     async def receive_genesis(
         self, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None
@@ -211,8 +211,8 @@ class Uploads:
             raise Refused(Refusal.INVALID_PARAMETER, "a first checkpoint needs a Content-Length header")
         async with self._receiving_genesis:
             run = self._service.run
-            if run.checkpoints:
-                first = run.checkpoints[0]
+            if run.models.checkpoints:
+                first = run.models.checkpoints[0]
                 if await digest_of_parts(self._service.blobs, checkpoint_blobs(run, first)) != sha256:
                     raise Refused(Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {first.step}")
                 return first
@@ -239,13 +239,13 @@ class Uploads:
         So members that share a slow link are not harmed.
         """
         run = self._service.run
-        if run.phase_ends_s is None:
+        if run.clock.phase_ends_s is None:
             return MIN_BYTES_PER_S
-        return min(MIN_BYTES_PER_S, expected.size_bytes / max(1.0, run.phase_ends_s - self._service.now_s()))
+        return min(MIN_BYTES_PER_S, expected.size_bytes / max(1.0, run.clock.phase_ends_s - self._service.now_s()))
 
     def _end_unexpected(self, before: Run, run: Run) -> None:
         """End the uploads that the run waits for no longer."""
-        if expectations(run) == expectations(before) and run.members is before.members:
+        if expectations(run) == expectations(before) and run.members.by_id is before.members.by_id:
             return
         for client_id, sha256 in self._resumable.under_way():
             if (refusal := refusal_of(run, client_id, sha256)) is not None:
@@ -318,7 +318,7 @@ class Uploads:
     async def _take_part(self, expected: ExpectedBlob, claim: CheckpointReport) -> None:
         """Check a checkpoint if all of its parts have arrived; one check of it suffices."""
         async with self._taking_checkpoint:
-            making = self._service.run.checkpointing
+            making = self._service.run.models.checkpointing
             held = None if making is None else making.held.get(expected.client_id)
             if held is not None and held.blob_sha256 == claim.blob_sha256:
                 return
@@ -332,7 +332,7 @@ class Uploads:
         blobs = claim.blobs()
         parts = tuple(CheckpointPart(sha256, size_bytes) for sha256, size_bytes in blobs)
         digest = parts_digest(parts)
-        form = None if self._service.run.checkpoint is None else await self.form()
+        form = None if self._service.run.models.checkpoint is None else await self.form()
         rules = self._genesis_rules
 
         def check(data: Readable) -> CheckpointRef:
@@ -361,11 +361,11 @@ class Uploads:
 
 def _without_claim(run: Run, client_id: ClientId) -> Run:
     """Return the run as if this client had announced no checkpoint, so that its blobs are not needed."""
-    making = run.checkpointing
+    making = run.models.checkpointing
     if making is None:
         return run
     claims = {claimer: claim for claimer, claim in making.claims.items() if claimer != client_id}
-    return replace(run, checkpointing=replace(making, claims=claims))
+    return run.with_parts(replace(run.models, checkpointing=replace(making, claims=claims)))
 
 
 async def _no_pieces() -> AsyncIterator[bytes]:

@@ -35,7 +35,7 @@ class SpeedExplanations:
             name = self._name(history, run)
             if name != self._of:
                 details = history.last_details(MAX_EXPLAINED_ROUNDS + 1)
-                names = {str(client_id): member.name for client_id, member in run.members.items() if member.name}
+                names = {str(client_id): member.name for client_id, member in run.members.by_id.items() if member.name}
                 self.latest = await self._worker.run(partial(explained, details, names))
                 self._of = name
             return self.latest
@@ -48,4 +48,4 @@ class SpeedExplanations:
     @staticmethod
     def _name(history: History, run: Run) -> tuple[str, int, bool]:
         """Return what an explanation depends on: the last round, and whether its clients have told of it."""
-        return run.lineage, history.next, history.is_told(history.next - 1)
+        return run.identity.lineage, history.next, history.is_told(history.next - 1)

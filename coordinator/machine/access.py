@@ -19,17 +19,19 @@ def invite(run: Run, event: InvitationMade) -> Handled:
         Refused: `not-now` where nobody needs an invitation; `overloaded` if too many are held.
     """
     _check_mode(run, "invitations", "needs an invitation")
-    held = run.admissions.invitations
+    held = run.members.admissions.invitations
     if event.sha256 in held:
         return run, ()
     if len(held) >= MAX_INVITATIONS:
-        held = {sha256: one for sha256, one in held.items() if one.used or not one.is_expired(run.now_s)}
+        held = {sha256: one for sha256, one in held.items() if one.used or not one.is_expired(run.clock.now_s)}
     if len(held) >= MAX_INVITATIONS:
         raise Refused(
             Refusal.OVERLOADED, f"{MAX_INVITATIONS} invitations are held; revoke some, or invite more at once"
         )
-    made = Invitation(event.uses, 0, run.now_s, event.expires_s)
-    return replace(run, admissions=replace(run.admissions, invitations={**held, event.sha256: made})), ()
+    made = Invitation(event.uses, 0, run.clock.now_s, event.expires_s)
+    return run.with_parts(
+        replace(run.members, admissions=replace(run.members.admissions, invitations={**held, event.sha256: made}))
+    ), ()
 
 
 def revoke(run: Run, event: InvitationRevoked) -> Handled:
@@ -38,12 +40,12 @@ def revoke(run: Run, event: InvitationRevoked) -> Handled:
     Raises:
         Refused: `not-found` if no command made it.
     """
-    admissions = run.admissions
+    admissions = run.members.admissions
     if event.sha256 not in admissions.invitations:
         raise Refused(Refusal.NOT_FOUND, f"no invitation {event.sha256} was made by a command, or it was taken back")
     kept = {sha256: one for sha256, one in admissions.invitations.items() if sha256 != event.sha256}
     admitted = {client: sha256 for client, sha256 in admissions.admitted.items() if sha256 != event.sha256}
-    return replace(run, admissions=replace(admissions, invitations=kept, admitted=admitted)), ()
+    return run.with_parts(replace(run.members, admissions=replace(admissions, invitations=kept, admitted=admitted))), ()
 
 
 def admit_key(run: Run, event: KeyAdmitted) -> Handled:
@@ -53,9 +55,9 @@ def admit_key(run: Run, event: KeyAdmitted) -> Handled:
         Refused: `not-now` where keys do not matter, or if its client was ejected; `overloaded` if there are too many.
     """
     _check_mode(run, "keys", "is asked for a known key")
-    admissions, key = run.admissions, event.public_key
+    admissions, key = run.members.admissions, event.public_key
     client_id = client_id_of(bytes.fromhex(key))
-    if client_id in run.ejected:
+    if client_id in run.members.ejected:
         raise Refused(Refusal.NOT_NOW, f"client {client_id} has this key, and was ejected from the run for good")
     if admissions.admits_key(key, run.state_file.access):
         return run, ()
@@ -65,8 +67,10 @@ def admit_key(run: Run, event: KeyAdmitted) -> Handled:
         )
     is_listed = key in run.state_file.access.keys
     added = admissions.keys_added if is_listed else admissions.keys_added | {key}
-    return replace(
-        run, admissions=replace(admissions, keys_added=added, keys_removed=admissions.keys_removed - {key})
+    return run.with_parts(
+        replace(
+            run.members, admissions=replace(admissions, keys_added=added, keys_removed=admissions.keys_removed - {key})
+        )
     ), ()
 
 
@@ -77,7 +81,7 @@ def remove_key(run: Run, event: KeyRemoved) -> Handled:
         Refused: `not-now` where keys do not matter; `not-found` if the key may not join; `overloaded`.
     """
     _check_mode(run, "keys", "is asked for a known key")
-    admissions, key = run.admissions, event.public_key
+    admissions, key = run.members.admissions, event.public_key
     if not admissions.admits_key(key, run.state_file.access):
         raise Refused(Refusal.NOT_FOUND, f"public key {key} is not among those that may join")
     removed = admissions.keys_removed
@@ -86,7 +90,9 @@ def remove_key(run: Run, event: KeyRemoved) -> Handled:
         if len(removed) > MAX_KEYS_CHANGED:
             raise Refused(Refusal.OVERLOADED, f"commands have removed {MAX_KEYS_CHANGED} keys; edit the state file")
     changed = replace(admissions, keys_added=admissions.keys_added - {key}, keys_removed=removed)
-    return leave(replace(run, admissions=changed), (client_id_of(bytes.fromhex(key)),), LOST_ACCESS)
+    return leave(
+        run.with_parts(replace(run.members, admissions=changed)), (client_id_of(bytes.fromhex(key)),), LOST_ACCESS
+    )
 
 
 def _check_mode(run: Run, wanted: str, what: str) -> None:

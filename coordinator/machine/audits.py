@@ -10,5 +10,5 @@ MAX_AUDITS_KEPT = 16
 
 def record(run: Run, report: AuditRecord) -> Handled:
     """Return the run with an audit's report; each report is another, also one that finds the same."""
-    found = RecordedAudit(report, run.replica_step, run.now_s)
-    return replace(run, audits=(*run.audits, found)[-MAX_AUDITS_KEPT:]), ()
+    found = RecordedAudit(report, run.progress.replica_step, run.clock.now_s)
+    return run.with_parts(replace(run.records, audits=(*run.records.audits, found)[-MAX_AUDITS_KEPT:])), ()

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from epochal.coordinator.machine.instructions import QuarantineEnded
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.round import Round
-from epochal.coordinator.machine.run import Handled, Run, Suspect
+from epochal.coordinator.machine.parts.run_work import Suspect
+from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import BatchesReleased
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, coalesce, subtract
@@ -70,10 +71,10 @@ def has_delivered_lately(run: Run, client_id: ClientId) -> bool:
 
     Every such result is other work than a batch that fails, because a batch that was applied is never attempted again.
     """
-    member = run.members.get(client_id)
+    member = run.members.by_id.get(client_id)
     if member is None or member.conduct.last_applied_step is None:
         return False
-    return run.step - member.conduct.last_applied_step <= DELIVERED_LATELY_STEPS
+    return run.progress.step - member.conduct.last_applied_step <= DELIVERED_LATELY_STEPS
 
 
 def blame_after(run: Run, current: Round, included: AbstractSet[ClientId], applied: Sequence[BatchId]) -> Blame:
@@ -102,8 +103,8 @@ class _Tally:
 
     def count(self, applied: Sequence[BatchId]) -> Blame:
         alone = {item.batch_id for item in self.current.work.isolated}
-        attempted = {s.batch_id: s for s in self.run.suspects if s.batch_id in alone}
-        self.suspects += (s for s in self.run.suspects if s.batch_id not in alone)
+        attempted = {s.batch_id: s for s in self.run.work.suspects if s.batch_id in alone}
+        self.suspects += (s for s in self.run.work.suspects if s.batch_id not in alone)
         for client_id, assignment in self.current.plan.assignments.items():
             failure = self._data_failure(client_id)
             if len(assignment) == 1 and assignment[0] in attempted:
@@ -191,7 +192,7 @@ class _Tally:
             self.quarantined.append(suspect)
 
     def _may_not_quarantine(self) -> bool:
-        count = len(self.run.quarantined) + len(self.quarantined)
+        count = len(self.run.work.quarantined) + len(self.quarantined)
         return self.run.state_file.config.on_bad_data == "stop" or count >= MAX_QUARANTINED_INTERVALS
 
 
@@ -203,16 +204,11 @@ def release(run: Run, event: BatchesReleased) -> Handled:
     Raises:
         Refused: `not-found`, none of these batches is quarantined.
     """
-    released = tuple(item.batch_id for item in run.quarantined if event.intervals is None or _is_in(item, event))
+    released = tuple(item.batch_id for item in run.work.quarantined if event.intervals is None or _is_in(item, event))
     if not released:
         named = "" if event.intervals is None else " among " + ", ".join(map(str, event.intervals[:MAX_NAMED]))
         raise Refused(Refusal.NOT_FOUND, f"no batch{named} is quarantined; the run's quarantine lists those that are")
-    run = replace(
-        run,
-        carried=coalesce(released) + run.carried,
-        quarantined=tuple(item for item in run.quarantined if item.batch_id not in released),
-        drain_rounds=0,
-    )
+    run = run.with_parts(run.work.released(released), replace(run.progress, drain_rounds=0))
     return run, (QuarantineEnded(coalesce(released)),)
 
 

@@ -24,7 +24,7 @@ def agreed_digest(run: Run, making: Checkpointing) -> Sha256 | None:
     """
     if making.ends_s is None:
         return agreed_checkpoint_digest(making)
-    following = run.outcomes.get(making.step + 1)
+    following = run.models.outcomes.get(making.step + 1)
     return None if following is None else following.replica_digest
 
 
@@ -33,7 +33,7 @@ def current_checkpointer(run: Run) -> ClientId | None:
 
     If every turn is over, it is the first candidate again.
     """
-    making = run.checkpointing
+    making = run.models.checkpointing
     if making is None:
         return None
     is_passed = set(making.passed).__contains__
@@ -43,7 +43,7 @@ def current_checkpointer(run: Run) -> ClientId | None:
 
 def may_write(run: Run, client_id: ClientId) -> bool:
     """Whether the client may upload the checkpoint that is being made: it is asked for it, or was before."""
-    making = run.checkpointing
+    making = run.models.checkpointing
     return making is not None and (current_checkpointer(run) == client_id or client_id in making.passed)
 
 

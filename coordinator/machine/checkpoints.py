@@ -19,8 +19,10 @@ from epochal.coordinator.machine.instructions import (
 )
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.member import roster_of
+from epochal.coordinator.machine.parts.models import Models
 from epochal.coordinator.machine.parts.persistent_map import added
-from epochal.coordinator.machine.run import KEEP_CHECKPOINTS, Handled, Run, roster_of
+from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,
@@ -28,11 +30,9 @@ from epochal.coordinator.machine.stimuli import (
     CheckpointReported,
     GenesisProvided,
 )
-from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_cut, check_parts, parts_digest
-from epochal.state.config.model import ModelSpec
+from epochal.state.checkpoint_parts import check_cut, check_parts
 from epochal.state.documents import CheckpointRef, Roster
 from epochal.state.errors import InvalidDocument, Refused
-from epochal.state.model.first_model import model_digest
 from epochal.state.phases import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Seed, Sha256
@@ -50,30 +50,33 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
         Refused: `not-now` if the run has another one, `stale-round` for another step than the run's first replica.
     """
     found = event.checkpoint
-    if found in run.checkpoints:
+    if found in run.models.checkpoints:
         return run, ()
-    if run.checkpoint is not None:
-        raise Refused(Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {run.checkpoints[0].step}")
-    if found.step != run.replica_step:
-        raise Refused(Refusal.STALE_ROUND, f"the run starts from replica {run.replica_step}, not from {found.step}")
-    if run.phase is RunState.WAITING_FOR_MEMBERS:
-        run = replace(run, reason="the first checkpoint was provided")
-    run = _with_manifest(replace(run, checkpointing=None), event.parts)
-    return _keep(_with_model(run, event.model), (found,))
+    if run.models.checkpoint is not None:
+        raise Refused(
+            Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {run.models.checkpoints[0].step}"
+        )
+    if found.step != run.progress.replica_step:
+        raise Refused(
+            Refusal.STALE_ROUND, f"the run starts from replica {run.progress.replica_step}, not from {found.step}"
+        )
+    if run.clock.phase is RunState.WAITING_FOR_MEMBERS:
+        run = run.with_parts(replace(run.clock, reason="the first checkpoint was provided"))
+    models = run.models.making(None).with_manifest(event.parts).with_spec(event.model)
+    return run.with_parts(models.keeping((found,))), (SweepBlobs(),)
 
 
-def near_bound(run: Run, event: BlobsNearedBound) -> Run:
-    """Return the run with its blobs near their limit, unless a newer checkpoint makes room already."""
-    is_outdated = (
-        event.checkpoint_step is not None and run.checkpoint is not None and run.checkpoint.step > event.checkpoint_step
-    )
-    return run if run.blobs_near_bound or is_outdated else replace(run, blobs_near_bound=True)
+def near_bound(models: Models, event: BlobsNearedBound) -> Models:
+    """Return the models with the blobs near their limit, unless a newer checkpoint makes room already."""
+    newest, step = models.checkpoint, event.checkpoint_step
+    is_outdated = step is not None and newest is not None and newest.step > step
+    return models if models.blobs_near_bound or is_outdated else replace(models, blobs_near_bound=True)
 
 
 def begin_genesis(run: Run, seed: Seed) -> Run:
     """Ask a member for the run's first checkpoint, if there is none and members may make it."""
-    if run.checkpoint is not None or run.state_file.access.genesis == "operator":
-        return replace(run, checkpointing=None)
+    if run.models.checkpoint is not None or run.state_file.access.genesis == "operator":
+        return _making(run, None)
     return _begin(run, seed, roster_of(run.available_members()), genesis=True)
 
 
@@ -82,10 +85,12 @@ def begin_cooldown(run: Run, seed: Seed) -> Handled:
 
     Members that rest are asked only when nobody else is ready.
     """
-    if run.checkpoint is not None and run.checkpoint.step == run.replica_step:
-        kept = replace(run, checkpointing=None)
-        return _keep(kept, run.checkpoints) if run.blobs_near_bound else (kept, ())
-    ready = run.ready_members() or [member for member in run.members.values() if member.ready_step is not None]
+    models = run.models.making(None)
+    if models.checkpoint is not None and models.checkpoint.step == run.progress.replica_step:
+        if not models.blobs_near_bound:
+            return run.with_parts(models), ()
+        return run.with_parts(models.keeping(models.checkpoints)), (SweepBlobs(),)
+    ready = run.ready_members() or [member for member in run.members.by_id.values() if member.ready_step is not None]
     return _begin(run, seed, roster_of(ready), genesis=False), ()
 
 
@@ -95,26 +100,29 @@ def go_on_in_epoch(run: Run, seed: Seed) -> Handled:
     A checkpoint is asked for when the newest one is `config.checkpoint_every` rounds old. Members of the round write it
     while it goes on; nobody waits for it.
     """
-    making = run.checkpointing
+    making = run.models.checkpointing
     told: tuple[Instruction, ...] = ()
     if making is not None and making.ends_s is None:
-        run = replace(run, checkpointing=None)
+        run = _making(run, None)
     elif making is not None:
         run, told = _with(run, making)
-    every, newest = run.state_file.config.checkpoint_every, run.checkpoint
-    if run.checkpointing is not None or newest is None or run.attempt or not every:
+    every, newest = run.state_file.config.checkpoint_every, run.models.checkpoint
+    if run.models.checkpointing is not None or newest is None or run.progress.attempt or not every:
         return run, told
-    if run.replica_step < newest.step + every:
+    if run.progress.replica_step < newest.step + every:
         return run, told
-    run = _begin(run, seed, roster_of(run.ready_members()), genesis=False)
-    assert run.checkpointing is not None
-    making = replace(run.checkpointing, ends_s=run.now_s + run.state_file.config.cooldown_time)
-    return replace(run, checkpointing=making), told
+    ends_s = run.clock.now_s + run.state_file.config.cooldown_time
+    return _begin(run, seed, roster_of(run.ready_members()), genesis=False, ends_s=ends_s), told
 
 
-def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool) -> Run:
-    nodes = run.state_file.config.witness_nodes
-    return replace(run, checkpointing=Checkpointing(run.replica_step, genesis, seed, roster, nodes, asked_s=run.now_s))
+def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool, ends_s: float | None = None) -> Run:
+    step, nodes, asked_s = run.progress.replica_step, run.state_file.config.witness_nodes, run.clock.now_s
+    return _making(run, Checkpointing(step, genesis, seed, roster, nodes, asked_s=asked_s, ends_s=ends_s))
+
+
+def _making(run: Run, making: Checkpointing | None) -> Run:
+    """Return the run with this checkpoint being made; None for no checkpoint."""
+    return run.with_parts(run.models.making(making))
 
 
 def ask_next(run: Run) -> Handled:
@@ -124,40 +132,41 @@ def ask_next(run: Run) -> Handled:
     While rounds go on it is part of `cooldown_time`, after which nobody is asked any more, and nobody has missed
     anything.
     """
-    making, asked = run.checkpointing, current_checkpointer(run)
+    making, asked = run.models.checkpointing, current_checkpointer(run)
     if making is None:
         return run, ()
-    if making.ends_s is not None and (asked is None or run.now_s >= making.ends_s):
-        return replace(run, checkpointing=None), (SweepBlobs(),)
+    if making.ends_s is not None and (asked is None or run.clock.now_s >= making.ends_s):
+        return _making(run, None), (SweepBlobs(),)
     whole_s = _time_to_write_s(run, making)
     if asked is None or whole_s is None:
         return run, ()
     claim = making.claims.get(asked)
     parts = TURN_PARTS if claim is None or claim.blob_sha256 is None else TURN_PARTS_OF_ANNOUNCED
     turn_s = whole_s / parts
-    if asked in making.held or run.now_s < making.asked_s + turn_s:
+    if asked in making.held or run.clock.now_s < making.asked_s + turn_s:
         return run, ()
     waiting = (client_id for client_id in checkpointers(run, making) if client_id not in making.passed)
     if len(list(islice(waiting, 2))) < 2:
         return run, ()
+    making = replace(making, passed=(*making.passed, asked), asked_s=run.clock.now_s)
     if making.ends_s is not None:
-        making = replace(making, passed=(*making.passed, asked), asked_s=run.now_s)
-        return replace(run, checkpointing=making), ()
-    member = run.members[asked]
-    after = member.conduct.with_miss("it was asked to write a checkpoint, and did not in its time", run.now_s)
-    rest_s = after.rest_s(run.now_s)
+        return _making(run, making), ()
+    member = run.members.by_id[asked]
+    after = member.conduct.with_miss("it was asked to write a checkpoint, and did not in its time", run.clock.now_s)
+    rest_s = after.rest_s(run.clock.now_s)
     told: tuple[Instruction, ...] = ()
-    if rest_s is not None and not member.conduct.is_resting(run.now_s):
+    if rest_s is not None and not member.conduct.is_resting(run.clock.now_s):
         told = (SentToRest(asked, rest_s, after.last_miss),)
-    making = replace(making, passed=(*making.passed, asked), asked_s=run.now_s)
-    return replace(run.with_member(replace(member, conduct=after)), checkpointing=making), told
+    members = run.members.with_member(replace(member, conduct=after), run.clock.now_s)
+    return run.with_parts(members, run.models.making(making)), told
 
 
 def _time_to_write_s(run: Run, making: Checkpointing) -> float | None:
     """Return the seconds in which the checkpoint must be written; None without a limit."""
     if making.ends_s is not None:
         return run.state_file.config.cooldown_time
-    return None if run.phase_ends_s is None else run.phase_ends_s - run.phase_started_s
+    clock = run.clock
+    return None if clock.phase_ends_s is None else clock.phase_ends_s - clock.phase_started_s
 
 
 def report(run: Run, event: CheckpointReported) -> Handled:
@@ -167,7 +176,7 @@ def report(run: Run, event: CheckpointReported) -> Handled:
         Refused: `not-now`, `stale-round`, `not-in-roster`, `already-committed`, or `result-invalid` (rule `parts`).
     """
     claim = event.report
-    making = _making(run, claim.step)
+    making = _asked_for(run, claim.step)
     if event.client_id not in making.planned().clients:
         raise Refused(Refusal.NOT_IN_ROSTER, f"client {event.client_id} is not asked for this checkpoint")
     if making.claims.get(event.client_id) == claim:
@@ -222,22 +231,22 @@ def reject(run: Run, event: CheckpointRejected) -> Handled:
     making = _announced(run, event.client_id, event.step, event.blob_sha256)
     if event.client_id in making.rejected:
         return run, ()
-    told = CheckpointRefused(event.client_id, event.step, event.rule, run.now_s)
-    return replace(run, checkpointing=replace(making, rejected=making.rejected | {event.client_id})), (told,)
+    told = CheckpointRefused(event.client_id, event.step, event.rule, run.clock.now_s)
+    return _making(run, replace(making, rejected=making.rejected | {event.client_id})), (told,)
 
 
 def _announced(run: Run, client_id: ClientId, step: int, blob_sha256: Sha256) -> Checkpointing:
-    making = _making(run, step)
+    making = _asked_for(run, step)
     claim = making.claims.get(client_id)
     if claim is None or claim.blob_sha256 != blob_sha256:
         raise Refused(Refusal.NOT_COMMITTED, f"client {client_id} did not announce blob {blob_sha256}")
     return making
 
 
-def _making(run: Run, step: int) -> Checkpointing:
-    making = run.checkpointing
+def _asked_for(run: Run, step: int) -> Checkpointing:
+    making = run.models.checkpointing
     if making is None:
-        raise Refused(Refusal.NOT_NOW, f"no checkpoint is asked for in {run.phase.value}")
+        raise Refused(Refusal.NOT_NOW, f"no checkpoint is asked for in {run.clock.phase.value}")
     if making.step != step:
         raise Refused(Refusal.STALE_ROUND, f"replica {making.step} is asked for, not {step}")
     return making
@@ -245,38 +254,16 @@ def _making(run: Run, step: int) -> Checkpointing:
 
 def _with(run: Run, making: Checkpointing) -> Handled:
     """Return the run with what is now known of its checkpoint, kept if that verifies it."""
-    run = replace(run, checkpointing=making)
+    models = run.models
     found = _verified_ref(run, making)
     if found is None:
-        return run, ()
-    run = replace(run, checkpointing=None)
+        return _making(run, making), ()
     writer = next(client_id for client_id, held in making.held.items() if held == found)
-    run = _with_manifest(run, making.claims[writer].parts)
+    models = models.making(None).with_manifest(making.claims[writer].parts)
     if making.genesis:  # a member makes the parameters; which model they are of is the operator's
-        run = _with_model(run, run.state_file.model.LLM.spec)
-    run, told = _keep(run, (*run.checkpoints, found))
-    return run, told if making.ends_s is None else (*told, SegmentEnded(run.epoch))
-
-
-def _with_manifest(run: Run, parts: tuple[CheckpointPart, ...]) -> Run:
-    """Return the run with the manifest of a checkpoint that it is about to keep; the same run if that has one part."""
-    if len(parts) < 2:
-        return run
-    return replace(run, manifests={**run.manifests, parts_digest(parts): CheckpointManifest(parts)})
-
-
-def _with_model(run: Run, spec: ModelSpec) -> Run:
-    return replace(run, model=spec, model_sha256=model_digest(spec))
-
-
-def _keep(run: Run, checkpoints: tuple[CheckpointRef, ...]) -> Handled:
-    """Return the run with the newest of these and the outcomes since; near the blobs' limit, with the last one only."""
-    checkpoints = checkpoints[-1 if run.blobs_near_bound else -KEEP_CHECKPOINTS :]
-    outcomes = {step: outcome for step, outcome in run.outcomes.items() if step > checkpoints[0].step}
-    kept = {checkpoint.blob_sha256 for checkpoint in checkpoints}
-    manifests = {digest: manifest for digest, manifest in run.manifests.items() if digest in kept}
-    run = replace(run, checkpoints=checkpoints, manifests=manifests, outcomes=outcomes, blobs_near_bound=False)
-    return run, (SweepBlobs(),)
+        models = models.with_spec(run.state_file.model.LLM.spec)
+    run = run.with_parts(models.keeping((*models.checkpoints, found)))
+    return run, (SweepBlobs(),) if making.ends_s is None else (SweepBlobs(), SegmentEnded(run.progress.epoch))
 
 
 def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:

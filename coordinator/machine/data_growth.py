@@ -5,8 +5,7 @@ The operator says what the data have grown from and to. The larger data begin wi
 member may have either data; from the round that reaches the new pass on, it needs the larger ones.
 """
 
-from epochal.coordinator.machine.parts.fast_replace import replace
-from epochal.coordinator.machine.run import Run, with_state_file
+from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import DataAppended
 from epochal.state.errors import Refused
 from epochal.state.generations import (
@@ -33,7 +32,7 @@ def append_data(run: Run, event: DataAppended) -> Run:
         Refused: `not-now` if the run trains on other data than those that have grown, or they have not grown, or what
             is to be taken back has begun.
     """
-    if run.phase is RunState.FINISHED:
+    if run.clock.phase is RunState.FINISHED:
         raise Refused(Refusal.NOT_NOW, "the run is finished")
     if event.request is None:
         return _taken_back(run)
@@ -55,11 +54,11 @@ def _check_growth(run: Run, request: DataAppend) -> None:
     known, now = run.state_file.data_generations, request.grown_from
     if len(known) >= MAX_GENERATIONS:
         raise Refused(Refusal.NOT_NOW, f"the data have grown {len(known) - 1} times; at most {MAX_GENERATIONS - 1}")
-    if not known and run.data_fingerprint is None:
+    if not known and run.data.fingerprint is None:
         raise Refused(
             Refusal.NOT_NOW, "it is not decided yet which data are the run's; pin them: `epochal fingerprint`"
         )
-    newest = known[-1].fingerprint if known else run.data_fingerprint
+    newest = known[-1].fingerprint if known else run.data.fingerprint
     if now.fingerprint != newest:
         raise Refused(
             Refusal.NOT_NOW,
@@ -92,13 +91,14 @@ def _taken_back(run: Run) -> Run:
 
 
 def _with_generations(run: Run, generations: Generations) -> Run:
-    return with_state_file(run, run.state_file.model_copy(update={"data_generations": generations}))
+    state_file = run.state_file.model_copy(update={"data_generations": generations})
+    return run.with_parts(run.identity.with_state_file(state_file))
 
 
 def _assigned_end(run: Run, rounds: int) -> int:
     """Return the first data index beyond those that are assigned, and those of so many further rounds of full size."""
     config = run.state_file.config
-    return (run.cursor + rounds * config.global_batch_size_end) * config.data_indices_per_batch
+    return (run.work.cursor + rounds * config.global_batch_size_end) * config.data_indices_per_batch
 
 
 def needed_generation(run: Run) -> int:
@@ -127,4 +127,4 @@ def check_grown(run: Run, fingerprint: str) -> None:
 def with_needed_data(run: Run) -> Run:
     """Return the run, whose data have grown, on the data that its next round needs."""
     wanted = run.state_file.data_generations[needed_generation(run)].fingerprint
-    return run if run.data_fingerprint == wanted else replace(run, data_fingerprint=wanted)
+    return run.with_parts(run.data.agreed_on(wanted))

@@ -8,7 +8,6 @@ reported later have a later turn, however many members have them. Only members w
 """
 
 from epochal.coordinator.machine.data_growth import check_grown, with_needed_data
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import DataFingerprintSet
 from epochal.state.datasets import DatasetDescription, dataset_difference
@@ -17,22 +16,19 @@ from epochal.state.messages.requests import DataDecision, DatasetView, ReadyRepo
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
 
-MAX_DESCRIBED_DATASETS = 8
-"""Maximum number of datasets, besides the run's, of which a description is kept."""
-
 
 def pinned_fingerprint(run: Run) -> str | None:
     """Return the fingerprint that the operator pinned, in `state.toml` or by command."""
-    return run.state_file.config.data_fingerprint or run.data_pin
+    return run.state_file.config.data_fingerprint or run.data.pin
 
 
 def check_dataset(run: Run, report: ReadyReport) -> None:
     """Raise `Refused(Refusal.FINGERPRINT_DIFFERS)` if it is decided that the run trains on other data."""
     if run.state_file.data_generations:
         check_grown(run, report.data_fingerprint)
-        decided = None if run.has_run_data(report.data_fingerprint) else run.data_fingerprint
+        decided = None if run.has_run_data(report.data_fingerprint) else run.data.fingerprint
     else:
-        decided = pinned_fingerprint(run) or (run.data_fingerprint if run.batches_applied else None)
+        decided = pinned_fingerprint(run) or (run.data.fingerprint if run.work.batches_applied else None)
     if decided is not None and report.data_fingerprint != decided:
         raise Refused(
             Refusal.FINGERPRINT_DIFFERS,
@@ -50,14 +46,8 @@ def vote(run: Run, before: str | None, after: str | None, dataset: DatasetDescri
         dataset: describes the data that it has now.
     """
     if before != after:
-        votes = dict(run.data_votes)
-        for fingerprint, change in ((before, -1), (after, 1)):
-            if fingerprint is not None:
-                votes[fingerprint] = votes.get(fingerprint, 0) + change
-                if not votes[fingerprint]:
-                    del votes[fingerprint]
-        run = agreed(replace(run, data_votes=votes))
-    return run if after is None or dataset is None else _described(run, after, dataset)
+        run = agreed(run.with_parts(run.data.with_vote(before, after)))
+    return run if after is None or dataset is None else run.with_parts(run.data.described(after, dataset))
 
 
 def agreed(run: Run) -> Run:
@@ -67,21 +57,16 @@ def agreed(run: Run) -> Run:
     pinned = pinned_fingerprint(run)
     if pinned is not None:
         wanted: str | None = pinned
-    elif run.batches_applied or run.round is not None:
-        wanted = run.data_fingerprint
+    elif run.work.batches_applied or run.round is not None:
+        wanted = run.data.fingerprint
     else:
-        wanted = _in_turn(run)
-    return run if wanted == run.data_fingerprint else replace(run, data_fingerprint=wanted)
+        wanted = run.data.in_turn(run.state_file.config.min_clients)
+    return run.with_parts(run.data.agreed_on(wanted))
 
 
 def next_turn(run: Run) -> Run:
     """Return the run after a round or a Warmup of which nothing was applied: its data wait behind all others."""
-    if run.batches_applied:
-        return run
-    votes, tried = dict(run.data_votes), run.data_fingerprint
-    if tried in votes:
-        votes[tried] = votes.pop(tried)
-    return replace(run, data_votes=votes, data_turns=run.data_turns + 1)
+    return run if run.work.batches_applied else run.with_parts(run.data.after_turn())
 
 
 def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
@@ -91,22 +76,22 @@ def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
         Refused: `not-now` if `state.toml` pins another one, or the data have grown.
     """
     in_file = run.state_file.config.data_fingerprint
-    if run.state_file.data_generations and event.data_fingerprint not in (None, run.data_fingerprint):
+    if run.state_file.data_generations and event.data_fingerprint not in (None, run.data.fingerprint):
         raise Refused(
             Refusal.NOT_NOW,
-            f"the run's data have grown, and have fingerprint {run.data_fingerprint} now; nothing else can be pinned",
+            f"the run's data have grown, and have fingerprint {run.data.fingerprint} now; nothing else can be pinned",
         )
     if in_file is not None and event.data_fingerprint != in_file:
         raise Refused(
             Refusal.NOT_NOW,
             f"state.toml has `data_fingerprint = {in_file}`; change that line and start the coordinator again",
         )
-    return agreed(run if run.data_pin == event.data_fingerprint else replace(run, data_pin=event.data_fingerprint))
+    return agreed(run.with_parts(run.data.pinned(event.data_fingerprint)))
 
 
 def disagreement(run: Run, client_id: ClientId) -> Refused | None:
     """Return why a member whose report was recorded is not ready: it is the turn of other data. None if it is."""
-    member = run.members.get(client_id)
+    member = run.members.by_id.get(client_id)
     if member is None or member.data_fingerprint is None or run.has_run_data(member.data_fingerprint):
         return None
     mine = member.data_fingerprint
@@ -114,25 +99,25 @@ def disagreement(run: Run, client_id: ClientId) -> Refused | None:
         "its data have a turn if nobody delivers with the others; the operator can pin the right data: "
         "`epochal fingerprint`, or `data_fingerprint` in state.toml"
     )
-    if run.data_fingerprint is None:
-        counts = sorted(run.data_votes.values(), reverse=True)
-        other = next((fingerprint for fingerprint in run.data_votes if fingerprint != mine), mine)
+    if run.data.fingerprint is None:
+        counts = sorted(run.data.votes.values(), reverse=True)
+        other = next((fingerprint for fingerprint in run.data.votes if fingerprint != mine), mine)
         message = (
             f"members have different data, and no data have a majority ({' to '.join(map(str, counts[:4]))}): "
             f"{_both(mine, other)}"
         )
     else:
-        other = run.data_fingerprint
-        message = f"{run.data_votes.get(other, 0)} members have other data: {_both(mine, other)}"
-    difference = _difference(run, mine, run.datasets.get(mine), other)
-    expected = {} if run.data_fingerprint is None else {"expected": other}
+        other = run.data.fingerprint
+        message = f"{run.data.votes.get(other, 0)} members have other data: {_both(mine, other)}"
+    difference = _difference(run, mine, run.data.datasets.get(mine), other)
+    expected = {} if run.data.fingerprint is None else {"expected": other}
     return Refused(Refusal.DATA_UNDECIDED, f"{message}: {difference}. This client waits; {decision}", **expected)
 
 
 def datasets_of(run: Run, most: int) -> tuple[DatasetView, ...]:
     """Return the data that members have, the most frequent ones first."""
-    voted = sorted(run.data_votes.items(), key=lambda item: (-item[1], item[0]))[:most]
-    return tuple(DatasetView(fingerprint, count, run.datasets.get(fingerprint)) for fingerprint, count in voted)
+    voted = sorted(run.data.votes.items(), key=lambda item: (-item[1], item[0]))[:most]
+    return tuple(DatasetView(fingerprint, count, run.data.datasets.get(fingerprint)) for fingerprint, count in voted)
 
 
 def decided_by(run: Run) -> DataDecision:
@@ -141,11 +126,11 @@ def decided_by(run: Run) -> DataDecision:
         return "append"
     if run.state_file.config.data_fingerprint is not None:
         return "state file"
-    if run.data_pin is not None:
+    if run.data.pin is not None:
         return "operator"
-    if run.data_fingerprint is None:
+    if run.data.fingerprint is None:
         return "nobody yet"
-    return "first round" if run.batches_applied else "turn of its members"
+    return "first round" if run.work.batches_applied else "turn of its members"
 
 
 def _both(mine: str, other: str) -> str:
@@ -154,30 +139,5 @@ def _both(mine: str, other: str) -> str:
 
 def _difference(run: Run, mine: str, dataset: DatasetDescription | None, other: str | None = None) -> str:
     pinned = None if run.state_file.data_generations else pinned_fingerprint(run)
-    other = other or pinned or run.data_fingerprint or ""
-    return dataset_difference(dataset or run.datasets.get(mine), run.datasets.get(other))
-
-
-def _in_turn(run: Run) -> str | None:
-    """Return the data whose turn it is; None in the first turn, or while too few have the same, if there is a tie."""
-    votes, needed = run.data_votes, run.state_file.config.min_clients
-    waiting = (fingerprint for fingerprint, count in votes.items() if run.data_turns and count >= needed)
-    most = max(votes.values(), default=None)
-    found = [fingerprint for fingerprint, count in votes.items() if count == most]
-    return next(waiting, found[0] if len(found) == 1 else None)
-
-
-def _described(run: Run, fingerprint: str, dataset: DatasetDescription) -> Run:
-    """Return the run with the first or a fuller description of a dataset, within the bound."""
-    known = run.datasets.get(fingerprint)
-    if known is not None and (known.files or not dataset.files):
-        return run
-    kept = {
-        described: found
-        for described, found in run.datasets.items()
-        if described in run.data_votes or described == run.data_fingerprint
-    }
-    others = len(kept.keys() - {fingerprint, run.data_fingerprint})
-    if fingerprint != run.data_fingerprint and others >= MAX_DESCRIBED_DATASETS:
-        return run
-    return replace(run, datasets={**kept, fingerprint: dataset})
+    other = other or pinned or run.data.fingerprint or ""
+    return dataset_difference(dataset or run.data.datasets.get(mine), run.data.datasets.get(other))

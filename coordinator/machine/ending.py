@@ -21,14 +21,14 @@ def finish(run: Run, event: FinishRequested) -> Handled:
         Refused: `not-now` for a step that is over, or beyond `total_steps`.
     """
     after, most = event.after_step, run.state_file.config.total_steps
-    least = run.step if run.phase in _UNDER_WAY else run.replica_step
+    least = run.progress.step if run.clock.phase in _UNDER_WAY else run.progress.replica_step
     if after is not None and not least <= after <= most:
         allowed = f"allowed: {least} to {most}" if least <= most else f"all {most} steps are done"
         raise Refused(Refusal.NOT_NOW, f"the run cannot end after step {after}; {allowed}")
-    if after == run.finish_after:
+    if after == run.progress.finish_after:
         return run, ()
-    moved = replace(run, finish_after=after)
-    if run.step > moved.last_step:
+    moved = run.with_parts(replace(run.progress, finish_after=after))
+    if run.progress.step > moved.last_step:
         return moved, ()
-    reason = END_MOVED if run.phase is RunState.FINISHED else run.reason
-    return replace(moved, drain_rounds=0, reason=reason), ()
+    reason = END_MOVED if run.clock.phase is RunState.FINISHED else run.clock.reason
+    return moved.with_parts(replace(moved.progress, drain_rounds=0), replace(moved.clock, reason=reason)), ()

@@ -21,10 +21,10 @@ def record(run: Run, report: EvaluationReport) -> Handled:
     Raises:
         Refused: `not-found` if the run has no such replica yet; `replica-differs` if its checkpoint is another one.
     """
-    if run.checkpoint is None or report.step > run.replica_step:
-        newest = "it has none yet" if run.checkpoint is None else f"allowed: 0 to {run.replica_step}"
+    if run.models.checkpoint is None or report.step > run.progress.replica_step:
+        newest = "it has none yet" if run.models.checkpoint is None else f"allowed: 0 to {run.progress.replica_step}"
         raise Refused(Refusal.NOT_FOUND, f"the run has no replica {report.step}; {newest}")
-    held = next((reference for reference in run.checkpoints if reference.step == report.step), None)
+    held = next((reference for reference in run.models.checkpoints if reference.step == report.step), None)
     if held is not None and held.replica_digest != report.replica_digest:
         message = f"the run's checkpoint of step {report.step} holds another replica"
         raise Refused(Refusal.REPLICA_DIFFERS, message, expected=held.replica_digest)
@@ -35,11 +35,11 @@ def record(run: Run, report: EvaluationReport) -> Handled:
         report.tokens,
         report.samples,
         report.data_fingerprint,
-        recorded_s=run.now_s,
+        recorded_s=run.clock.now_s,
     )
-    earlier = next((one for one in run.evaluations if (one.name, one.step) == (found.name, found.step)), None)
+    earlier = next((one for one in run.records.evaluations if (one.name, one.step) == (found.name, found.step)), None)
     if earlier is not None and replace(earlier, recorded_s=found.recorded_s) == found:
         return run, ()
-    others = tuple(one for one in run.evaluations if one is not earlier)
+    others = tuple(one for one in run.records.evaluations if one is not earlier)
     kept = (*others, found)[-MAX_EVALUATIONS:]
-    return replace(run, evaluations=kept), (EvaluationRecorded(found),)
+    return run.with_parts(replace(run.records, evaluations=kept)), (EvaluationRecorded(found),)

@@ -34,13 +34,14 @@ def ended_round(before: Run, after: Run, current: Round) -> EndedRound:
     config = before.state_file.config
     return EndedRound(
         round=current,
-        epoch=before.epoch,
-        ended_s=before.now_s,
-        witness_s=before.now_s - before.phase_started_s,
+        epoch=before.progress.epoch,
+        ended_s=before.clock.now_s,
+        witness_s=before.clock.now_s - before.clock.phase_started_s,
         members=len(before.members),
         ready=before.numbers().ready,
-        carried_batches=total_batches(after.carried) + total_batches(item.batch_id for item in after.suspects),
-        quarantined_batches=total_batches(item.batch_id for item in after.quarantined),
+        carried_batches=total_batches(after.work.carried)
+        + total_batches(item.batch_id for item in after.work.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in after.work.quarantined),
         learning_rate=before.rates.rate(current.step, 0),
         tokens_per_batch=data_index_count(1, config.data_indices_per_batch) * before.state_file.model.LLM.max_seq_len,
         tokens_total=after.tokens_applied,
@@ -156,7 +157,7 @@ def parts_of(run: Run) -> dict[ClientId, float]:
 
 def lowered_factors(run: Run) -> dict[ClientId, float]:
     """Return the factors of those results of the last outcome that counted for less than their batches."""
-    last = run.outcomes.get(run.replica_step)
+    last = run.models.outcomes.get(run.progress.replica_step)
     found = {} if last is None else {ClientId(entry.client_id): number_of(entry.factor) for entry in last.entries}
     return {client_id: factor for client_id, factor in found.items() if factor < 1}
 

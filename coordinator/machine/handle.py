@@ -37,13 +37,11 @@ from epochal.coordinator.machine.operator_stimuli import (
 )
 from epochal.coordinator.machine.pace import settled, train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
-from epochal.coordinator.machine.parts.compacted import CompactedJournal
 from epochal.coordinator.machine.parts.fast_replace import replace
-from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
-from epochal.coordinator.machine.run import Handled, Member, Run, with_state_file
-from epochal.coordinator.machine.stimuli import JournalCompacted, Stamped, Stimulus
+from epochal.coordinator.machine.run import Handled, Run
+from epochal.coordinator.machine.stimuli import Stamped, Stimulus
 from epochal.coordinator.machine.transitions import decide
 from epochal.coordinator.machine.work import begin_round
 from epochal.state.config.state_file import StateFile
@@ -62,12 +60,12 @@ def handle(run: Run, stamped: Stamped) -> Handled:
     Raises:
         Refused: the stimulus is not allowed now; `kind` says why, and nothing has changed.
     """
-    now = replace(run, now_s=max(run.now_s, stamped.now_s))
+    now = run.with_parts(run.clock.at(stamped.now_s))
     if isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
-        now = _rebase(now, now.now_s - run.now_s)
+        now = _rebase(now, now.clock.now_s - run.clock.now_s)
     after, instructions = _take(now, stamped.stimulus)
     if after is not now:
-        acted = operator_acted(stamped.stimulus, run.state_file, now.now_s)
+        acted = operator_acted(stamped.stimulus, run.state_file, now.clock.now_s)
         instructions = (*instructions, *acted) if acted else instructions
     after, told = _advance(settled(after), stamped.seed)
     after = looked_ahead(now, after)
@@ -83,16 +81,9 @@ def _derived_seed(seed: Seed, purpose: str, number: int) -> Seed:
 
 def _rebase(run: Run, outage_s: float) -> Run:
     """Return the run with every running time moved by the length of an outage, so that the outage ends nothing."""
-    making = run.checkpointing
-    return replace(
-        run,
-        checkpointing=None if making is None else _moved(making, outage_s),
-        phase_started_s=run.phase_started_s + outage_s,
-        phase_ends_s=None if run.phase_ends_s is None else run.phase_ends_s + outage_s,
-        epoch_started_s=run.epoch_started_s + outage_s,
-        enough_since_s=None if run.enough_since_s is None else run.enough_since_s + outage_s,
-        newcomers_from_s=None if run.newcomers_from_s is None else run.newcomers_from_s + outage_s,
-    )
+    making = run.models.checkpointing
+    models = run.models.making(None if making is None else _moved(making, outage_s))
+    return run.with_parts(run.clock.after_outage(outage_s), run.pace.after_outage(outage_s), models)
 
 
 def _moved(making: Checkpointing, outage_s: float) -> Checkpointing:
@@ -105,15 +96,17 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.Ticked() | stimuli.CoordinatorStarted():
             return checkpoints.ask_next(membership.gathered(run))  # a rest may be over, or a turn
         case stimuli.RunRestored():
-            return replace(run, lineage=stimulus.lineage), ()
+            return run.with_parts(replace(run.identity, lineage=stimulus.lineage)), ()
         case stimuli.CoordinatorKeyReplaced():
-            return replace(run, coordinator_key=stimulus.coordinator_key, lineage=stimulus.lineage), ()
+            return run.with_parts(
+                replace(run.identity, coordinator_key=stimulus.coordinator_key, lineage=stimulus.lineage)
+            ), ()
         case stimuli.ClientJoined():
             return membership.join(run, stimulus)
         case stimuli.ClientWithdrew():
             return membership.leave(run, (stimulus.client_id,), "withdrew")
         case stimuli.ClientsFellSilent():
-            has_ended = run.phase is RunState.FINISHED  # clients end then, without a word
+            has_ended = run.clock.phase is RunState.FINISHED  # clients end then, without a word
             return membership.leave(run, stimulus.client_ids, "left the finished run" if has_ended else "fell silent")
         case stimuli.ClientEjected():
             return membership.eject(run, stimulus.client_id)
@@ -148,13 +141,13 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.DataAppended():
             return membership.gathered(datasets.agreed(append_data(run, stimulus))), ()
         case stimuli.PauseRequested() | stimuli.ResumeRequested():
-            return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested))
+            return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested)), ()
         case stimuli.BatchesReleased():
             return release(run, stimulus)
         case stimuli.EvaluationReported():
             return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
-            return checkpoints.near_bound(run, stimulus), ()
+            return run.with_parts(checkpoints.near_bound(run.models, stimulus)), ()
         case (
             FinishRequested() | InvitationMade() | InvitationRevoked() | KeyAdmitted() | KeyRemoved() | AuditReported()
         ):
@@ -164,9 +157,9 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.NoticeSettled():
             return notices.settled(run, stimulus), ()
         case stimuli.JournalCompacted():
-            return _compact(run, stimulus), ()
+            return run.with_parts(run.records.with_proof(stimulus.segment_count, stimulus.proof_sha256)), ()
         case stimuli.ConfigChanged():
-            return _change_config(run, stimulus.state_file)
+            return _change_config(run, stimulus.state_file), ()
 
 
 def _take_command(run: Run, stimulus: Command) -> Handled:
@@ -185,31 +178,24 @@ def _take_command(run: Run, stimulus: Command) -> Handled:
             return audits.record(run, stimulus.report)
 
 
-def _pause(run: Run, *, pause: bool) -> Handled:
-    if run.phase is RunState.FINISHED:
+def _pause(run: Run, *, pause: bool) -> Run:
+    if run.clock.phase is RunState.FINISHED:
         raise Refused(Refusal.NOT_NOW, "the run is finished and cannot be paused or resumed")
-    return run if run.pause_pending is pause else replace(run, pause_pending=pause), ()
+    return run.with_parts(run.progress.pausing(pause=pause))
 
 
-def _compact(run: Run, event: JournalCompacted) -> Run:
-    """Return the run with the newer proof of its journal; one of no more segments than the kept one changes nothing."""
-    if run.compacted is not None and event.segment_count <= run.compacted.segment_count:
-        return run
-    return replace(run, compacted=CompactedJournal(event.segment_count, event.proof_sha256))
-
-
-def _change_config(run: Run, state_file: StateFile) -> Handled:
+def _change_config(run: Run, state_file: StateFile) -> Run:
     """Return the run with the edited fields; its phase and progress stay."""
     kept = {"progress": run.state_file.progress, "data_generations": run.state_file.data_generations}
-    state_file = state_file.model_copy(update=kept)
+    before, state_file = run.state_file.access, state_file.model_copy(update=kept)
     if state_file == run.state_file:
-        return run, ()
-    making = run.checkpointing
+        return run
+    making = run.models.checkpointing
     if making is not None and making.genesis and state_file.access.genesis == "operator":
         making = None
-    admissions = run.admissions.after_edit(run.state_file.access, state_file.access)
-    run = replace(with_state_file(run, state_file), checkpointing=making, admissions=admissions)
-    return membership.gathered(datasets.agreed(run)), ()
+    members = run.members.admitting(run.members.admissions.after_edit(before, state_file.access))
+    run = run.with_parts(run.identity.with_state_file(state_file), run.models.making(making), members)
+    return membership.gathered(datasets.agreed(run))
 
 
 def _advance(run: Run, seed: Seed) -> Handled:
@@ -218,7 +204,7 @@ def _advance(run: Run, seed: Seed) -> Handled:
         move = decide(run)
         if move is None:
             return run, instructions
-        before, phase = run.phase, destination(run.phase, move.trigger)
+        before, phase = run.clock.phase, destination(run.clock.phase, move.trigger)
         run, told = _enter(move.run, phase, move.reason, _derived_seed(seed, phase.value, number))
         instructions = (*instructions, *move.instructions, PhaseChanged(before, phase, move.reason), *told)
     raise InternalError(f"the run made {MAX_MOVES_PER_STIMULUS} moves on one stimulus")
@@ -226,37 +212,38 @@ def _advance(run: Run, seed: Seed) -> Handled:
 
 def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
     config = run.state_file.config
-    bound = {
+    limit_s = {
         RunState.WARMUP: config.warmup_time,
-        RunState.ROUND_TRAIN: train_limit_s(run),
+        RunState.ROUND_TRAIN: train_limit_s(run.pace, config.max_round_train_time),
         RunState.ROUND_WITNESS: config.round_witness_time,
         RunState.COOLDOWN: config.cooldown_time,
     }.get(phase)
-    ends_s = None if bound is None else run.now_s + bound
-    run = replace(run, phase=phase, phase_started_s=run.now_s, phase_ends_s=ends_s, enough_since_s=None, reason=reason)
+    run = run.with_parts(run.clock.entered(phase, limit_s, reason))
     match phase:
         case RunState.WAITING_FOR_MEMBERS:
-            return membership.gathered(datasets.agreed(replace(run, checkpointing=None, round=None))), ()
+            return membership.gathered(datasets.agreed(_at_rest(run))), ()
         case RunState.WARMUP:
-            members = shared({client_id: _before_warmup(member) for client_id, member in run.members.items()})
-            run = replace(run, members=members, height=0, epoch_start_batch=run.cursor)
-            return checkpoints.begin_genesis(run, seed), ()
+            progress = run.progress.before_epoch(run.work.cursor)
+            return checkpoints.begin_genesis(run.with_parts(run.members.before_warmup(), progress), seed), ()
         case RunState.ROUND_TRAIN:
             run, told = checkpoints.go_on_in_epoch(run, _derived_seed(seed, "checkpoint", 0))
-            return begin_round(_begin_epoch(run) if run.height == 0 else run, seed), told
+            return begin_round(_begin_epoch(run) if run.progress.height == 0 else run, seed), told
         case RunState.COOLDOWN:
             return checkpoints.begin_cooldown(run, seed)
         case RunState.PAUSED | RunState.FINISHED:
-            return replace(run, checkpointing=None, round=None), ()
+            return _at_rest(run), ()
         case _:
             return run, ()
 
 
-def _before_warmup(member: Member) -> Member:
-    return replace(member, ready_step=None, was_ready=member.was_ready or member.ready_step is not None)
+def _at_rest(run: Run) -> Run:
+    """Return the run without a round, or a checkpoint that is being made."""
+    return replace(run, models=run.models.making(None), round=None)
 
 
 def _begin_epoch(run: Run) -> Run:
     """Return the run as an epoch's first round begins: a cold start, unless a client is warm that takes part."""
-    is_warm = any(member.is_warm for member in run.ready_members())
-    return replace(run, epoch_started_s=run.now_s, cold_start_step=run.cold_start_step if is_warm else run.step)
+    clock = replace(run.clock, epoch_started_s=run.clock.now_s)
+    if any(member.is_warm for member in run.ready_members()):
+        return run.with_parts(clock)
+    return run.with_parts(clock, replace(run.models, cold_start_step=run.progress.step))

@@ -7,10 +7,11 @@ from epochal.coordinator.machine.datasets import check_dataset, vote
 from epochal.coordinator.machine.instructions import MembershipChanged
 from epochal.coordinator.machine.parts.admissions import invitation_denial, with_use
 from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.persistent_map import added, removed, shared
 from epochal.coordinator.machine.parts.reliability import NEWCOMER
-from epochal.coordinator.machine.round_reliability import remembered
-from epochal.coordinator.machine.run import Handled, Member, Run
+from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from epochal.state.codecs.named import spoken_as
 from epochal.state.errors import Refused
@@ -31,16 +32,14 @@ def join(run: Run, event: ClientJoined) -> Handled:
         Refused: `nonce-consumed`, `unsupported-protocol`, `ejected`, `access-denied` or `run-full`.
     """
     check_join(run, event)
-    used = _unexpired(run)
+    known, used = run.members, _unexpired(run.members, run.clock.now_s)
     if len(used) >= MAX_USED_NONCES:
         raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the lifetime of a nonce; try again in a moment")
-    used = added(used, event.nonce, event.nonce_expires_s)
-    invitations = run.invitations_used
-    offered, admissions = event.invitation_sha256, with_use(run.admissions, event)
+    invitations, offered = known.invitations_used, event.invitation_sha256
     if offered is not None and offered in run.state_file.access.invitations and not _is_invited(run, event.client_id):
         invitations = {**invitations, offered: event.client_id}
-    before = run.members.get(event.client_id)
-    joined_step, was_ready = run.step, False
+    before = known.by_id.get(event.client_id)
+    joined_step, was_ready = run.progress.step, False
     if before is not None and event.instance is not None and event.instance == before.instance:
         joined_step, was_ready = before.joined_step, before.was_ready or before.ready_step is not None
     member = Member(
@@ -53,26 +52,31 @@ def join(run: Run, event: ClientJoined) -> Handled:
         was_late=before is not None and before.was_late,
         was_ready=was_ready,
         joined_step=joined_step,
-        conduct=run.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
+        conduct=known.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
         name=event.name,
         software=event.software,
     )
-    departed = removed(run.departed, event.client_id) if event.client_id in run.departed else run.departed
-    run = replace(run.with_member(member), departed=departed, used_nonces=used, invitations_used=invitations)
-    run = run if admissions is run.admissions else replace(run, admissions=admissions)
-    run = gathered(vote(run, None if before is None else before.data_fingerprint, None))
+    departed = removed(known.departed, event.client_id) if event.client_id in known.departed else known.departed
+    joined = replace(
+        known.with_member(member, run.clock.now_s),
+        departed=departed,
+        used_nonces=added(used, event.nonce, event.nonce_expires_s),
+        invitations_used=invitations,
+        admissions=with_use(known.admissions, event),
+    )
+    run = gathered(vote(run.with_parts(joined), None if before is None else before.data_fingerprint, None))
     change = "joined" if before is None else "joined again"
-    return run, (MembershipChanged(event.client_id, change, member, run.now_s),)
+    return run, (MembershipChanged(event.client_id, change, member, run.clock.now_s),)
 
 
-def _unexpired(run: Run) -> Mapping[str, float]:
+def _unexpired(members: RunMembers, now_s: float) -> Mapping[str, float]:
     """Return the used nonces without the expired ones before the first that has not expired.
 
     Nonces are used in about the order in which they expire, so that nearly all are found without a look at the others:
     a join must stay cheap among thousands of members.
     """
-    used = run.used_nonces
-    expired = takewhile(lambda item: item[1] <= run.now_s, shared(used).pairs())
+    used = members.used_nonces
+    expired = takewhile(lambda item: item[1] <= now_s, shared(used).pairs())
     for nonce in [nonce for nonce, _ in expired]:
         used = removed(used, nonce)
     return used
@@ -80,7 +84,7 @@ def _unexpired(run: Run) -> Mapping[str, float]:
 
 def check_join(run: Run, event: ClientJoined) -> None:
     """Raise `Refused` if the key may not join now; the kind says why."""
-    if event.nonce in run.used_nonces:
+    if event.nonce in run.members.used_nonces:
         raise Refused(Refusal.NONCE_CONSUMED, "this nonce was already used for a join; ask for another challenge")
     if event.capabilities.protocol != PROTOCOL_VERSION:
         raise Refused(
@@ -95,7 +99,7 @@ def check_join(run: Run, event: ClientJoined) -> None:
             f"the run's results have codec and format {codec}, the client reads and writes {spoken}: "
             "install the version of Epochal that the coordinator has",
         )
-    if event.client_id in run.ejected:
+    if event.client_id in run.members.ejected:
         raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run")
     denied = _denial(run, event)
     if denied is not None:
@@ -106,26 +110,26 @@ def check_join(run: Run, event: ClientJoined) -> None:
 
 def _denial(run: Run, event: ClientJoined) -> str | None:
     access = run.state_file.access
-    if access.mode == "keys" and not run.admissions.admits_key(event.public_key, access):
+    if access.mode == "keys" and not run.members.admissions.admits_key(event.public_key, access):
         return f"public key {event.public_key} is not among this run's [access] keys"
     if access.mode == "invitations":
         if _is_invited(run, event.client_id):
             return None
         if event.invitation_sha256 is None:
             return "this run needs an invitation, and none was given; `epochal client` takes it as --invitation CODE"
-        if event.invitation_sha256 in run.admissions.invitations:
-            return invitation_denial(run.admissions, event, run.now_s)
+        if event.invitation_sha256 in run.members.admissions.invitations:
+            return invitation_denial(run.members.admissions, event, run.clock.now_s)
         if event.invitation_sha256 not in access.invitations:
             return "this run needs an invitation, and the one given is not among its [access] invitations"
-        if run.invitations_used.get(event.invitation_sha256, event.client_id) != event.client_id:
+        if run.members.invitations_used.get(event.invitation_sha256, event.client_id) != event.client_id:
             return "this invitation was used by another client; each admits one client"
     return None
 
 
 def _is_invited(run: Run, client_id: ClientId) -> bool:
     """Whether the client has used an invitation that is still listed; it needs no other."""
-    return run.admissions.has_admitted(client_id) or any(
-        run.invitations_used.get(Sha256(listed)) == client_id for listed in run.state_file.access.invitations
+    return run.members.admissions.has_admitted(client_id) or any(
+        run.members.invitations_used.get(Sha256(listed)) == client_id for listed in run.state_file.access.invitations
     )
 
 
@@ -134,26 +138,22 @@ def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     gone = [client_id for client_id in client_ids if client_id in run.members]
     if not gone:
         return run, ()
-    departed = run.departed
-    left = [run.members[client_id] for client_id in gone]
-    for member in left:
-        departed = remembered(departed, member.client_id, member.conduct)
-        run = run.without_member(member.client_id)
+    left = [run.members.by_id[client_id] for client_id in gone]
     current = None if run.round is None else run.round.no_longer_waiting_for(gone)
-    run = replace(run, round=current, departed=departed)
+    run = replace(run, round=current, members=run.members.without(left, run.clock.now_s))
     for member in left:
         run = vote(run, member.data_fingerprint, None)
-    return gathered(run), tuple(MembershipChanged(member.client_id, change, member, run.now_s) for member in left)
+    return gathered(run), tuple(MembershipChanged(member.client_id, change, member, run.clock.now_s) for member in left)
 
 
 def eject(run: Run, client_id: ClientId) -> Handled:
     """Return the run without the member, whose key may not join again."""
-    if client_id not in run.members and client_id not in run.ejected:
+    if client_id not in run.members and client_id not in run.members.ejected:
         raise Refused(Refusal.NOT_FOUND, f"there is no member {client_id}")
-    if len(run.ejected) >= MAX_EJECTED:
+    if len(run.members.ejected) >= MAX_EJECTED:
         raise Refused(Refusal.OVERLOADED, f"{MAX_EJECTED} clients are ejected already; use [access] keys instead")
     run, instructions = leave(run, (client_id,), "ejected")
-    return run if client_id in run.ejected else replace(run, ejected=run.ejected | {client_id}), instructions
+    return run.with_parts(run.members.ejecting(client_id)), instructions
 
 
 def gathered(run: Run) -> Run:
@@ -163,15 +163,14 @@ def gathered(run: Run) -> Run:
     rest, and not among the `min_clients` that can work.
     """
     config = run.state_file.config
-    match run.phase:
+    match run.clock.phase:
         case RunState.WAITING_FOR_MEMBERS:
             enough = len(run.members) >= config.init_min_clients and run.numbers().available >= config.min_clients
         case RunState.WARMUP:
-            enough = run.checkpoint is not None and run.numbers().ready >= config.min_clients
+            enough = run.models.checkpoint is not None and run.numbers().ready >= config.min_clients
         case _:
             enough = False
-    since = (run.enough_since_s if run.enough_since_s is not None else run.now_s) if enough else None
-    return run if since == run.enough_since_s else replace(run, enough_since_s=since)
+    return run.with_parts(run.clock.with_enough(is_enough=enough))
 
 
 def become_ready(run: Run, event: ClientBecameReady) -> Handled:
@@ -180,18 +179,20 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     Raises:
         Refused: `not-now`, `behind`, `replica-differs` or `fingerprint-differs`.
     """
-    report, member = event.report, run.members.get(event.client_id)
+    report, member = event.report, run.members.by_id.get(event.client_id)
     if member is None:
         raise Refused(Refusal.UNAUTHORIZED, f"client {event.client_id} is not a member; join again")
-    if run.checkpoint is None or run.phase is RunState.FINISHED:
-        raise Refused(Refusal.NOT_NOW, f"no client can become ready in {run.phase.value}, or without a checkpoint")
-    if report.step not in (run.replica_step, run.replica_step - 1):
+    if run.models.checkpoint is None or run.clock.phase is RunState.FINISHED:
+        raise Refused(
+            Refusal.NOT_NOW, f"no client can become ready in {run.clock.phase.value}, or without a checkpoint"
+        )
+    if report.step not in (run.progress.replica_step, run.progress.replica_step - 1):
         raise Refused(
             Refusal.BEHIND,
-            f"the client holds replica {report.step}, the run is at replica {run.replica_step}",
-            step=run.replica_step,
+            f"the client holds replica {report.step}, the run is at replica {run.progress.replica_step}",
+            step=run.progress.replica_step,
         )
-    known = _known_digest(run, report.step)
+    known = run.models.known_digest(report.step)
     if known is not None and known != report.replica_digest:
         raise Refused(
             Refusal.REPLICA_DIFFERS,
@@ -202,15 +203,8 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     if member.ready_step is not None and member.data_fingerprint == report.data_fingerprint:
         return run, ()
     ready = replace(member, ready_step=report.step, data_fingerprint=report.data_fingerprint, was_late=False)
-    run = gathered(vote(run.with_member(ready), member.data_fingerprint, report.data_fingerprint, report.dataset))
+    run = run.with_parts(run.members.with_member(ready, run.clock.now_s))
+    run = gathered(vote(run, member.data_fingerprint, report.data_fingerprint, report.dataset))
     agrees = run.has_run_data(report.data_fingerprint)
     change = "ready" if agrees else "waits: the run is on other data"
-    return run, (MembershipChanged(event.client_id, change, ready, run.now_s),)
-
-
-def _known_digest(run: Run, step: int) -> Sha256 | None:
-    for checkpoint in run.checkpoints:
-        if checkpoint.step == step:
-            return checkpoint.replica_digest
-    following = run.outcomes.get(step + 1)
-    return None if following is None else following.replica_digest
+    return run, (MembershipChanged(event.client_id, change, ready, run.clock.now_s),)

@@ -40,14 +40,14 @@ def moment_of(
         explanation: why it was not faster, in a sentence.
         problem: why the coordinator can keep nothing; None if it can, or if the run is looked back at.
     """
-    since_s = 0.0 if now_s is None else max(0.0, now_s - run.now_s)
-    current = run.round if run.phase in ROUND_PHASES else None
+    since_s = 0.0 if now_s is None else max(0.0, now_s - run.clock.now_s)
+    current = run.round if run.clock.phase in ROUND_PHASES else None
     return Moment(
         document=document,
-        at_s=run.now_s + since_s,
+        at_s=run.clock.now_s + since_s,
         members=len(run.members),
         ready=run.numbers().ready,
-        loss=run.losses[-1][1] if run.losses else None,
+        loss=run.records.losses[-1][1] if run.records.losses else None,
         tokens_total=run.tokens_applied,
         round_s=None if current is None else elapsed_s(run, current) + since_s,
         under_way=() if current is None or not has_clients else clients_of(current, names=names_of(run)),
@@ -60,25 +60,25 @@ def moment_of(
 
 def data_map_of(run: Run) -> DataMap:
     """Return where the batches are that the run has begun."""
-    current = run.round if run.phase in ROUND_PHASES else None
+    current = run.round if run.clock.phase in ROUND_PHASES else None
     under_way = () if current is None else coalesce(current.work.intervals())
-    quarantined = coalesce(item.batch_id for item in run.quarantined)
-    waiting = subtract(coalesce((*run.carried, *(item.batch_id for item in run.suspects))), under_way)
+    quarantined = coalesce(item.batch_id for item in run.work.quarantined)
+    waiting = subtract(coalesce((*run.work.carried, *(item.batch_id for item in run.work.suspects))), under_way)
     is_whole = max(map(len, (under_way, waiting, quarantined))) <= MAX_MAP_INTERVALS
     passes, samples = _passes(run)
-    return DataMap(run.cursor, _first(under_way), _first(waiting), _first(quarantined), is_whole, passes, samples)
+    return DataMap(run.work.cursor, _first(under_way), _first(waiting), _first(quarantined), is_whole, passes, samples)
 
 
 def _passes(run: Run) -> tuple[float | None, int | None]:
     """Return the number of passes over the run's data that were begun, and the samples of the last one."""
-    index = run.cursor * run.state_file.config.data_indices_per_batch
+    index = run.work.cursor * run.state_file.config.data_indices_per_batch
     generations = run.state_file.data_generations
     if generations:
         place = generation_at(generations, index)
         reached = generations[place]
         passes = passes_before(generations)[place] + (index - reached.first_data_index) / reached.sample_count
         return round(passes, _PLACES), reached.sample_count
-    described = None if run.data_fingerprint is None else run.datasets.get(run.data_fingerprint)
+    described = None if run.data.fingerprint is None else run.data.datasets.get(run.data.fingerprint)
     if described is None or not described.sample_count:
         return None, None
     return round(index / described.sample_count, _PLACES), described.sample_count
@@ -86,7 +86,7 @@ def _passes(run: Run) -> tuple[float | None, int | None]:
 
 def names_of(run: Run) -> dict[ClientId, str]:
     """Return the names that members have chosen."""
-    return {member.client_id: member.name for member in run.members.values() if member.name}
+    return {member.client_id: member.name for member in run.members.by_id.values() if member.name}
 
 
 def _first(intervals: Iterable[BatchId]) -> tuple[BatchId, ...]:

@@ -13,7 +13,7 @@ from epochal.state.shown.notices import Notice
 
 def newest(run: Run, kind: NoticeKind) -> Notice | None:
     """Return the newest notice of a kind; None before the first."""
-    return next((notice for notice in run.notices if notice.kind == kind), None)
+    return next((notice for notice in run.records.notices if notice.kind == kind), None)
 
 
 def is_due(run: Run, kind: NoticeKind, subject: str, now_s: float) -> bool:
@@ -27,10 +27,12 @@ def is_due(run: Run, kind: NoticeKind, subject: str, now_s: float) -> bool:
 
 def raised(run: Run, event: NoticeRaised) -> Run:
     """Return the run with the notice as the newest of its kind; the same run if it is not due."""
-    if not is_due(run, event.kind, event.subject, run.now_s):
+    if not is_due(run, event.kind, event.subject, run.clock.now_s):
         return run
-    others = (notice for notice in run.notices if notice.kind != event.kind)
-    return replace(run, notices=(*others, Notice(event.kind, event.subject, event.message, run.now_s)))
+    others = (notice for notice in run.records.notices if notice.kind != event.kind)
+    return run.with_parts(
+        replace(run.records, notices=(*others, Notice(event.kind, event.subject, event.message, run.clock.now_s)))
+    )
 
 
 def settled(run: Run, event: NoticeSettled) -> Run:
@@ -39,4 +41,6 @@ def settled(run: Run, event: NoticeSettled) -> Run:
     if notice is None or notice.raised_s != event.raised_s or event.webhook in notice.settled:
         return run
     done = replace(notice, settled=(*notice.settled, event.webhook)[-MAX_WEBHOOKS:])
-    return replace(run, notices=tuple(done if one is notice else one for one in run.notices))
+    return run.with_parts(
+        replace(run.records, notices=tuple(done if one is notice else one for one in run.records.notices))
+    )

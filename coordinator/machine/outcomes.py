@@ -14,10 +14,12 @@ from epochal.coordinator.machine.instructions import BatchesQuarantined, Outcome
 from epochal.coordinator.machine.pace import with_pace
 from epochal.coordinator.machine.parts.data_waits import after_round
 from epochal.coordinator.machine.parts.fast_replace import replace
-from epochal.coordinator.machine.parts.persistent_map import plain, shared
+from epochal.coordinator.machine.parts.member import Member
+from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.round_reliability import with_conduct
-from epochal.coordinator.machine.run import LOSS_HISTORY_LENGTH, Handled, Member, Run
+from epochal.coordinator.machine.run import Handled, Run
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.intervals import BatchId, subtract, total_batches
 from epochal.state.messages.requests import ResultCommitment
@@ -124,15 +126,15 @@ def end_round(run: Run, current: Round) -> Handled:
     ended = ended_round(before, run, current)
     instructions = (OutcomeDecided(current.step, current.attempt, outcome, verdict.reason, ended), *instructions)
     run = with_pace(run, current, is_applied=outcome is not None)
-    run = replace(run, height=run.height + 1, rebuild=verdict.replicas_differ)
+    progress = replace(run.progress, height=run.progress.height + 1)
+    run = run.with_parts(progress, replace(run.models, rebuild=verdict.replicas_differ))
     if outcome is None:
-        return replace(run, members=shared(run.members)), instructions
-    run = replace(
-        run,
-        outcomes={**run.outcomes, outcome.step: outcome},
-        losses=_with_loss(run, current, outcome),
-        members=shared(_with_figures(run, current)),
-        usual=usual_norm(current.weighed(run.state_file, included), current.usual, run.state_file.merge.norm_limit),
+        return run.with_parts(run.members.with_all(run.members.by_id)), instructions
+    usual = usual_norm(current.weighed(run.state_file, included), current.usual, run.state_file.merge.norm_limit)
+    run = run.with_parts(
+        run.models.with_outcome(outcome, usual),
+        run.records.with_loss(outcome.step, mean_loss(current, outcome)[0]),
+        run.members.with_all(_with_figures(run.members, current)),
     )
     return run, instructions
 
@@ -154,28 +156,20 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
     blame = blame_after(run, current, included, applied)
     quarantined = (BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined)
     run, rests = with_conduct(run, current, included, agreed)
-    run = replace(
-        run,
-        round=None,
-        step=run.step + (1 if included else 0),
-        attempt=0 if included else run.attempt + 1,
-        batches_applied=run.batches_applied + total_batches(applied),
-        carried=subtract(current.work.shared, applied + blame.blamed) + blame.cleared + run.carried,
+    progress = run.progress.after_round(is_applied=bool(included), must_pause=blame.must_stop)
+    work = replace(
+        run.work,
+        batches_applied=run.work.batches_applied + total_batches(applied),
+        carried=subtract(current.work.shared, applied + blame.blamed) + blame.cleared + run.work.carried,
         suspects=blame.suspects,
-        quarantined=run.quarantined + blame.quarantined,
-        pause_pending=run.pause_pending or blame.must_stop,
+        quarantined=run.work.quarantined + blame.quarantined,
     )
-    return run, (*quarantined, *rests)
+    return replace(run, round=None, progress=progress, work=work), (*quarantined, *rests)
 
 
-def _with_loss(run: Run, current: Round, outcome: Outcome) -> tuple[tuple[int, float], ...]:
-    mean, _ = mean_loss(current, outcome)
-    return run.losses if mean is None else (*run.losses, (outcome.step, mean))[-LOSS_HISTORY_LENGTH:]
-
-
-def _with_figures(run: Run, current: Round) -> dict[ClientId, Member]:
+def _with_figures(known: RunMembers, current: Round) -> dict[ClientId, Member]:
     """Return the members with their own figures of the round, which are only shown."""
-    members, commitments = plain(run.members), plain(current.commitments)
+    members, commitments = plain(known.by_id), plain(current.commitments)
     for client_id in current.verified:
         metrics, member = commitments[client_id].metrics, members.get(client_id)
         if member is None:

@@ -17,6 +17,7 @@ from statistics import median
 
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.run import Run
 from epochal.state.intervals import total_batches
 from epochal.state.phases import RunState
@@ -47,26 +48,27 @@ IN_TIME_PART = 0.5
 """Part of the time limit after which a result is late: its client's share does not grow."""
 
 
-def train_limit_s(run: Run) -> float:
-    """Return the time limit of the RoundTrain that begins now, at most the run's `max_round_train_time`."""
-    most = run.state_file.config.max_round_train_time
-    times = run.train_times
+def train_limit_s(pace: RunPace, most_s: float) -> float:
+    """Return the time limit of the RoundTrain that begins now, at most `most_s`."""
+    times = pace.train_times
     if len(times) < TRAIN_TIMES_NEEDED:
-        return most
+        return most_s
     usual = max(SHORTEST_LIMIT_S, LIMIT_PER_MEDIAN * median(times), LIMIT_PER_LAST * times[-1])
-    return min(most, usual * 2.0 ** min(run.slow_rounds, MAX_DOUBLINGS))
+    return min(most_s, usual * 2.0 ** min(pace.slow_rounds, MAX_DOUBLINGS))
 
 
 def elapsed_s(run: Run, current: Round) -> float:
     """Return the seconds since the round under way began, without outages of the coordinator."""
-    return (current.trained_s or 0.0) + run.now_s - run.phase_started_s
+    return (current.trained_s or 0.0) + run.clock.now_s - run.clock.phase_started_s
 
 
 def is_late(run: Run) -> bool:
     """Whether a result that arrives now, in RoundTrain, is late: twice the work might not have arrived in time."""
-    if run.phase_ends_s is None:
+    if run.clock.phase_ends_s is None:
         return False
-    return run.now_s - run.phase_started_s > IN_TIME_PART * (run.phase_ends_s - run.phase_started_s)
+    return run.clock.now_s - run.clock.phase_started_s > IN_TIME_PART * (
+        run.clock.phase_ends_s - run.clock.phase_started_s
+    )
 
 
 def with_delivery(current: Round, client_id: ClientId, elapsed_s: float) -> Round:
@@ -85,9 +87,9 @@ def with_delivery(current: Round, client_id: ClientId, elapsed_s: float) -> Roun
 def settled(run: Run) -> Run:
     """Return the run with the times since when RoundTrain expects nothing more of the electorate, and of anybody."""
     current = run.round
-    if current is None or run.phase is not RunState.ROUND_TRAIN:
+    if current is None or run.clock.phase is not RunState.ROUND_TRAIN:
         return run
-    elapsed_s = run.now_s - run.phase_started_s
+    elapsed_s = run.clock.now_s - run.clock.phase_started_s
     if current.settled_in_s is None and not current.decisive_pending:
         current = replace(current, settled_in_s=elapsed_s)
     if current.complete_in_s is None and not current.pending:
@@ -99,9 +101,9 @@ def only_newcomers_are_late(run: Run, current: Round) -> bool:
     """Whether RoundTrain waits only for clients that never delivered, and they have had their time."""
     if current.settled_in_s is None:
         return False
-    if run.newcomers_from_s is not None and run.phase_started_s < run.newcomers_from_s:
+    if run.pace.newcomers_from_s is not None and run.clock.phase_started_s < run.pace.newcomers_from_s:
         return True
-    return run.now_s - run.phase_started_s >= max(TIME_FOR_NEWCOMERS_S, 2 * current.settled_in_s)
+    return run.clock.now_s - run.clock.phase_started_s >= max(TIME_FOR_NEWCOMERS_S, 2 * current.settled_in_s)
 
 
 def closed(current: Round, elapsed_s: float) -> Round:
@@ -125,14 +127,16 @@ def is_slow(current: Round) -> bool:
 
 def with_pace(run: Run, current: Round, *, is_applied: bool) -> Run:
     """Return the run with the time of a round that ends now, in RoundWitness."""
-    run = replace(run, slow_rounds=min(run.slow_rounds + 1, MAX_DOUBLINGS) if is_slow(current) else 0)
+    run = run.with_parts(
+        replace(run.pace, slow_rounds=min(run.pace.slow_rounds + 1, MAX_DOUBLINGS) if is_slow(current) else 0)
+    )
     if is_applied and not current.plan.electorate.issuperset(current.verified):
-        run = replace(run, waits_in_vain=0)
+        run = run.with_parts(replace(run.pace, waits_in_vain=0))
     if current.waited_s:
-        pause_s = ROUNDS_PER_WAIT * 2.0**run.waits_in_vain * current.waited_s
-        waits_in_vain = min(run.waits_in_vain + 1, MAX_WAIT_DOUBLINGS)
-        run = replace(run, newcomers_from_s=run.now_s + pause_s, waits_in_vain=waits_in_vain)
+        pause_s = ROUNDS_PER_WAIT * 2.0**run.pace.waits_in_vain * current.waited_s
+        waits_in_vain = min(run.pace.waits_in_vain + 1, MAX_WAIT_DOUBLINGS)
+        run = run.with_parts(replace(run.pace, newcomers_from_s=run.clock.now_s + pause_s, waits_in_vain=waits_in_vain))
     if not is_applied or current.train_s is None:
         return run
-    took_s = current.train_s + run.now_s - run.phase_started_s
-    return replace(run, train_times=(*run.train_times, took_s)[-TRAIN_TIMES_KEPT:])
+    took_s = current.train_s + run.clock.now_s - run.clock.phase_started_s
+    return run.with_parts(replace(run.pace, train_times=(*run.pace.train_times, took_s)[-TRAIN_TIMES_KEPT:]))

@@ -124,7 +124,7 @@ def past_of(
     found, stops = replay_until(segment, version, watch, trail.begin(version, history))
     trail.add(stops, told)
     _tell_what_follows(history, found.run, segment.records[found.sequence - segment.snapshot.sequence :])
-    return Past(found.run, found.document, history, _numbered_all(history.details, known), opened.now_s, known)
+    return Past(found.run, found.document, history, _numbered_all(history.details, known), opened.clock.now_s, known)
 
 
 def _tell_what_follows(history: History, run: Run, records: Sequence[JournalRecord]) -> None:

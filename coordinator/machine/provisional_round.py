@@ -12,8 +12,9 @@ from math import gcd
 
 from epochal.coordinator.machine.outcomes import settle_work
 from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.member import most_share_units
 from epochal.coordinator.machine.parts.round import Ahead, Round
-from epochal.coordinator.machine.run import Run, most_share_units
+from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.transitions import steps_done
 from epochal.coordinator.machine.work import PlannedWork, plan_work, plan_work_for
 from epochal.state.documents import Roster, RosterEntry
@@ -27,12 +28,12 @@ _ANY_REPLICA = Sha256("")
 def looked_ahead(before: Run, after: Run) -> Run:
     """Return the run after a stimulus, with a new provisional next round if a round has begun or all of it is in."""
     current = after.round
-    if current is None or after.phase not in ROUND_PHASES or _stage(after) == _stage(before):
+    if current is None or after.clock.phase not in ROUND_PHASES or _stage(after) == _stage(before):
         return after
     if current.ahead is not None and _is_as_expected(after, current):
         return after
     is_new = before.round is None or before.round.plan is not current.plan
-    is_plain = after.phase is RunState.ROUND_TRAIN and not (after.suspects or current.work.isolated)
+    is_plain = after.clock.phase is RunState.ROUND_TRAIN and not (after.work.suspects or current.work.isolated)
     look = _first_look if is_new and is_plain else complete_look
     return replace(after, round=replace(current, ahead=look(after, current)))
 
@@ -49,7 +50,7 @@ def _stage(run: Run) -> tuple[int, int, int, RunState, bool] | None:
     current = run.round
     if current is None:
         return None
-    return run.epoch, current.step, current.attempt, run.phase, current.complete_in_s is None
+    return run.progress.epoch, current.step, current.attempt, run.clock.phase, current.complete_in_s is None
 
 
 def _first_look(run: Run, current: Round) -> Ahead | None:
@@ -60,8 +61,13 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
         current: the round.
     """
     roster = _grown_roster(run, current)
-    batches_applied = run.batches_applied + current.work.batch_count()
-    after = replace(run, round=None, step=run.step + 1, attempt=0, batches_applied=batches_applied)
+    batches_applied = run.work.batches_applied + current.work.batch_count()
+    after = replace(
+        run,
+        round=None,
+        progress=replace(run.progress, step=run.progress.step + 1, attempt=0),
+        work=replace(run.work, batches_applied=batches_applied),
+    )
     if not current.pending or steps_done(after) or len(roster.clients) < run.state_file.config.min_clients:
         return None
     planned = plan_work_for(after, roster)
@@ -73,7 +79,7 @@ def _grown_roster(run: Run, current: Round) -> Roster:
     assignments, electorate, clients = current.plan.assignments, current.plan.electorate, current.roster.clients
     units, proven = [], []
     for entry in clients:
-        member, has_work = run.members[entry.client_id], bool(assignments[entry.client_id])
+        member, has_work = run.members.by_id[entry.client_id], bool(assignments[entry.client_id])
         most = most_share_units(member)
         grows = has_work or entry.client_id in electorate
         units.append(min(member.conduct.grown(most) if grows else member.conduct.earned, most))
@@ -112,4 +118,4 @@ def _named(current: Round, planned: PlannedWork) -> Ahead:
 def _expected(run: Run, current: Round) -> frozenset[ClientId]:
     """Return the clients whose results are expected to be applied: all that are held, and those still to come."""
     held = frozenset(current.verified)
-    return held | current.pending if run.phase is RunState.ROUND_TRAIN else held
+    return held | current.pending if run.clock.phase is RunState.ROUND_TRAIN else held

@@ -157,7 +157,7 @@ def attest(run: Run, event: AttestationReceived) -> Handled:
             )
         bits |= before.received_bits()
     attested = replace(report, received=f"{bits:x}")
-    closing = current.closing | {client_id} if run.phase is RunState.ROUND_WITNESS else current.closing
+    closing = current.closing | {client_id} if run.clock.phase is RunState.ROUND_WITNESS else current.closing
     if before == attested and closing == current.closing:
         return run, ()
     current = current.with_arrival(client_id, attested_s=elapsed_s(run, current))
@@ -199,22 +199,21 @@ def note_times(run: Run, event: TimesReported) -> Handled:
     client_id, times, current = event.client_id, event.report.times, run.round
     if client_id not in run.members:
         raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
-    if run.phase in ROUND_PHASES and current is not None and (current.step, current.attempt) == times[:2]:
+    if run.clock.phase in ROUND_PHASES and current is not None and (current.step, current.attempt) == times[:2]:
         known = current.arrivals.get(client_id)
         if client_id not in current.plan.positions or (known is not None and known.told == times):
             return run, ()
         return replace(run, round=current.with_arrival(client_id, told=times)), ()
-    if not run.step - MAX_TOLD_STEPS <= times.step <= run.step:
-        raise Refused(
-            Refusal.STALE_ROUND,
-            f"the times of round {times.step}; allowed: rounds {run.step - MAX_TOLD_STEPS} to {run.step}",
-        )
+    first, last = run.progress.step - MAX_TOLD_STEPS, run.progress.step
+    if not first <= times.step <= last:
+        message = f"the times of round {times.step}; allowed: rounds {first} to {last}"
+        raise Refused(Refusal.STALE_ROUND, message)
     return replace(run), (TimesTold(client_id, times),)  # another value, so that the message is kept
 
 
 def _round_of(run: Run, step: int, attempt: int, *, late_kind: Refusal) -> Round:
     current = run.round
-    if run.phase not in ROUND_PHASES or current is None or (current.step, current.attempt) != (step, attempt):
+    if run.clock.phase not in ROUND_PHASES or current is None or (current.step, current.attempt) != (step, attempt):
         found = "no round" if current is None else f"round {current.step} attempt {current.attempt}"
         raise Refused(late_kind, f"round {step} attempt {attempt} is over or has not begun; {found} is under way")
     return current
@@ -222,7 +221,7 @@ def _round_of(run: Run, step: int, attempt: int, *, late_kind: Refusal) -> Round
 
 def _training_round(run: Run, step: int, attempt: int, client_id: ClientId, what: str) -> Round:
     current = _round_of(run, step, attempt, late_kind=Refusal.LATE_RESULT)
-    if run.phase is not RunState.ROUND_TRAIN:
+    if run.clock.phase is not RunState.ROUND_TRAIN:
         raise Refused(Refusal.LATE_RESULT, f"the {what} of round {step} attempt {attempt} came too late")
     if not current.plan.assignments.get(client_id):
         raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} has no assignment in round {step} attempt {attempt}")

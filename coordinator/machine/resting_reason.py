@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from epochal.coordinator.machine.run import Member, Run
+from epochal.coordinator.machine.parts.member import Member
+from epochal.coordinator.machine.run import Run
 from epochal.state.documents import MAX_REASON_CHARS
 from epochal.state.phases import RunState
 
@@ -17,9 +18,9 @@ def hold_reason(run: Run) -> str | None:
 
     The run goes on by itself when the first of them has rested, or when others join.
     """
-    if run.phase in (RunState.PAUSED, RunState.FINISHED):
+    if run.clock.phase in (RunState.PAUSED, RunState.FINISHED):
         return None
-    resting = [member for member in run.members.values() if member.conduct.is_resting(run.now_s)]
+    resting = [member for member in run.members.by_id.values() if member.conduct.is_resting(run.clock.now_s)]
     available, needed = len(run.members) - len(resting), run.state_file.config.min_clients
     if not resting or available >= needed:
         return None

@@ -1,21 +1,19 @@
 """The consequences of a round for its clients: who delivered, who missed it, and whose attestation it lacked."""
 
 from collections import Counter
-from collections.abc import Mapping
 
 from epochal.coordinator.machine.blame import DATA_FAILURES, has_delivered_lately
 from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.pace import is_slow, train_limit_s
 from epochal.coordinator.machine.parts.fast_replace import replace
-from epochal.coordinator.machine.parts.persistent_map import added, plain, removed
-from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER, Conduct
+from epochal.coordinator.machine.parts.member import most_share_units
+from epochal.coordinator.machine.parts.persistent_map import plain
+from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER
 from epochal.coordinator.machine.parts.round import Round
-from epochal.coordinator.machine.run import Handled, Run, most_share_units
+from epochal.coordinator.machine.parts.run_members import remembered
+from epochal.coordinator.machine.run import Handled, Run
 from epochal.state.weights import ENOUGH, OUTSIZED, usual_in
 from epochal.state.wire import ClientId, Sha256
-
-MAX_DEPARTED = 4096
-"""Clients that left with bad conduct and are remembered, the latest ones, so that joining again changes nothing."""
 
 
 def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed: Sha256 | None) -> Handled:
@@ -33,7 +31,7 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
     faults = _bad_attestations(run, current, applied, reference)
     applied_bits = current.bits_of(applied)
     outsized = _outsized(run, current, applied)
-    members, departed = plain(run.members), run.departed
+    members, departed = plain(run.members.by_id), run.members.departed
     rests: list[SentToRest] = []
     for client_id, assignment in current.plan.assignments.items():
         member = members.get(client_id)
@@ -48,9 +46,9 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
             failure = current.failures.get(client_id)
             lacks_data = failure is not None and failure.kind == "unavailable"
             longest_s = LONGEST_REST_WITHOUT_DATA_S if lacks_data else LONGEST_REST_S
-            after = before.with_miss(missed, run.now_s, longest_s)
+            after = before.with_miss(missed, run.clock.now_s, longest_s)
         elif client_id in faults:
-            after = before.with_bad_attestation(faults[client_id], run.now_s)
+            after = before.with_bad_attestation(faults[client_id], run.clock.now_s)
         elif client_id in applied:
             after = before.with_result(before.earned if client_id in current.late else most, current.step)
         elif applied and not assignment and client_id in current.plan.electorate:
@@ -64,24 +62,12 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
             continue
         if member is not None:
             members[client_id] = replace(member, conduct=after)
-        elif client_id not in run.ejected:
+        elif client_id not in run.members.ejected:
             departed = remembered(departed, client_id, after)
-        rest_s = after.rest_s(run.now_s)
-        if rest_s is not None and not before.is_resting(run.now_s):
+        rest_s = after.rest_s(run.clock.now_s)
+        if rest_s is not None and not before.is_resting(run.clock.now_s):
             rests.append(SentToRest(client_id, rest_s, after.last_miss))
-    return replace(run, members=members, departed=departed), tuple(rests)
-
-
-def remembered(
-    departed: Mapping[ClientId, Conduct], client_id: ClientId, conduct: Conduct
-) -> Mapping[ClientId, Conduct]:
-    """Return the departed with this client if its conduct is bad, and without the oldest if they are too many."""
-    kept = removed(departed, client_id)
-    if not conduct.is_good:
-        kept = added(kept, client_id, conduct)
-    while len(kept) > MAX_DEPARTED:
-        kept = removed(kept, next(iter(kept)))
-    return kept
+    return run.with_parts(replace(run.members, by_id=members, departed=departed)), tuple(rests)
 
 
 def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | None) -> str | None:
@@ -99,7 +85,8 @@ def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | Non
         return f"its result was rejected: {current.rejected[client_id]}"
     if client_id not in run.members:
         return "it left before it delivered its result"
-    if is_slow(current) and train_limit_s(run) < run.state_file.config.max_round_train_time:
+    most_s = run.state_file.config.max_round_train_time
+    if is_slow(current) and train_limit_s(run.pace, most_s) < most_s:
         return None  # the time limit was too short for most of the work, and doubles for the next round
     return "its result did not arrive before the round's time was over"
 
@@ -141,7 +128,7 @@ def _replica_held(run: Run, current: Round, agreed: Sha256 | None) -> Sha256 | N
 
     A checkpoint proves it. Otherwise it is the replica of most results: a witness alone does not prove it.
     """
-    for checkpoint in run.checkpoints:
+    for checkpoint in run.models.checkpoints:
         if checkpoint.step == current.step - 1:
             return checkpoint.replica_digest
     for digest, count in Counter(current.verified.values()).items():
@@ -162,8 +149,8 @@ def _bad_attestations(
         for client_id, digest in current.verified.items()
         if client_id not in applied and (reference is None or digest == reference)
     )
-    assert run.phase_ends_s is not None, "RoundWitness has an end"
-    is_time_over = run.now_s >= run.phase_ends_s
+    assert run.clock.phase_ends_s is not None, "RoundWitness has an end"
+    is_time_over = run.clock.now_s >= run.clock.phase_ends_s
     found = {}
     for witness in current.plan.witnesses:
         attested = current.attestations.get(witness)

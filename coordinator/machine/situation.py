@@ -22,13 +22,13 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
     """
     config, numbers = run.state_file.config, run.numbers()
     awaited, of_count = _awaited(run)
-    current = run.round if run.phase in ROUND_PHASES else None
+    current = run.round if run.clock.phase in ROUND_PHASES else None
     held = 0 if current is None else current.verified_bits or 0
     attested = 0
     if current is not None and held:
         attested = sum(not held & ~found.received_bits() for found in current.attestations.values())
     return Situation(
-        phase=run.phase,
+        phase=run.clock.phase,
         problem=problem,
         hold=hold_reason(run),
         members=len(run.members),
@@ -36,7 +36,7 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
         ready=numbers.ready,
         needed=config.min_clients,
         needed_first=config.init_min_clients,
-        has_model=run.checkpoint is not None,
+        has_model=run.models.checkpoint is not None,
         operator_gives_model=run.state_file.access.genesis == "operator",
         awaited=tuple(_shown(run, client_id) for client_id in _first(run, awaited)),
         awaited_count=len(awaited),
@@ -44,8 +44,8 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
         quorum=0 if current is None else current.plan.quorum,
         attested=attested,
         results=0 if current is None else len(current.verified),
-        pausing=run.pause_pending,
-        checkpoint_step=None if run.checkpointing is None else run.checkpointing.step,
+        pausing=run.progress.pause_pending,
+        checkpoint_step=None if run.models.checkpointing is None else run.models.checkpointing.step,
         total_steps=run.last_step,
     )
 
@@ -53,21 +53,21 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
 def _awaited(run: Run) -> tuple[Collection[ClientId], int]:
     """Return the clients for which the run's phase waits, and the number of those that have the same task."""
     writer = current_checkpointer(run)
-    if run.phase is RunState.COOLDOWN or (run.phase is RunState.WARMUP and run.checkpoint is None):
+    if run.clock.phase is RunState.COOLDOWN or (run.clock.phase is RunState.WARMUP and run.models.checkpoint is None):
         return (() if writer is None else (writer,)), 1
-    if run.phase is RunState.WARMUP:
+    if run.clock.phase is RunState.WARMUP:
         return run.awaited(), len(run.members)
-    if run.phase is RunState.ROUND_TRAIN and run.round is not None:
+    if run.clock.phase is RunState.ROUND_TRAIN and run.round is not None:
         return run.round.pending, sum(1 for batches in run.round.plan.assignments.values() if batches)
     return (), 0
 
 
 def _first(run: Run, clients: Collection[ClientId]) -> list[ClientId]:
-    if run.phase is RunState.ROUND_TRAIN:
+    if run.clock.phase is RunState.ROUND_TRAIN:
         return nsmallest(MAX_NAMED, clients)
     return list(islice(clients, MAX_NAMED))
 
 
 def _shown(run: Run, client_id: ClientId) -> str:
-    member = run.members.get(client_id)
+    member = run.members.by_id.get(client_id)
     return shown_member(client_id, "" if member is None else member.name)

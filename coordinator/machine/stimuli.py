@@ -39,7 +39,7 @@ from epochal.state.messages.requests import (
 from epochal.state.shown.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 from epochal.state.wire import ClientId, Seed, Sha256
 
-RULES_VERSION = 7
+RULES_VERSION = 1
 """Version of the machine's rules. A journal that was written under another version is refused."""
 
 

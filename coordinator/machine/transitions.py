@@ -13,7 +13,6 @@ from epochal.coordinator.machine.outcomes import end_round
 from epochal.coordinator.machine.pace import closed, only_newcomers_are_late
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member_counts import Numbers
-from epochal.coordinator.machine.parts.persistent_map import plain, shared
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
@@ -41,7 +40,7 @@ class Move:
 
 def decide(run: Run) -> Move | None:
     """Return the move that the run makes at `run.now_s`, or None when it stays."""
-    match run.phase:
+    match run.clock.phase:
         case RunState.UNINITIALIZED:
             waits = "; it waits for its first checkpoint, from `epochal genesis`" if _awaits_genesis(run) else ""
             return Move("started", f"the coordinator serves the run{waits}", run)
@@ -56,73 +55,72 @@ def decide(run: Run) -> Move | None:
         case RunState.COOLDOWN:
             return _leave_cooldown(run)
         case RunState.PAUSED:
-            return None if run.pause_pending else Move("resumed", "an operator resumed the run", run)
+            return None if run.progress.pause_pending else Move("resumed", "an operator resumed the run", run)
         case RunState.FINISHED:
             return None if steps_done(run) else _extend(run)
 
 
 def steps_done(run: Run) -> bool:
     """Whether every step is done, and the carried work too or its drain rounds are used up."""
-    if run.step <= run.last_step:
+    if run.progress.step <= run.last_step:
         return False
-    return not (run.carried or run.suspects) or run.drain_rounds >= DRAIN_ROUNDS
+    return not run.work.is_left() or run.progress.drain_rounds >= DRAIN_ROUNDS
 
 
 def _done_reason(run: Run) -> str:
-    is_early = run.finish_after is not None and run.last_step < run.state_file.config.total_steps
+    is_early = run.progress.finish_after is not None and run.last_step < run.state_file.config.total_steps
     ended = f"an operator ended the run after step {run.last_step}"
     reason = ended if is_early else f"all {run.state_file.config.total_steps} steps are done"
-    left = total_batches((*run.carried, *(suspect.batch_id for suspect in run.suspects)))
+    left = total_batches(run.work.left())
     return f"{reason}, and {counted_batches(left)} could not be applied" if left else reason
 
 
 def _awaits_genesis(run: Run) -> bool:
     """Whether the operator has yet to provide the first checkpoint."""
-    return run.checkpoint is None and run.state_file.access.genesis == "operator"
+    return run.models.checkpoint is None and run.state_file.access.genesis == "operator"
 
 
 def _extend(run: Run) -> Move:
-    if run.step <= run.last_step:
-        return Move("extended", END_MOVED if run.reason == END_MOVED else "total_steps was raised", run)
+    if run.progress.step <= run.last_step:
+        return Move("extended", END_MOVED if run.clock.reason == END_MOVED else "total_steps was raised", run)
     return Move("extended", "an operator released quarantined batches", run)
-
-
-def _time_is_over(run: Run) -> bool:
-    return run.phase_ends_s is not None and run.now_s >= run.phase_ends_s
 
 
 def _leave_waiting(run: Run) -> Move | None:
     config = run.state_file.config
-    if run.pause_pending:
+    if run.progress.pause_pending:
         return Move("held", "an operator paused the run", run)
     if steps_done(run):
         return Move("finished", _done_reason(run), run)
-    if _awaits_genesis(run) or run.enough_since_s is None:
+    if _awaits_genesis(run) or run.clock.enough_since_s is None:
         return None
-    if run.now_s < run.enough_since_s + config.waiting_for_members_extra_time:
+    if run.clock.now_s < run.clock.enough_since_s + config.waiting_for_members_extra_time:
         return None
     return Move("members_gathered", f"{len(run.members)} members, {config.init_min_clients} needed", run)
 
 
 def _leave_warmup(run: Run) -> Move | None:
     config = run.state_file.config
-    if run.pause_pending:
+    if run.progress.pause_pending:
         return Move("held", "an operator paused the run", run)
     numbers = run.numbers()
     if numbers.available < config.min_clients:
         lacks = f"{numbers.available} members, {config.min_clients} needed"
         return Move("members_lost", hold_reason(run) or lacks, run)
     ready_count = numbers.ready
-    if run.enough_since_s is not None:
+    if run.clock.enough_since_s is not None:
         reason = f"{ready_count} of {len(run.members)} members are ready"
         if not _waits_in_warmup(run, numbers):
             return _warmed_up(
                 run, f"all {ready_count} members are ready" if ready_count == len(run.members) else reason
             )
-        if _time_is_over(run) or run.now_s >= run.enough_since_s + FAIR_WARMUP_PART * config.warmup_time:
+        if (
+            run.clock.is_time_over
+            or run.clock.now_s >= run.clock.enough_since_s + FAIR_WARMUP_PART * config.warmup_time
+        ):
             return _warmed_up(run, f"{reason}, the others have had time")
-    if _time_is_over(run):
-        missing = "no checkpoint" if run.checkpoint is None else f"{ready_count} members ready"
+    if run.clock.is_time_over:
+        missing = "no checkpoint" if run.models.checkpoint is None else f"{ready_count} members ready"
         return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed", next_turn(run))
     return None
 
@@ -139,11 +137,7 @@ def _waits_in_warmup(run: Run, numbers: Numbers) -> bool:
 
 def _warmed_up(run: Run, reason: str) -> Move:
     """Return the end of Warmup. The next one does not wait for members that were not ready in this one."""
-    members = plain(run.members)
-    for member in run.available_members():
-        if member.ready_step is None:
-            members[member.client_id] = replace(member, was_late=True)
-    return Move("warmed_up", reason, replace(run, members=shared(members)))
+    return Move("warmed_up", reason, run.with_parts(run.members.after_warmup(run.clock.now_s)))
 
 
 def _complete_witnesses(current: Round) -> frozenset[ClientId]:
@@ -162,12 +156,12 @@ def _leave_train(run: Run) -> Move | None:
     reason = _results_in_reason(run, current)
     if reason is None:
         return None
-    return Move("results_in", reason, replace(run, round=closed(current, run.now_s - run.phase_started_s)))
+    return Move("results_in", reason, run.with_parts(closed(current, run.clock.in_phase_s)))
 
 
 def _results_in_reason(run: Run, current: Round) -> str | None:
     """Return why RoundTrain ends now, or None if it goes on."""
-    if _time_is_over(run):
+    if run.clock.is_time_over:
         return "time is over"
     if current.pending:
         is_enough = only_newcomers_are_late(run, current)
@@ -192,7 +186,7 @@ def _leave_witness(run: Run) -> Move | None:
     ended = _epoch_end_reason(run)
     if ended is not None:
         return Move("epoch_ended", ended, run, instructions)
-    return Move("next_round", f"step {run.step}, attempt {run.attempt + 1}", run, instructions)
+    return Move("next_round", f"step {run.progress.step}, attempt {run.progress.attempt + 1}", run, instructions)
 
 
 def _is_round_over(run: Run, current: Round) -> bool:
@@ -200,7 +194,7 @@ def _is_round_over(run: Run, current: Round) -> bool:
 
     A witness that leaves this to the others is overtaken by them; nobody waits for it.
     """
-    if _time_is_over(run) or not current.verified:
+    if run.clock.is_time_over or not current.verified:
         return True
     complete = _complete_witnesses(current)
     agreeing = Counter(current.attestations[witness].replica_digest for witness in complete)
@@ -216,33 +210,33 @@ def _epoch_end_reason(run: Run) -> str | None:
     """Return why the epoch ends with the round that has ended, or None if another round follows."""
     config = run.state_file.config
     ready_count = len(run.ready_members())
-    if run.pause_pending:
+    if run.progress.pause_pending:
         return "an operator paused the run"
     if steps_done(run):
         return _done_reason(run)
     if ready_count < config.min_clients:
         return hold_reason(run) or f"{ready_count} ready members, {config.min_clients} needed"
-    if run.now_s >= run.epoch_started_s + config.epoch_time:
+    if run.clock.now_s >= run.clock.epoch_started_s + config.epoch_time:
         return "epoch time is over"
-    if run.blobs_near_bound:
+    if run.models.blobs_near_bound:
         return "blobs are near their size limit"
     return None
 
 
 def _leave_cooldown(run: Run) -> Move | None:
-    making = run.checkpointing
+    making = run.models.checkpointing
     if making is None:
-        reason = "the checkpoint is verified" if run.checkpoint else "there is nothing to keep"
+        reason = "the checkpoint is verified" if run.models.checkpoint else "there is nothing to keep"
     elif current_checkpointer(run) is None:
         reason = "no client is left to write the checkpoint"
-    elif _time_is_over(run):
+    elif run.clock.is_time_over:
         claimed = "agreed" if agreed_checkpoint_digest(making) else "no quorum on a digest"
         reason = f"time is over without a verified checkpoint ({claimed})"
     else:
         return None
-    instructions: tuple[Instruction, ...] = (SegmentEnded(run.epoch + 1),)
-    run = replace(run, epoch=run.epoch + 1)
-    if run.pause_pending:
+    instructions: tuple[Instruction, ...] = (SegmentEnded(run.progress.epoch + 1),)
+    run = run.with_parts(replace(run.progress, epoch=run.progress.epoch + 1))
+    if run.progress.pause_pending:
         return Move("held", reason, run, instructions)
     if steps_done(run):
         return Move("finished", _done_reason(run), run, instructions)

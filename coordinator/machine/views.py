@@ -21,36 +21,36 @@ Known: TypeAlias = tuple[Run, RunDocument]
 
 def document_of(run: Run, version: int, known: Known | None = None) -> RunDocument:
     """Return the run document that the run publishes, as `version`. It is the same with and without a known one."""
-    current = run.round if run.phase in ROUND_PHASES else None
+    current = run.round if run.clock.phase in ROUND_PHASES else None
     failed = _failed_batches(run, known)
     return RunDocument(
         format=DOCUMENT_FORMAT,
         run_id=run.state_file.run_id,
-        lineage=run.lineage,
+        lineage=run.identity.lineage,
         version=version,
-        run_state=run.phase,
-        phase_started_s=run.phase_started_s,
-        phase_ends_s=run.phase_ends_s,
-        reason=run.reason[:MAX_REASON_CHARS],
-        epoch=run.epoch,
-        step=run.step,
+        run_state=run.clock.phase,
+        phase_started_s=run.clock.phase_started_s,
+        phase_ends_s=run.clock.phase_ends_s,
+        reason=run.clock.reason[:MAX_REASON_CHARS],
+        epoch=run.progress.epoch,
+        step=run.progress.step,
         total_steps=max(1, run.last_step),
-        cursor=run.cursor,
+        cursor=run.work.cursor,
         epoch_start_data_index=run.epoch_start_data_index,
         data_indices_applied=run.data_indices_applied,
         carried_batches=failed[0],
         quarantined_batches=failed[1],
         round=None if current is None else _round_head(current, known),
         last_outcome_sha256=_outcome_digest(run, known),
-        rebuild=run.rebuild,
+        rebuild=run.models.rebuild,
         checkpointer=current_checkpointer(run),
-        checkpointing_step=None if run.checkpointing is None else run.checkpointing.step,
-        checkpoint=run.checkpoint,
-        config_sha256=run.config_sha256,
-        model_sha256=run.model_sha256,
-        cold_start_step=run.cold_start_step,
-        data_fingerprint=run.data_fingerprint,
-        coordinator_key=run.coordinator_key,
+        checkpointing_step=None if run.models.checkpointing is None else run.models.checkpointing.step,
+        checkpoint=run.models.checkpoint,
+        config_sha256=run.identity.config_sha256,
+        model_sha256=run.models.spec_sha256,
+        cold_start_step=run.models.cold_start_step,
+        data_fingerprint=run.data.fingerprint,
+        coordinator_key=run.identity.coordinator_key,
         ahead=None if current is None else _ahead(current),
     )
 
@@ -63,21 +63,24 @@ def _failed_batches(run: Run, known: Known | None) -> tuple[int, int]:
     """Return the numbers of carried and of quarantined batches."""
     if known is not None:
         before, document = known
-        is_same = run.carried is before.carried and run.suspects is before.suspects
-        if is_same and run.quarantined is before.quarantined:
+        is_same = run.work.carried is before.work.carried and run.work.suspects is before.work.suspects
+        if is_same and run.work.quarantined is before.work.quarantined:
             return document.carried_batches, document.quarantined_batches
-    carried = total_batches(run.carried) + total_batches(suspect.batch_id for suspect in run.suspects)
-    return carried, total_batches(item.batch_id for item in run.quarantined)
+    carried = total_batches(run.work.carried) + total_batches(suspect.batch_id for suspect in run.work.suspects)
+    return carried, total_batches(item.batch_id for item in run.work.quarantined)
 
 
 def _outcome_digest(run: Run, known: Known | None) -> Sha256 | None:
     """Return the digest of the last outcome; None if it is not kept."""
-    last = run.outcomes.get(run.replica_step)
+    last = run.models.outcomes.get(run.progress.replica_step)
     if last is None:
         return None
     if known is not None:
         before, document = known
-        if before.outcomes.get(before.replica_step) is last and document.last_outcome_sha256 is not None:
+        if (
+            before.models.outcomes.get(before.progress.replica_step) is last
+            and document.last_outcome_sha256 is not None
+        ):
             return Sha256(document.last_outcome_sha256)
     return document_digest(last)
 
@@ -125,13 +128,13 @@ class ExpectedBlob:
 def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
     """Return the blob that this client announced under this digest and may deliver now, or None."""
     current = run.round
-    if current is not None and run.phase is RunState.ROUND_TRAIN:
+    if current is not None and run.clock.phase is RunState.ROUND_TRAIN:
         found = current.commitments.get(client_id)
         if found is not None and found.result_sha256 == sha256 and client_id not in current.rejected:
             return ExpectedBlob(
                 "result", client_id, sha256, found.size_bytes, current.step, current.attempt, current.work_sha256
             )
-    making = run.checkpointing
+    making = run.models.checkpointing
     if making is not None and may_write(run, client_id):
         claim = making.claims.get(client_id)
         size_bytes = None if claim is None else dict(claim.blobs()).get(sha256)
@@ -147,7 +150,7 @@ def may_read_results(run: Run, client_id: ClientId | None) -> bool:
     without work, or that has failed, would otherwise be able to pass others' results on. Afterwards everybody may.
     """
     current = run.round
-    if current is None or run.phase is not RunState.ROUND_TRAIN or not current.pending:
+    if current is None or run.clock.phase is not RunState.ROUND_TRAIN or not current.pending:
         return True
     return client_id in current.commitments
 
@@ -160,7 +163,7 @@ def check_still_awaited(run: Run, client_id: ClientId, report: ResultCommitment)
     current = run.round
     if current is None or (report.step, report.attempt) != (current.step, current.attempt):
         return
-    if run.phase is RunState.ROUND_TRAIN and not current.pending and client_id not in current.commitments:
+    if run.clock.phase is RunState.ROUND_TRAIN and not current.pending and client_id not in current.commitments:
         raise Refused(
             Refusal.LATE_RESULT, "all results that the round waited for have arrived, and others may read them"
         )
@@ -187,13 +190,13 @@ def checkpoint_blobs(run: Run, checkpoint: CheckpointRef) -> tuple[tuple[Sha256,
     """Return digest and size of every blob of a kept checkpoint, in the order of the file."""
     if checkpoint.part_count == 1:
         return ((checkpoint.blob_sha256, checkpoint.size_bytes),)
-    return tuple((part.sha256, part.size_bytes) for part in run.manifests[checkpoint.blob_sha256].parts)
+    return tuple((part.sha256, part.size_bytes) for part in run.models.manifests[checkpoint.blob_sha256].parts)
 
 
 def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
     """Return the blobs that have arrived and must be there, the newest checkpoint's first; each digest once."""
-    checkpoints = [(ref.step, checkpoint_blobs(run, ref)) for ref in reversed(run.checkpoints)]
-    making = run.checkpointing
+    checkpoints = [(ref.step, checkpoint_blobs(run, ref)) for ref in reversed(run.models.checkpoints)]
+    making = run.models.checkpointing
     if making is not None:
         checkpoints += [(making.step, making.claims[client_id].blobs()) for client_id in making.held]
     kept = [
@@ -205,7 +208,7 @@ def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
         for client_id in run.round.verified:
             bound = run.round.commitments[client_id]
             kept.append(KeptBlob(f"a result of step {run.round.step}", bound.result_sha256, bound.size_bytes))
-    for outcome in reversed(list(run.outcomes.values())):
+    for outcome in reversed(list(run.models.outcomes.values())):
         purpose = f"a result of step {outcome.step}"
         kept += [KeptBlob(purpose, entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
     once: dict[Sha256, KeptBlob] = {}
@@ -220,18 +223,20 @@ def _part_name(number: int, count: int) -> str:
 
 def blobs_needed(run: Run) -> frozenset[Sha256]:
     """Return the blobs that must stay: those of kept checkpoints, of kept outcomes, and of the round under way."""
-    needed = {sha256 for checkpoint in run.checkpoints for sha256, _ in checkpoint_blobs(run, checkpoint)}
-    for outcome in run.outcomes.values():
+    needed = {sha256 for checkpoint in run.models.checkpoints for sha256, _ in checkpoint_blobs(run, checkpoint)}
+    for outcome in run.models.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)
     if run.round is not None:
         kept = (report for client, report in run.round.commitments.items() if client not in run.round.rejected)
         needed.update(report.result_sha256 for report in kept)
-    if run.checkpointing is not None:
-        needed.update(sha256 for claim in run.checkpointing.claims.values() for sha256, _ in claim.blobs())
+    if run.models.checkpointing is not None:
+        needed.update(sha256 for claim in run.models.checkpointing.claims.values() for sha256, _ in claim.blobs())
     return frozenset(needed)
 
 
 def state_file_text(run: Run) -> str:
     """Return the run as a `state.toml`, from which a new run can start."""
-    progress = Progress(epoch=run.epoch, step=run.step, epoch_start_data_index=run.epoch_start_data_index)
-    return dump_state(run.state_file.with_progress(run.phase, progress))
+    progress = Progress(
+        epoch=run.progress.epoch, step=run.progress.step, epoch_start_data_index=run.epoch_start_data_index
+    )
+    return dump_state(run.state_file.with_progress(run.clock.phase, progress))

@@ -6,8 +6,10 @@ Suspected batches (`coordinator/machine/blame.py`) go to one client each, then c
 from dataclasses import dataclass
 
 from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.member import roster_of
 from epochal.coordinator.machine.parts.round import Round
-from epochal.coordinator.machine.run import Run, Suspect, roster_of
+from epochal.coordinator.machine.parts.run_work import Suspect
+from epochal.coordinator.machine.run import Run
 from epochal.state.documents import IsolatedWork, Roster, WorkList
 from epochal.state.intervals import BatchId, take_positions, total_batches
 from epochal.state.schedule import global_batch_size
@@ -37,12 +39,12 @@ def plan_work_for(run: Run, roster: Roster) -> PlannedWork:
     then, until `last_step`, a fresh interval from the cursor.
     """
     config = run.state_file.config
-    draining = run.step > run.last_step
+    draining = run.progress.step > run.last_step
     target = global_batch_size(config, run.tokens_applied)
 
     isolated = tuple(IsolatedWork(s.batch_id, s.tried) for s in _due(run, len(roster.clients), draining=draining))
     shared: tuple[BatchId, ...] = ()
-    carried, cursor = run.carried, run.cursor
+    carried, cursor = run.work.carried, run.work.cursor
     if len(isolated) < len(roster.clients):
         room = max(0, target - total_batches(item.batch_id for item in isolated))
         taken = min(room, total_batches(carried))
@@ -59,11 +61,11 @@ def begin_round(run: Run, seed: Seed) -> Run:
     """Return the run with its next round: roster of the ready members, work list, seed."""
     config, planned = run.state_file.config, plan_work(run)
     current = Round(
-        step=run.step,
-        attempt=run.attempt,
-        height=run.height,
+        step=run.progress.step,
+        attempt=run.progress.attempt,
+        height=run.progress.height,
         seed=seed,
-        assignment_seed=run.next_assignment_seed or seed,
+        assignment_seed=run.work.next_assignment_seed or seed,
         cursor=planned.cursor,
         roster=planned.roster,
         work=planned.work,
@@ -76,19 +78,17 @@ def begin_round(run: Run, seed: Seed) -> Run:
     return replace(
         run,
         round=current.waiting_for(assigned),
-        next_assignment_seed=seed,
-        carried=planned.carried,
-        cursor=planned.cursor,
-        drain_rounds=run.drain_rounds + (run.step > run.last_step),
+        work=replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
+        progress=replace(run.progress, drain_rounds=run.progress.drain_rounds + (run.progress.step > run.last_step)),
     )
 
 
 def _usual(run: Run) -> UsualNorm | None:
     """Return the usual length of results in the run's next round."""
-    usual, rates = run.usual, run.rates
+    usual, rates = run.models.usual, run.rates
     if usual is None:
         return None
-    return usual.grown(rates.total(run.step - 1, usual.steps), rates.total(run.step, usual.steps))
+    return usual.grown(rates.total(run.progress.step - 1, usual.steps), rates.total(run.progress.step, usual.steps))
 
 
 def _due(run: Run, client_count: int, *, draining: bool) -> tuple[Suspect, ...]:
@@ -97,7 +97,7 @@ def _due(run: Run, client_count: int, *, draining: bool) -> tuple[Suspect, ...]:
     A pause between two attempts ends when other work is done, so the last rounds of a run do not wait for it. There all
     clients take suspects once no other work is left.
     """
-    if draining and not run.carried:
-        return run.suspects[:client_count]
-    due = (suspect for suspect in run.suspects if draining or suspect.retry_step <= run.step)
+    if draining and not run.work.carried:
+        return run.work.suspects[:client_count]
+    due = (suspect for suspect in run.work.suspects if draining or suspect.retry_step <= run.progress.step)
     return tuple(due)[: max(1, client_count // 2)]

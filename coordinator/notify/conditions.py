@@ -64,20 +64,24 @@ def due_news(run: Run, failures: Sequence[tuple[str, str]], room: Room, now_s: f
 
 
 def _all_news(run: Run, failures: Sequence[tuple[str, str]], room: Room) -> Iterator[DueNews]:
-    has_begun = run.next_assignment_seed is not None
-    if has_begun and run.phase not in (RunState.FINISHED, RunState.PAUSED):
+    has_begun = run.work.next_assignment_seed is not None
+    if has_begun and run.clock.phase not in (RunState.FINISHED, RunState.PAUSED):
         yield from _too_few_members(run)
         yield from _no_outcome(run)
         yield from _loss(run, failures)
     yield from _quarantine(run)
     yield from _little_room(run, room)
-    if run.checkpoint is not None and run.checkpoint.step:
-        message = f"The checkpoint of step {run.checkpoint.step} is kept ({run.checkpoint.size_bytes:,} bytes)."
-        yield DueNews("checkpoint", str(run.checkpoint.step), message)
-    if run.phase is RunState.FINISHED and has_begun:
-        loss = f" The last training loss is {run.losses[-1][1]:.4g} nats per token." if run.losses else ""
-        message = f"The run has finished: {run.replica_step} steps, {run.tokens_applied:,} tokens.{loss}"
-        yield DueNews("end", str(run.replica_step), message)
+    if run.models.checkpoint is not None and run.models.checkpoint.step:
+        message = (
+            f"The checkpoint of step {run.models.checkpoint.step} is kept ({run.models.checkpoint.size_bytes:,} bytes)."
+        )
+        yield DueNews("checkpoint", str(run.models.checkpoint.step), message)
+    if run.clock.phase is RunState.FINISHED and has_begun:
+        loss = (
+            f" The last training loss is {run.records.losses[-1][1]:.4g} nats per token." if run.records.losses else ""
+        )
+        message = f"The run has finished: {run.progress.replica_step} steps, {run.tokens_applied:,} tokens.{loss}"
+        yield DueNews("end", str(run.progress.replica_step), message)
 
 
 def _too_few_members(run: Run) -> Iterator[DueNews]:
@@ -85,12 +89,16 @@ def _too_few_members(run: Run) -> Iterator[DueNews]:
     if members < least:
         able = f"{members} member{'' if members == 1 else 's'} that can work"
         message = f"The run has {able}; it needs {least} (config.min_clients)."
-        yield DueNews("members", "", f"{message} It is at step {run.step}, in {run.phase.value}.")
+        yield DueNews("members", "", f"{message} It is at step {run.progress.step}, in {run.clock.phase.value}.")
 
 
 def _no_outcome(run: Run) -> Iterator[DueNews]:
-    if run.attempt >= run.state_file.notify.rounds_without_outcome:
-        yield DueNews("no-outcome", "", f"Step {run.step} was tried {run.attempt} times, and nothing was applied.")
+    if run.progress.attempt >= run.state_file.notify.rounds_without_outcome:
+        yield DueNews(
+            "no-outcome",
+            "",
+            f"Step {run.progress.step} was tried {run.progress.attempt} times, and nothing was applied.",
+        )
 
 
 def _loss(run: Run, failures: Sequence[tuple[str, str]]) -> Iterator[DueNews]:
@@ -100,7 +108,7 @@ def _loss(run: Run, failures: Sequence[tuple[str, str]]) -> Iterator[DueNews]:
             yield DueNews("loss", "", message)
             return
     notify = run.state_file.notify
-    count, losses = notify.loss_rounds, [loss for _, loss in run.losses]
+    count, losses = notify.loss_rounds, [loss for _, loss in run.records.losses]
     if len(losses) < 2 * count:
         return
     latest = fmean(losses[-count:])
@@ -114,9 +122,9 @@ def _loss(run: Run, failures: Sequence[tuple[str, str]]) -> Iterator[DueNews]:
 
 
 def _quarantine(run: Run) -> Iterator[DueNews]:
-    if run.quarantined:
-        newest = run.quarantined[-1]
-        count = total_batches(item.batch_id for item in run.quarantined)
+    if run.work.quarantined:
+        newest = run.work.quarantined[-1]
+        count = total_batches(item.batch_id for item in run.work.quarantined)
         message = f"{count} batches are in quarantine; the newest are {newest.batch_id}: {newest.message}"
         yield DueNews("quarantine", str(newest.batch_id), message)
 

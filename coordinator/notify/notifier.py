@@ -205,7 +205,7 @@ class Notifier:
         if not self._service.replicas.is_ticking:
             return []
         oldest_s = self._service.now_s() - MAX_TOLD_AFTER_S
-        newest = {notice.kind: notice for notice in self._service.run.notices}
+        newest = {notice.kind: notice for notice in self._service.run.records.notices}
         for kind, held in self._held.items():
             if kind not in newest or held.raised_s > newest[kind].raised_s:
                 newest[kind] = held

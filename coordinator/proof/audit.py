@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.journal_records import Segment
+from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.records import Kept, ReplayDiffers, Replayed, replay
 from epochal.coordinator.machine.resting_reason import hold_reason
-from epochal.coordinator.machine.run import Run, Suspect, parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from epochal.coordinator.proof.counted_replay import REPLAYING, replay_records
 from epochal.coordinator.proof.journal_proof import is_named_by, join_problems, named, parse_proof
 from epochal.coordinator.proof.kept_blobs import wrong_blobs
@@ -240,13 +241,15 @@ def _first_ledger(opening: Replayed, segment: Segment, stored: StoredProof | Non
 
 def _check_named(run: Run, stored: StoredProof | None, found: _Findings) -> None:
     """Note a problem unless the journal names the proof, and its replicas end in the oldest kept checkpoint."""
-    if stored is None and found.begins and run.compacted is not None:
-        found.problem(f"{named(run.compacted.segment_count)}, which the journal names, is missing; restore a backup")
+    if stored is None and found.begins and run.records.compacted is not None:
+        found.problem(
+            f"{named(run.records.compacted.segment_count)}, which the journal names, is missing; restore a backup"
+        )
     if stored is not None:
         with contextlib.suppress(StoreFailed):  # it is damaged, and noted
             if not is_named_by(run, stored):
                 found.problem(f"{named(stored.segment_count)} is not the one that the journal names")
-        oldest = run.checkpoints[0] if run.checkpoints else None
+        oldest = run.models.checkpoints[0] if run.models.checkpoints else None
         if oldest is not None and found.attested.get(oldest.step, oldest.replica_digest) != oldest.replica_digest:
             found.problem(f"the kept checkpoint of step {oldest.step} is of another replica than was attested")
 
@@ -258,9 +261,9 @@ async def _wrong_key(run: Run, keys: CoordinatorKeyReader) -> str | None:
     except StoreFailed as error:
         return error.message
     found = "none" if private_key is None else SigningKey(private_key).public_key_hex
-    if found == run.coordinator_key:
+    if found == run.identity.coordinator_key:
         return None
-    return f"the coordinator's key is {found}, but the run's is {run.coordinator_key}; {KEY_LOST}"
+    return f"the coordinator's key is {found}, but the run's is {run.identity.coordinator_key}; {KEY_LOST}"
 
 
 def _report(
@@ -285,7 +288,7 @@ def _report(
         damaged_bytes=journal.damaged_bytes,
         blobs=found.blobs,
         wrong_blobs=found.wrong_blobs,
-        evaluations=len(run.evaluations),
+        evaluations=len(run.records.evaluations),
         recomputed_steps=None if recomputed is None else recomputed.compared_count,
         recomputed=None if recomputed is None else recomputed.scope,
         replicas_identical=None if recomputed is None else recomputed.problem is None,
@@ -296,7 +299,7 @@ def _report(
 
 def _failed_on(run: Run, suspect: Suspect) -> str:
     """Return the clients that failed on batches, with the names of those that are members."""
-    members = [run.members.get(client_id) for client_id in suspect.against]
+    members = [run.members.by_id.get(client_id) for client_id in suspect.against]
     shown = [
         shown_client(client_id, "" if member is None else member.name)
         for client_id, member in zip(suspect.against, members, strict=True)
@@ -312,17 +315,17 @@ def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, .
     hold = hold_reason(run)
     if hold is not None:
         remarks.append(f"the run waits: {hold}")
-    if run.quarantined:
-        first, count = run.quarantined[0], total_batches(item.batch_id for item in run.quarantined)
+    if run.work.quarantined:
+        first, count = run.work.quarantined[0], total_batches(item.batch_id for item in run.work.quarantined)
         remarks.append(
             f"quarantined, and not trained on: {counted_batches(count)}; the first is {first.batch_id}, "
             f"{first.message}{_failed_on(run, first)}"
         )
-    if run.suspects:
-        first, count = run.suspects[0], total_batches(item.batch_id for item in run.suspects)
+    if run.work.suspects:
+        first, count = run.work.suspects[0], total_batches(item.batch_id for item in run.work.suspects)
         remarks.append(
             f"failed, and not applied: {counted_batches(count)}; the first is {first.batch_id}, {first.message}"
         )
-    if run.phase is RunState.FINISHED and unapplied_count:
+    if run.clock.phase is RunState.FINISHED and unapplied_count:
         remarks.append(f"the run is finished without having applied {counted_batches(unapplied_count)}")
     return tuple(remarks)

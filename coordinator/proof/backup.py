@@ -76,7 +76,7 @@ async def back_up(url: str, to: Path, progress: Progress) -> BackupReport:
         await _copy_keys(store, folder, found.run)
         await folder.keep_state_file(state_file_text(found.run))
         size = sum(blob.size_bytes for blob in kept)
-        run_id, step = found.run.state_file.run_id, found.run.step
+        run_id, step = found.run.state_file.run_id, found.run.progress.step
         files = dict(folder.files)
         await folder.finish(
             BackupNote(BACKUP_FORMAT, run_id, found.sequence, step, made_at, len(kept), size, files),
@@ -125,7 +125,7 @@ async def _copy_blobs(store: StoreReader, folder: BackupFolder, kept: tuple[Kept
 
 async def _copy_keys(store: StoreReader, folder: BackupFolder, run: Run) -> None:
     private_key = await store.keys.private_key()
-    if private_key is None or SigningKey(private_key).public_key_hex != run.coordinator_key:
+    if private_key is None or SigningKey(private_key).public_key_hex != run.identity.coordinator_key:
         raise StoreFailed(f"{store.name} does not hold the key of its run's coordinator; {KEY_LOST}")
     await folder.keep_keys(private_key, await store.keys.admin_token_sha256())
 

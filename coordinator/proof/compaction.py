@@ -113,7 +113,7 @@ class Compaction:
             async for segment in segments:
                 if covered is not None:
                     opening = await self._worker.run(partial(_opening, segment))
-                    if not run.checkpoints or opening.run.replica_step > run.checkpoints[0].step:
+                    if not run.models.checkpoints or opening.run.progress.replica_step > run.models.checkpoints[0].step:
                         return None
                     return await self._proof(base, covered, segment, opening)
                 covered = segment
@@ -180,8 +180,10 @@ def _base(proofs: tuple[StoredProof, ...], run: Run) -> StoredProof | None:
     """
     exact = next((proof for proof in proofs if is_named(run, proof)), None)
     found = exact or next((proof for proof in reversed(proofs) if is_named_by(run, proof)), None)
-    if found is None and run.compacted is not None:
-        raise StoreFailed(f"{named(run.compacted.segment_count)}, which the journal names, is missing or damaged")
+    if found is None and run.records.compacted is not None:
+        raise StoreFailed(
+            f"{named(run.records.compacted.segment_count)}, which the journal names, is missing or damaged"
+        )
     return found
 
 

@@ -142,11 +142,11 @@ def join_problems(proof: JournalProof, opening: Replayed, snapshot: Snapshot) ->
     goes_on = (run.state_file.run_id, opening.sequence, opening.document.version, sha256_hex(snapshot.body))
     if ends != goes_on:
         found.append(f"{name} does not end where segment {proof.segment_count} begins")
-    steps, counted = (proof.last_step + 1, proof.first_step + proof.rounds), (run.step, run.step)
-    if steps != counted or proof.applied_count != run.batches_applied:
+    steps, counted = (proof.last_step + 1, proof.first_step + proof.rounds), (run.progress.step, run.progress.step)
+    if steps != counted or proof.applied_count != run.work.batches_applied:
         found.append(
             f"{name} says {proof.rounds} steps up to {proof.last_step} and {proof.applied_count} batches; the run had "
-            f"applied steps up to {run.step - 1} and {run.batches_applied} batches"
+            f"applied steps up to {run.progress.step - 1} and {run.work.batches_applied} batches"
         )
     if coalesce(proof.applied) != proof.applied:
         found.append(f"{name} lists batches out of order or more than once")
@@ -158,14 +158,14 @@ def join_problems(proof: JournalProof, opening: Replayed, snapshot: Snapshot) ->
 
 def is_named(run: Run, stored: StoredProof) -> bool:
     """Whether the run's journal names this very proof."""
-    return run.compacted is not None and run.compacted.proof_sha256 == sha256_hex(stored.body)
+    return run.records.compacted is not None and run.records.compacted.proof_sha256 == sha256_hex(stored.body)
 
 
 def is_named_by(run: Run, stored: StoredProof) -> bool:
     """Whether the run's journal names this proof; or the one that it continues, and the run no newer one."""
     before = parse_proof(stored).previous_sha256
-    if run.compacted is None:
+    if run.records.compacted is None:
         return before is None
-    if run.compacted.segment_count < stored.segment_count:
-        return run.compacted.proof_sha256 == before
+    if run.records.compacted.segment_count < stored.segment_count:
+        return run.records.compacted.proof_sha256 == before
     return is_named(run, stored)

@@ -53,7 +53,7 @@ class Ledger:
     @classmethod
     def begin(cls, opening: Run) -> "Ledger":
         """Return the ledger of a journal that begins with this run."""
-        return cls(opening.cursor, opening.step, last_step=opening.step - 1)
+        return cls(opening.work.cursor, opening.progress.step, last_step=opening.progress.step - 1)
 
     def take_records(self, records: Iterable[JournalRecord]) -> None:
         """Add records to their chain."""
@@ -105,11 +105,11 @@ class Balance:
 def balance(ledger: Ledger, run: Run) -> Balance:
     """Return whether each batch below the run's cursor was applied once, or is still to be."""
     under_way = () if run.round is None else run.round.work.shared
-    unapplied = (*run.carried, *(suspect.batch_id for suspect in run.suspects), *under_way)
-    quarantined = tuple(item.batch_id for item in run.quarantined)
+    unapplied = (*run.work.carried, *(suspect.batch_id for suspect in run.work.suspects), *under_way)
+    quarantined = tuple(item.batch_id for item in run.work.quarantined)
     once, first = ledger.settle(), ledger.first_batch
     duplicates = ledger.applied_count - total_batches(once)
-    whole = (BatchId(first, run.cursor - 1),) if run.cursor > first else ()
+    whole = (BatchId(first, run.work.cursor - 1),) if run.work.cursor > first else ()
     missing = subtract(whole, (*once, *unapplied, *quarantined))
     beyond = subtract(once, whole)
     both = total_batches(once) - total_batches(subtract(once, (*unapplied, *quarantined)))
@@ -134,5 +134,5 @@ def balance(ledger: Ledger, run: Run) -> Balance:
 
 def known_digests(run: Run) -> Mapping[int, Sha256]:
     """Return the digests of replicas that a run knows, by step: of its checkpoints, and as its outcomes attest."""
-    attested = {outcome.step - 1: outcome.replica_digest for outcome in run.outcomes.values()}
-    return attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.checkpoints}
+    attested = {outcome.step - 1: outcome.replica_digest for outcome in run.models.outcomes.values()}
+    return attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.models.checkpoints}

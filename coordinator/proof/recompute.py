@@ -50,11 +50,11 @@ async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Sha256], st
         attested: the digests on which quorums agreed, by replica.
         step_count: number of the run's steps.
     """
-    if not run.checkpoints:
+    if not run.models.checkpoints:
         problem = "there is no checkpoint to recompute from" if step_count else None
         return Recomputed(0, f"0 of {step_count} steps: there is no checkpoint yet", problem)
-    known = attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.checkpoints}
-    first, step, compared, problem = run.checkpoints[0].step, run.checkpoints[0].step, 0, None
+    known = attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.models.checkpoints}
+    first, step, compared, problem = run.models.checkpoints[0].step, run.models.checkpoints[0].step, 0, None
     try:
         async for replica, wrong_norm in _replicas(run, blobs):
             step = replica.step
@@ -67,8 +67,8 @@ async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Sha256], st
                     problem = f"replica {step} recomputes to another digest than was attested"
                     break
         else:
-            if step != run.replica_step:
-                problem = f"recomputing ends at replica {step}; the run is at {run.replica_step}"
+            if step != run.progress.replica_step:
+                problem = f"recomputing ends at replica {step}; the run is at {run.progress.replica_step}"
     except EpochalError as error:
         problem = f"the parameters cannot be recomputed: {error}"
     return Recomputed(compared, _scope(first, step, step_count), problem)
@@ -89,10 +89,12 @@ async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica,
     """
     verify_arithmetic()
     outer = OuterStep.of(run.state_file.merge)
-    with long_work("computing the parameters again", run.replica_step - run.checkpoints[0].step, "steps") as work:
+    with long_work(
+        "computing the parameters again", run.progress.replica_step - run.models.checkpoints[0].step, "steps"
+    ) as work:
         replica = parse_checkpoint(await _checkpoint(run, blobs))
         yield replica, None
-        while (outcome := run.outcomes.get(replica.step + 1)) is not None:
+        while (outcome := run.models.outcomes.get(replica.step + 1)) is not None:
             contributions = await _contributions(outcome, blobs, replica.layout)
             replica = merge(replica, contributions, outer)
             work.advance()
@@ -118,7 +120,7 @@ def _wrong_norm(outcome: Outcome, contributions: Sequence[Contribution]) -> str 
 
 async def _checkpoint(run: Run, blobs: BlobReader) -> memoryview:
     """Return the bytes of the older kept checkpoint, each of its parts compared with its digest."""
-    parts = checkpoint_blobs(run, run.checkpoints[0])
+    parts = checkpoint_blobs(run, run.models.checkpoints[0])
     for sha256, _ in parts:
         await _blob(blobs, sha256)
     async with opened_parts(blobs, [sha256 for sha256, _ in parts]) as file:

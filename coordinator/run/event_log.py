@@ -69,5 +69,5 @@ def log_instruction(instruction: Instruction, run: Run) -> None:
 
 def _name_of(run: Run, client_id: ClientId) -> dict[str, str]:
     """Return the field with a member's name, if it has one."""
-    member = run.members.get(client_id)
+    member = run.members.by_id.get(client_id)
     return {"client_name": member.name} if member is not None and member.name else {}

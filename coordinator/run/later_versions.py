@@ -101,7 +101,7 @@ class OlderCopy:
 
     def __init__(self, service: AskedService) -> None:
         self._service = service
-        self._known = LaterVersions(lambda: service.run.members, self._proven, self._is_silent)
+        self._known = LaterVersions(lambda: service.run.members.by_id, self._proven, self._is_silent)
 
     async def asked(self, client_id: ClientId, version: int, lineage: str | None) -> None:
         """Note that a member asks for what follows this version of this lineage; hold if need be."""
@@ -127,7 +127,7 @@ class OlderCopy:
         return lineage == published.document.lineage and version > published.version
 
     def _proven(self) -> set[ClientId]:
-        return {client_id for client_id, member in self._service.run.members.items() if member.is_proven}
+        return {client_id for client_id, member in self._service.run.members.by_id.items() if member.is_proven}
 
     def _is_silent(self, client_id: ClientId) -> bool:
         service = self._service

@@ -79,7 +79,10 @@ class Liveness:
         """
         for instruction in instructions:
             if isinstance(instruction, MembershipChanged) and instruction.client_id in run.members:
-                self.heard(instruction.client_id, max(run.now_s, self._heard_s.get(instruction.client_id, run.now_s)))
+                self.heard(
+                    instruction.client_id,
+                    max(run.clock.now_s, self._heard_s.get(instruction.client_id, run.clock.now_s)),
+                )
 
     @contextmanager
     def waiting(

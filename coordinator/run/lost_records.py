@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction
+from epochal.coordinator.machine.parts.identity import lineage_of
 from epochal.coordinator.machine.records import Watch
-from epochal.coordinator.machine.run import lineage_of
 from epochal.coordinator.machine.stimuli import CoordinatorStarted, RunRestored, Stamped
 from epochal.coordinator.proof.kept_blobs import check_blobs_are_there
 from epochal.coordinator.run.opening import ServiceOptions
@@ -45,7 +45,7 @@ async def catch_up(
     """
     is_news = await journal.catch_up(watch)
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        clock.not_before(journal.run.now_s)
+        clock.not_before(journal.run.clock.now_s)
         if not journal.is_doubtful:
             return is_news or attempt > 1
         await check_blobs_are_there(journal.run, options.store.blobs, options.store.name)

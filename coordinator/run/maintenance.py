@@ -193,7 +193,7 @@ class Maintenance:
         run = self._run_now()
         if self._store.blobs.total_bytes <= blobs_bound(run) or self.makes_room():
             return True
-        if run.blobs_near_bound or run.phase is RunState.COOLDOWN:
+        if run.models.blobs_near_bound or run.clock.phase is RunState.COOLDOWN:
             return False  # the epoch ends anyway, and its checkpoint may be what waits for its rest
         return await self.make_room(0, blobs_bound(run))
 

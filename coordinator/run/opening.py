@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from epochal.coordinator.auth.signing_key import SigningKey
-from epochal.coordinator.machine.run import Run, lineage_of, new_run
+from epochal.coordinator.machine.parts.identity import lineage_of
+from epochal.coordinator.machine.run import Run, new_run
 from epochal.coordinator.machine.stimuli import (
     ConfigChanged,
     CoordinatorKeyReplaced,
@@ -77,7 +78,7 @@ class OpenedRun:
         """Return the run's clock, which the clocks of coordinators that serve it agree with."""
         clock = options.store.clock(options.clock)
         now_s = None if self.ahead_s is None else clock.monotonic_s() + self.ahead_s
-        return RunClock(clock, not_before_s=self.journal.run.now_s, now_s=now_s)
+        return RunClock(clock, not_before_s=self.journal.run.clock.now_s, now_s=now_s)
 
 
 async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:
@@ -186,8 +187,8 @@ async def _stimuli_of_start(
     stimuli: list[Stimulus] = [] if is_live else [CoordinatorStarted()]  # nobody was away where others served it
     if is_restored or journal.is_doubtful or store.journal.damaged_bytes:  # clients may have seen what was lost
         stimuli.append(RunRestored(lineage_of(options.new_seed())))
-    if options.coordinator_key != journal.run.coordinator_key:
-        log.warning("coordinator_key_replaced", extra={"before": journal.run.coordinator_key})
+    if options.coordinator_key != journal.run.identity.coordinator_key:
+        log.warning("coordinator_key_replaced", extra={"before": journal.run.identity.coordinator_key})
         stimuli.append(CoordinatorKeyReplaced(options.coordinator_key, lineage_of(options.new_seed())))
     applied, _ = _edits(journal.run, state_file)
     if applied:
@@ -195,7 +196,7 @@ async def _stimuli_of_start(
     for change in applied:
         log.info("config_change_applied", extra={"change": str(change)})
     if any(map(names_the_checkpoint, applied)):
-        log.info("run_goes_on_from_its_own_checkpoint", extra={"replica_step": journal.run.replica_step})
+        log.info("run_goes_on_from_its_own_checkpoint", extra={"replica_step": journal.run.progress.replica_step})
     return *stimuli, *await _provided_genesis(options, journal.run, state_file)
 
 
@@ -231,25 +232,25 @@ def _check_no_run_is_lost(store_name: str, others: frozenset[Sha256]) -> None:
 
 async def _provided_genesis(options: ServiceOptions, run: Run, state_file: StateFile) -> tuple[GenesisProvided, ...]:
     """Make the run's first checkpoint if it has none and the operator makes it; return what happened."""
-    if run.checkpoint is not None or state_file.access.genesis != "operator":
+    if run.models.checkpoint is not None or state_file.access.genesis != "operator":
         return ()
-    rules = GenesisRules.of(state_file, run.replica_step, options.genesis.layout_of)
+    rules = GenesisRules.of(state_file, run.progress.replica_step, options.genesis.layout_of)
     provided = await keep_made_genesis(options.genesis, rules, options.store.blobs)
     return () if provided is None else (provided,)
 
 
 def _check_key(run: Run, options: ServiceOptions) -> None:
     """Raise `StoreFailed` unless the coordinator has the run's key, or is to replace it."""
-    if options.coordinator_key != run.coordinator_key and not options.replaces_key:
+    if options.coordinator_key != run.identity.coordinator_key and not options.replaces_key:
         raise StoreFailed(
             f"{options.store.name} holds the coordinator's key {options.coordinator_key}, but the run's is "
-            f"{run.coordinator_key}: nobody would believe what it signs; {KEY_LOST}"
+            f"{run.identity.coordinator_key}: nobody would believe what it signs; {KEY_LOST}"
         )
 
 
 def _edits(run: Run, state_file: StateFile) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
     """Return the differences from the kept run's state file that are applied, and those that are refused."""
-    return runtime_changes(run.state_file, state_file, has_checkpoint=run.checkpoint is not None)
+    return runtime_changes(run.state_file, state_file, has_checkpoint=run.models.checkpoint is not None)
 
 
 def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str) -> None:

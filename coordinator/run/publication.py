@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from epochal.coordinator.machine.datasets import datasets_of, decided_by
 from epochal.coordinator.machine.figures import lowered_factors, parts_of
 from epochal.coordinator.machine.parts.fast_replace import replace
+from epochal.coordinator.machine.parts.identity import config_json
+from epochal.coordinator.machine.parts.member import Member, share_units
+from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.resting_reason import hold_reason
-from epochal.coordinator.machine.run import Member, Run, Suspect, config_json, share_units
+from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.situation import situation_of
 from epochal.coordinator.run.liveness import Liveness
 from epochal.coordinator.run.long_polls import Reader
@@ -112,11 +115,11 @@ class Readers:
         before, self.run = self.run, run
         for watcher in self._on_change:
             watcher(before, run)
-        if run.round is not before.round or run.phase is not before.phase:
+        if run.round is not before.round or run.clock.phase is not before.clock.phase:
             self._remember_round_documents()
             self._results_news.notify()
             self._news_for_strangers.notify()
-            if run.phase is not before.phase or run.round is None or not run.round.pending:
+            if run.clock.phase is not before.clock.phase or run.round is None or not run.round.pending:
                 self._round_news.notify()
         if published is not self.published:
             self.published = published
@@ -182,12 +185,12 @@ class Readers:
 
     def immutable(self, sha256: Sha256) -> bytes | None:
         """Return the configuration, the model document, a checkpoint's manifest, or a recent roster or work list."""
-        if sha256 == self.run.config_sha256:
+        if sha256 == self.run.identity.config_sha256:
             return canonical_json(config_json(self.run.state_file))
-        if self.run.model is not None and sha256 == self.run.model_sha256:
-            return model_document(self.run.model)
-        if sha256 in self.run.manifests:
-            return canonical_json(self.run.manifests[sha256])
+        if self.run.models.spec is not None and sha256 == self.run.models.spec_sha256:
+            return model_document(self.run.models.spec)
+        if sha256 in self.run.models.manifests:
+            return canonical_json(self.run.models.manifests[sha256])
         return self._round_documents.get(sha256)
 
     def _remember_round_documents(self) -> None:
@@ -225,8 +228,8 @@ def standing_of(run: Run, member: Member, now_s: float) -> Standing:
         client_id=client_id,
         ready=run.is_ready(member),
         in_roster=current is not None and client_id in current.plan.positions,
-        step=run.step,
-        attempt=run.attempt,
+        step=run.progress.step,
+        attempt=run.progress.attempt,
         committed_sha256=None if commitment is None else commitment.result_sha256,
         result_verified=current is not None and client_id in current.verified,
         result_rejected=None if current is None else current.rejected.get(client_id),
@@ -244,7 +247,7 @@ def failed_data_of(run: Run, most: int | None = None) -> FailedData:
     def views(items: Sequence[Suspect]) -> tuple[FailedBatches, ...]:
         return tuple(FailedBatches(item.batch_id, item.against, item.message) for item in items[:most])
 
-    return FailedData(views(run.quarantined), views(run.suspects))
+    return FailedData(views(run.work.quarantined), views(run.work.suspects))
 
 
 def status_of(
@@ -260,20 +263,22 @@ def status_of(
     explanation: str = "",
 ) -> RunStatus:
     """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
-    run = replace(run, now_s=now_s)
+    run = run.with_parts(replace(run.clock, now_s=now_s))
     situation = situation_of(run, store_problem)
     config = run.state_file.config
     return RunStatus(
         run_id=run.state_file.run_id,
         version=version,
-        run_state=run.phase,
-        reason=run.reason,
+        run_state=run.clock.phase,
+        reason=run.clock.reason,
         hold=hold_reason(run),
-        phase_remaining_s=None if run.phase_ends_s is None else round(max(0.0, run.phase_ends_s - now_s), 3),
-        epoch=run.epoch,
-        step=run.step,
+        phase_remaining_s=None
+        if run.clock.phase_ends_s is None
+        else round(max(0.0, run.clock.phase_ends_s - now_s), 3),
+        epoch=run.progress.epoch,
+        step=run.progress.step,
         total_steps=max(1, run.last_step),
-        attempt=run.attempt,
+        attempt=run.progress.attempt,
         member_count=len(run.members),
         ready_count=len(run.ready_members()),
         resting_count=len(run.members) - len(run.available_members()),
@@ -281,25 +286,25 @@ def status_of(
         data_indices_applied=run.data_indices_applied,
         tokens_applied=run.tokens_applied,
         tokens_per_s=round(tokens_per_s, 1),
-        loss=run.losses[-1][1] if run.losses else None,
-        loss_history=run.losses[-MAX_LOSSES_IN_STATUS:],
-        evaluations=run.evaluations[-MAX_EVALUATIONS_IN_STATUS:],
-        carried_batches=total_batches(run.carried) + total_batches(s.batch_id for s in run.suspects),
-        waiting_batches=total_batches(item.batch_id for item in run.suspects),
-        quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
-        quarantined=coalesce(item.batch_id for item in run.quarantined),
+        loss=run.records.losses[-1][1] if run.records.losses else None,
+        loss_history=run.records.losses[-MAX_LOSSES_IN_STATUS:],
+        evaluations=run.records.evaluations[-MAX_EVALUATIONS_IN_STATUS:],
+        carried_batches=total_batches(run.work.carried) + total_batches(s.batch_id for s in run.work.suspects),
+        waiting_batches=total_batches(item.batch_id for item in run.work.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in run.work.quarantined),
+        quarantined=coalesce(item.batch_id for item in run.work.quarantined),
         failed_data=failed_data_of(run, MAX_FAILED_IN_STATUS),
-        data_fingerprint=run.data_fingerprint,
+        data_fingerprint=run.data.fingerprint,
         data_decided_by=decided_by(run),
         datasets=datasets_of(run, MAX_DATASETS_IN_STATUS),
-        checkpoint_step=None if run.checkpoint is None else run.checkpoint.step,
+        checkpoint_step=None if run.models.checkpoint is None else run.models.checkpoint.step,
         blob_bytes=blob_bytes,
         journal_bytes=journal_bytes,
         store_problem=store_problem,
-        pausing=run.pause_pending,
+        pausing=run.progress.pause_pending,
         data_generations=run.state_file.data_generations,
-        finish_after=run.finish_after,
-        next_data_index=run.cursor * config.data_indices_per_batch,
+        finish_after=run.progress.finish_after,
+        next_data_index=run.work.cursor * config.data_indices_per_batch,
         waiting=waiting_words(situation),
         explanation=speed_words(situation, explanation),
     )
@@ -328,7 +333,7 @@ def _member_views(run: Run, liveness: Liveness, now_s: float) -> tuple[MemberVie
             part=parts.get(member.client_id, 0.0),
             factor=factors.get(member.client_id),
         )
-        for member in list(run.members.values())[:MAX_MEMBERS_IN_STATUS]
+        for member in list(run.members.by_id.values())[:MAX_MEMBERS_IN_STATUS]
     )
 
 

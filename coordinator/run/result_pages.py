@@ -40,7 +40,7 @@ class ResultPages:
         self._look(run)
         count = len(current.verified)
         last = min(count, after + MAX_PAGE_RESULTS)
-        complete = last >= count and (run.phase is not RunState.ROUND_TRAIN or not current.pending)
+        complete = last >= count and (run.clock.phase is not RunState.ROUND_TRAIN or not current.pending)
         return ResultsPage(step, attempt, max(after, last), complete, tuple(self._entries[after:last]))
 
     def encoded(self, page: ResultsPage) -> bytes:

@@ -67,7 +67,7 @@ class RunJournal:
         self.published = Published.of(found.document)
         self.load_count = 0
         self.is_doubtful = is_doubtful
-        self._lineages = deque([found.run.lineage], MAX_KNOWN_LINEAGES)
+        self._lineages = deque([found.run.identity.lineage], MAX_KNOWN_LINEAGES)
         """Those that this coordinator may have shown."""
 
     @property
@@ -127,7 +127,7 @@ class RunJournal:
                 lineage; nothing was kept.
             StoreFailed: they may not have been kept.
         """
-        if self.is_doubtful and run.lineage in self._lineages:
+        if self.is_doubtful and run.identity.lineage in self._lineages:
             raise StoreConflict("the journal went back, and the run needs a new lineage first")
         published, document = self.published, self._document_of(run)
         if document != published.document:
@@ -195,7 +195,9 @@ class RunJournal:
         self.load_count += 1
         found = replay(segment, watch)
         self._is_segment_due = False
-        is_lost = (segment.lacks_known or found.sequence < self._sequence) and found.run.lineage in self._lineages
+        is_lost = (
+            segment.lacks_known or found.sequence < self._sequence
+        ) and found.run.identity.lineage in self._lineages
         is_news = found.sequence != self._sequence or found.document != self.published.document
         before = self._sequence
         self._note_sizes(segment)
@@ -213,6 +215,6 @@ class RunJournal:
 
     def _note_lineage(self) -> None:
         """Note the run's lineage; a new one ends the doubt."""
-        if self.run.lineage not in self._lineages:
-            self._lineages.append(self.run.lineage)
+        if self.run.identity.lineage not in self._lineages:
+            self._lineages.append(self.run.identity.lineage)
             self.is_doubtful = False

@@ -80,7 +80,7 @@ class CoordinatorService:
             now_s=self._clock.now_s,
             note_failure=self.note_failure,
             problem=lambda: self.health.problem,
-            members=lambda: self.run.members,
+            members=lambda: self.run.members.by_id,
         )
         self.replicas = Replicas(options.store, self.liveness, following)
         self.older_copy = OlderCopy(self)
@@ -344,22 +344,22 @@ class CoordinatorService:
             await asyncio.sleep(TICK_S)
             if not self.accepting or not self.replicas.is_ticking:
                 continue
-            now_s, members = self._clock.now_s(), self.run.members.keys()
+            now_s, members = self._clock.now_s(), self.run.members.by_id.keys()
             silent = self.liveness.lost(members, self.run.awaited(), now_s, self.run.state_file.config.client_timeout_s)
             try:
                 if silent:
                     await self.submit(ClientsFellSilent(silent))
                 if not await self.maintenance.stays_below_bound():
                     await self.note_blobs_near_bound()
-                if self.run.phase not in (RunState.FINISHED, RunState.PAUSED):
+                if self.run.clock.phase not in (RunState.FINISHED, RunState.PAUSED):
                     await self.submit(Ticked())
             except Refused as error:
                 log.warning("tick_refused", extra={"kind": error.kind})
 
     async def note_blobs_near_bound(self) -> None:
         """Let a due sweep make room, else end the epoch early, whose checkpoint does. Raises as `submit` does."""
-        if not self.maintenance.makes_room() and not self.run.blobs_near_bound:
-            newest = self.run.checkpoint
+        if not self.maintenance.makes_room() and not self.run.models.blobs_near_bound:
+            newest = self.run.models.checkpoint
             await self.submit(BlobsNearedBound(self.blobs.total_bytes, None if newest is None else newest.step))
 
     # Reading

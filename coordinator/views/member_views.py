@@ -17,7 +17,8 @@ from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.machine.figures import lowered_factors, parts_of
 from epochal.coordinator.machine.member_book import KnownMember, MemberBook, counts_of
 from epochal.coordinator.machine.parts.fast_replace import replace
-from epochal.coordinator.machine.run import Member, Run, share_units
+from epochal.coordinator.machine.parts.member import Member, share_units
+from epochal.coordinator.machine.run import Run
 from epochal.coordinator.views.run_history_views import EncodedPage, encoded_page
 from epochal.runtime.metrics.refusal_counts import RefusalCounts
 from epochal.runtime.worker_thread import Worker
@@ -96,17 +97,19 @@ class MemberViews:
     async def _made_page(self) -> EncodedPage:
         service = self._handlers.service
         history, run, now_s, published = service.history.history, service.run, service.now_s(), service.published
-        silent_s = {client_id: service.liveness.silent_s(client_id, now_s) for client_id in run.members}
+        silent_s = {client_id: service.liveness.silent_s(client_id, now_s) for client_id in run.members.by_id}
         details, gone = history.details, history.book.gone(MAX_MEMBERS_GONE)
         self._made_count += 1
-        name = f"{run.lineage}-{int(self._since_s * 1000)}-members-{self._made_count}"
+        name = f"{run.identity.lineage}-{int(self._since_s * 1000)}-members-{self._made_count}"
 
         def work() -> tuple[EncodedPage, float]:
             started_s = time.thread_time()
-            rows, left = member_rows(replace(run, now_s=now_s), details, history.book, silent_s, gone)
+            rows, left = member_rows(
+                run.with_parts(replace(run.clock, now_s=now_s)), details, history.book, silent_s, gone
+            )
             page = MembersPage(
                 run_id=run.state_file.run_id,
-                lineage=run.lineage,
+                lineage=run.identity.lineage,
                 version=published.version,
                 at_s=round(now_s, _PLACES),
                 rounds=len(details),
@@ -127,9 +130,9 @@ class MemberViews:
         """
         service = self._handlers.service
         history, now_s = service.history.history, service.now_s()
-        run = replace(service.run, now_s=now_s)
+        run = service.run.with_parts(replace(service.run.clock, now_s=now_s))
         found = ClientId(client_id)
-        member, known = run.members.get(found), history.book.get(found)
+        member, known = run.members.by_id.get(found), history.book.get(found)
         if member is None and known is None:
             raise Refused(Refusal.NOT_FOUND, f"no member {client_id[:64]!r} is known; allowed: 32 hex digits of one")
         details = history.details
@@ -142,7 +145,7 @@ class MemberViews:
             figures = _gone_row(known, [one.figures for one in lately], now_s)
         return MemberDetail(
             run_id=run.state_file.run_id,
-            lineage=run.lineage,
+            lineage=run.identity.lineage,
             version=service.published.version,
             at_s=round(now_s, _PLACES),
             figures=figures,
@@ -152,7 +155,7 @@ class MemberViews:
             last_refusals=() if known is None else tuple(known.last_refusals),
             refused_requests=counts_of(self._refused.of_sender(client_id)),
             refused_since_s=round(self._since_s, _PLACES),
-            quarantined=tuple(item.batch_id for item in run.quarantined if found in item.against),
+            quarantined=tuple(item.batch_id for item in run.work.quarantined if found in item.against),
         )
 
 
@@ -175,9 +178,9 @@ def member_rows(
     lately, weights = _lately_of(details), _Weights.of(run)
     rows = [
         _row(run, member, book.get(client_id), lately.get(client_id, ()), silent_s[client_id], weights)
-        for client_id, member in run.members.items()
+        for client_id, member in run.members.by_id.items()
     ]
-    left = [_gone_row(known, lately.get(known.client_id, ()), run.now_s) for known in gone]
+    left = [_gone_row(known, lately.get(known.client_id, ()), run.clock.now_s) for known in gone]
     return rows, [row for row in left if row.client_id not in run.members]
 
 
@@ -229,7 +232,7 @@ def _row(
         weights: of all members.
     """
     known = known or KnownMember(member.client_id)
-    rest_s = member.conduct.rest_s(run.now_s)
+    rest_s = member.conduct.rest_s(run.clock.now_s)
     return MemberFigures(
         client_id=member.client_id,
         name=member.name,

@@ -63,9 +63,9 @@ class OperatorRequests:
         listed = run.state_file.access.invitations
         made = tuple(
             InvitationView(sha256, one.uses, one.used, one.made_s, one.expires_s, one.is_expired(now_s))
-            for sha256, one in run.admissions.invitations.items()
+            for sha256, one in run.members.admissions.invitations.items()
         )
-        used = sum(Sha256(sha256) in run.invitations_used for sha256 in listed)
+        used = sum(Sha256(sha256) in run.members.invitations_used for sha256 in listed)
         return InvitationList(made, len(listed), used)
 
     async def admit_key(self, public_key: str) -> None:
@@ -79,7 +79,7 @@ class OperatorRequests:
     def access(self) -> AccessList:
         """Return who may join."""
         run = self._run
-        access, admissions = run.state_file.access, run.admissions
+        access, admissions = run.state_file.access, run.members.admissions
         listed = [key for key in access.keys if key not in admissions.keys_removed]
         added = sorted(admissions.keys_added)
         keys = (
@@ -94,12 +94,12 @@ class OperatorRequests:
 
     def audits(self) -> AuditHistory:
         """Return the audits that were reported last."""
-        return AuditHistory(self._run.audits)
+        return AuditHistory(self._run.records.audits)
 
 
 def _key_view(run: Run, public_key: str, source: KeySource) -> KeyView:
     client_id = client_id_of(bytes.fromhex(public_key))
-    member = run.members.get(client_id)
+    member = run.members.by_id.get(client_id)
     return KeyView(public_key, client_id, source, member is not None, "" if member is None else member.name)
 
 

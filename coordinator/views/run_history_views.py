@@ -146,7 +146,7 @@ class HistoryViews:
         history = service.history.history
         return HistoryPage(
             run_id=service.run.state_file.run_id,
-            lineage=service.run.lineage,
+            lineage=service.run.identity.lineage,
             next=history.next,
             detailed_from=history.detailed_from,
             first_version=service.history.first_version,
@@ -206,7 +206,7 @@ class HistoryViews:
                 f"{history.detailed_from} to {history.next - 1}" if history.detailed_from < history.next else "none yet"
             )
             raise Refused(Refusal.NOT_FOUND, f"the clients' figures of round {number} are not held; held: {held}")
-        lineage = self._handlers.service.run.lineage
+        lineage = self._handlers.service.run.identity.lineage
         name = f"{lineage}-round-{number}-{detail.figures.version}-{history.told_count(number)}-{_named(slowest)}"
 
         async def encode() -> bytes:
@@ -223,7 +223,7 @@ class HistoryViews:
         async def encode() -> bytes:
             return body
 
-        return await self.encoded(f"{service.run.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
+        return await self.encoded(f"{service.run.identity.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
 
     async def moment(self, viewer: Reader, version: int, slowest: int | None = None) -> EncodedPage:
         """Return the run as it was at a version. Raises as `RunHistory.moment`, and as `encoded_past`.
@@ -257,8 +257,12 @@ class HistoryViews:
         """
         self._history()
         last = self._last_present.get(slowest)
-        lineage = self._handlers.service.run.lineage
-        if last is not None and last.run.lineage == lineage and asyncio.get_running_loop().time() < last.until_s:
+        lineage = self._handlers.service.run.identity.lineage
+        if (
+            last is not None
+            and last.run.identity.lineage == lineage
+            and asyncio.get_running_loop().time() < last.until_s
+        ):
             return last.page
         return await self._shown_now(self._handlers.service.published, slowest)
 

@@ -31,27 +31,27 @@ class TrustViews:
         run, history = service.run, service.history.history
         quarantined = failed_data_of(run, MAX_SHOWN_QUARANTINED).quarantined
         blamed = {ClientId(client_id) for item in quarantined for client_id in item.clients}
-        checkpoint = run.checkpoint
+        checkpoint = run.models.checkpoint
         return TrustView(
             run_id=run.state_file.run_id,
-            lineage=run.lineage,
+            lineage=run.identity.lineage,
             version=service.published.version,
             at_s=round(service.now_s(), _PLACES),
-            audit=run.audits[-1] if run.audits else None,
+            audit=run.records.audits[-1] if run.records.audits else None,
             vouched=history.vouched,
             checkpoint_step=None if checkpoint is None else checkpoint.step,
             checkpoint_digest=None if checkpoint is None else checkpoint.replica_digest,
-            quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
+            quarantined_batches=total_batches(item.batch_id for item in run.work.quarantined),
             quarantined=quarantined,
             names={client_id: name for client_id in sorted(blamed) if (name := history.book.names.get(client_id))},
             refusals=history.book.refusal_counts(),
             refused_requests=counts_of(self._refused.by_kind),
             refused_since_s=round(self._since_s, _PLACES),
-            is_vouched_known=history.vouched is not None or run.step <= 1,
+            is_vouched_known=history.vouched is not None or run.progress.step <= 1,
         )
 
     def actions(self) -> ActionsPage:
         """Return the last actions of the run's operators. Raise `Refused` (`overloaded`) while the history is read."""
         service = self._service
         run, history = service.run, service.history.history
-        return ActionsPage(run.state_file.run_id, run.lineage, history.next_action, tuple(history.actions))
+        return ActionsPage(run.state_file.run_id, run.identity.lineage, history.next_action, tuple(history.actions))

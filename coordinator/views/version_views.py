@@ -68,14 +68,14 @@ def members_of(past: Past) -> MembersPage:
     member's work that is known, or from the first of what is known: what else a member said is not in the journal.
     """
     run, book = past.run, past.history.book
-    silent_s = {client_id: run.now_s - heard_s for client_id, heard_s in _heard_s(past).items()}
+    silent_s = {client_id: run.clock.now_s - heard_s for client_id, heard_s in _heard_s(past).items()}
     rows, left = member_rows(run, past.ended, book, silent_s, book.gone(MAX_MEMBERS_GONE))
     rows = [row if row.joined_s is not None else replace(row, joined_s=_joined_s(past, row.client_id)) for row in rows]
     return MembersPage(
         run_id=run.state_file.run_id,
         lineage=past.document.lineage,
         version=past.document.version,
-        at_s=round(run.now_s, _PLACES),
+        at_s=round(run.clock.now_s, _PLACES),
         rounds=past.history.next,
         members=MemberColumns.of(rows),
         gone=MemberColumns.of(left),
@@ -88,30 +88,30 @@ def trust_of(past: Past) -> TrustView:
     quarantined = failed_data_of(run, MAX_SHOWN_QUARANTINED).quarantined
     names = {**past.known.book.names, **names_of(run)}
     blamed = {ClientId(client_id) for item in quarantined for client_id in item.clients}
-    checkpoint = run.checkpoint
+    checkpoint = run.models.checkpoint
     return TrustView(
         run_id=run.state_file.run_id,
         lineage=past.document.lineage,
         version=past.document.version,
-        at_s=round(run.now_s, _PLACES),
-        audit=run.audits[-1] if run.audits else None,
+        at_s=round(run.clock.now_s, _PLACES),
+        audit=run.records.audits[-1] if run.records.audits else None,
         vouched=past.history.vouched,
         checkpoint_step=None if checkpoint is None else checkpoint.step,
         checkpoint_digest=None if checkpoint is None else checkpoint.replica_digest,
-        quarantined_batches=total_batches(item.batch_id for item in run.quarantined),
+        quarantined_batches=total_batches(item.batch_id for item in run.work.quarantined),
         quarantined=quarantined,
         names={client_id: name for client_id in sorted(blamed) if (name := names.get(client_id))},
         refusals=past.history.book.refusal_counts(),
         refused_requests=(),
         refused_since_s=None,
-        is_vouched_known=past.history.vouched is not None or run.step <= 1,
+        is_vouched_known=past.history.vouched is not None or run.progress.step <= 1,
     )
 
 
 def _joined_s(past: Past, client_id: str) -> float | None:
     """Return when a member joined that has not joined again since; None if that is not known."""
     known = past.known.book.get(ClientId(client_id))
-    if known is None or known.joined_s is None or known.joined_s > past.run.now_s:
+    if known is None or known.joined_s is None or known.joined_s > past.run.clock.now_s:
         return None
     return known.joined_s
 
@@ -119,14 +119,14 @@ def _joined_s(past: Past, client_id: str) -> float | None:
 def _heard_s(past: Past) -> dict[ClientId, float]:
     """Return when each member was last heard, in seconds since 1970, as far as that is known."""
     run = past.run
-    found = dict.fromkeys(run.members, past.since_s)
-    for client_id in run.members:
+    found = dict.fromkeys(run.members.by_id, past.since_s)
+    for client_id in run.members.by_id:
         known = past.history.book.get(client_id)
         found[client_id] = max(found[client_id], (known and known.joined_s) or 0.0)
     for detail in past.ended:
         _note_heard(found, detail.clients, detail.figures.started_s, run)
-    if run.round is not None and run.phase in ROUND_PHASES:
-        _note_heard(found, clients_of(run.round), run.now_s - elapsed_s(run, run.round), run)
+    if run.round is not None and run.clock.phase in ROUND_PHASES:
+        _note_heard(found, clients_of(run.round), run.clock.now_s - elapsed_s(run, run.round), run)
     return found
 
 
@@ -135,4 +135,4 @@ def _note_heard(found: dict[ClientId, float], clients: tuple[ClientFigures, ...]
         client_id = ClientId(client.client_id)
         messages = [at_s for at_s in (client.committed_s, client.delivered_s, client.attested_s) if at_s is not None]
         if messages and client_id in found:
-            found[client_id] = min(run.now_s, max(found[client_id], started_s + max(messages)))
+            found[client_id] = min(run.clock.now_s, max(found[client_id], started_s + max(messages)))

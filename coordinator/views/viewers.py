@@ -216,7 +216,7 @@ class Viewers:
         service = self._service
         now = situation_of(service.run, service.health.problem)
         why = speed_words(now, service.history.explanations.latest.sentence)
-        return canonical_json(RunNow(waiting_words(now), service.run.phase_ends_s, why))
+        return canonical_json(RunNow(waiting_words(now), service.run.clock.phase_ends_s, why))
 
     def _collect(self) -> None:
         """Add a frame with what has changed since the last one, if anything has."""

@@ -49,7 +49,7 @@ async def act(page: "Page", name: str, answer: str) -> None:
 async def until(run: ShownRun, phase: RunState) -> None:
     async with asyncio.timeout(BOUND_S):
         service = run.coordinator.service
-        while service.run.phase is not phase:
+        while service.run.clock.phase is not phase:
             await service.readers.wait_published(service.published.version, None, 1.0)
 
 
@@ -58,10 +58,10 @@ async def test_run_is_paused_and_resumed_after_a_question(browser: "Browser", ru
         await enter(page, run, run.admin_token)
         await act(page, "Pause…", "Pause")
         await page.get_by_text("The run pauses after this round.").wait_for()
-        assert run.coordinator.service.run.pause_pending
+        assert run.coordinator.service.run.progress.pause_pending
         await act(page, "Resume…", "Resume")
         await page.get_by_text("The run goes on.").wait_for()
-        assert not run.coordinator.service.run.pause_pending
+        assert not run.coordinator.service.run.progress.pause_pending
         assert complaints.unexpected == []
 
 
@@ -141,7 +141,7 @@ async def test_nothing_is_sent_unless_the_question_is_answered(browser: "Browser
         await act(page, "Resume…", "Cancel")
         await page.get_by_role("dialog").wait_for(state="detached")
         assert [request.url for request in requests.made if request.method != "GET"] == []
-        assert not run.coordinator.service.run.pause_pending
+        assert not run.coordinator.service.run.progress.pause_pending
 
 
 async def test_focus_is_in_the_question_and_then_where_it_was(browser: "Browser", run: ShownRun) -> None:
@@ -164,7 +164,7 @@ async def test_wrong_token_is_refused_in_words(browser: "Browser", run: ShownRun
         await enter(page, run, "not-the-token")
         await act(page, "Pause…", "Pause")
         await page.get_by_text("this is not the admin token").wait_for()
-        assert not run.coordinator.service.run.pause_pending
+        assert not run.coordinator.service.run.progress.pause_pending
         await page.get_by_role("button", name="Forget it").click()
         await page.get_by_label("Token").wait_for()
 

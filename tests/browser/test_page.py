@@ -142,7 +142,7 @@ async def test_zoom_shows_each_round_where_rows_stand_for_several(browser: "Brow
 async def test_round_that_ends_is_shown_without_a_reload(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(watched.url)
-        step = watched.coordinator.service.run.step
+        step = watched.coordinator.service.run.progress.step
         await until_shown(page, "step", f"^{step - 1} of")
         await play_round(watched.coordinator, watched.clients)
         await until_shown(page, "step", f"^{step} of")

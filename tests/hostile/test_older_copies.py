@@ -104,7 +104,7 @@ async def proven_clients(coordinator: Served) -> list[WireClient]:
     for client in clients:
         await client.send("POST", "/attestations", attested)
     async with asyncio.timeout(BOUND_S):
-        while coordinator.service.run.step == 1:
+        while coordinator.service.run.progress.step == 1:
             await coordinator.service.readers.wait_published(10**9, None, 0.05)
     return clients
 

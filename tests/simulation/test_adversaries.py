@@ -85,9 +85,9 @@ async def play(seed: int, members: tuple[int, int], kinds: Sequence[Kind]) -> fl
             adversary.cancel()
         assert {end.reason for end in ends} == {EndReason.FINISHED}
         assert len({end.replica_digest for end in ends}) == 1
-        assert run.coordinator.run.quarantined == ()
-        assert run.coordinator.run.checkpoint is not None
-        assert run.coordinator.run.checkpoint.step >= STEPS, "nobody withheld the model"
+        assert run.coordinator.run.work.quarantined == ()
+        assert run.coordinator.run.models.checkpoint is not None
+        assert run.coordinator.run.models.checkpoint.step >= STEPS, "nobody withheld the model"
         await prove(run)
         return took_s
 

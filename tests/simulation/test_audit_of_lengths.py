@@ -49,10 +49,12 @@ async def test_audit_finds_a_result_of_another_length_than_was_kept() -> None:
         await run.play(NUMPY, NUMPY, NUMPY)
         kept, blobs = run.coordinator.run, run.coordinator.store.blobs
         assert (await recompute(kept, blobs, {}, 4)).problem is None
-        wrong = replace(kept, outcomes={**kept.outcomes, 4: longer(kept.outcomes[4])})
+        wrong = kept.with_parts(
+            replace(kept.models, outcomes={**kept.models.outcomes, 4: longer(kept.models.outcomes[4])})
+        )
         problem = (await recompute(wrong, blobs, {}, 4)).problem
         assert problem is not None
-        assert problem.startswith(f"the result of {kept.outcomes[4].entries[0].client_id} in step 4 has length ")
+        assert problem.startswith(f"the result of {kept.models.outcomes[4].entries[0].client_id} in step 4 has length ")
 
 
 @in_virtual_time

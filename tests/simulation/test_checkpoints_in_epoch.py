@@ -22,14 +22,14 @@ EVERY = {
 async def test_newcomer_starts_from_a_checkpoint_within_the_epoch() -> None:
     async with simulated_run(state_file(**EVERY), seed=0) as run:
         early = [run.start(run.client(number, NUMPY)) for number in (1, 2)]
-        await run.coordinator.wait_for(lambda: any(ref.step >= 6 for ref in run.coordinator.run.checkpoints))
-        assert run.coordinator.run.epoch == 0
+        await run.coordinator.wait_for(lambda: any(ref.step >= 6 for ref in run.coordinator.run.models.checkpoints))
+        assert run.coordinator.run.progress.epoch == 0
         late = run.start(run.client(3, NUMPY))
         ends = await run.ends([*early, late], BOUND_S)
         assert late.of(ReplicaHeld)[0].step >= 6
         assert late.of(ReplicaHeld)[0].origin == "checkpoint"
         assert len({end.replica_digest for end in ends}) == 1
-        assert min(run.coordinator.run.outcomes) > 6
+        assert min(run.coordinator.run.models.outcomes) > 6
         await prove(run)
 
 

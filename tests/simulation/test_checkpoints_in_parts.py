@@ -21,7 +21,7 @@ async def test_run_with_parts_survives_restarts_and_lost_messages() -> None:
         ends = await run.ends(clients, BOUND_S)
         trouble.cancel()
         assert len({end.replica_digest for end in ends}) == 1
-        checkpoint = run.coordinator.run.checkpoint
+        checkpoint = run.coordinator.run.models.checkpoint
         assert checkpoint is not None
         assert checkpoint.part_count > 2
         assert checkpoint.size_bytes > (checkpoint.part_count - 1) * PART_BYTES

@@ -62,4 +62,4 @@ async def test_results_at_the_bound_count_with_every_codec(codec: str, feedback:
     async with simulated_run(state, seed=0) as run:
         async with asyncio.timeout(BOUND_S):
             await run.client(1, ClientSpec(open_trainer=open_clamping)).agent.run()
-        assert [len(outcome.entries) for outcome in run.coordinator.run.outcomes.values()] == [1] * STEPS
+        assert [len(outcome.entries) for outcome in run.coordinator.run.models.outcomes.values()] == [1] * STEPS

@@ -39,11 +39,11 @@ async def test_run_holds_while_all_data_fail_and_finishes_once_they_are_mended()
         most = MISSES_BEFORE_REST + GROWING_RESTS + HOURS_S / LONGEST_REST_S
         assert all(0 < len(client.of(RoundFailed)) <= most for client in clients)
         held = run.coordinator.run
-        assert (held.phase, held.step, held.quarantined) == (RunState.WAITING_FOR_MEMBERS, 1, ())
-        assert "the data are damaged" in held.reason
+        assert (held.clock.phase, held.progress.step, held.work.quarantined) == (RunState.WAITING_FOR_MEMBERS, 1, ())
+        assert "the data are damaged" in held.clock.reason
         for source in data:
             source.mended = True
         ends = await run.ends(clients, BOUND_S)
         assert {end.reason for end in ends} == {EndReason.FINISHED}
-        assert run.coordinator.run.suspects == ()
+        assert run.coordinator.run.work.suspects == ()
         await prove(run)

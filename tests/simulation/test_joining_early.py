@@ -19,10 +19,10 @@ async def test_client_that_waits_for_others_holds_the_model_before_warmup() -> N
         first = run.start(run.client(1, NUMPY))
         await asyncio.sleep(5)
         assert [event.step for event in first.of(ReplicaHeld)] == [0]
-        assert run.coordinator.run.phase is RunState.WAITING_FOR_MEMBERS
+        assert run.coordinator.run.clock.phase is RunState.WAITING_FOR_MEMBERS
         assert [event.step_name for event in first.of(StepEntered)] == ["Observing"]
         second = run.start(run.client(2, NUMPY))
         await run.ends([first, second], BOUND_S)
-        checkpoint = run.coordinator.run.checkpoints[0]
+        checkpoint = run.coordinator.run.models.checkpoints[0]
         fetched = [event for event in first.of(BlobFetched) if event.size_bytes == checkpoint.size_bytes]
         assert len(fetched) == 1, "once, and not again by the keeper"

@@ -26,7 +26,7 @@ async def test_records_that_are_lost_are_void_and_the_run_has_a_new_lineage() ->
         lose_last(journal)
         await one.submit(join_of(3))
         after = one.published.document
-        assert set(one.run.members) == {id_of(1), id_of(3)}
+        assert set(one.run.members.by_id) == {id_of(1), id_of(3)}
         assert after.lineage != before.lineage
         await other.submit(join_of(4))
         assert other.published.document.lineage == after.lineage
@@ -41,12 +41,12 @@ async def test_run_that_goes_back_behind_its_new_lineage_gets_another() -> None:
     state = state_file(config__init_min_clients=40)
     async with coordinators(journal, random.Random(2), state, 1) as (service,):
         await service.submit(join_of(1))
-        lineages = [service.run.lineage]
+        lineages = [service.run.identity.lineage]
         for number, lost_count in ((2, 1), (3, 2)):
             for _ in range(lost_count):
                 lose_last(journal)
             await service.submit(join_of(number))
-            lineages.append(service.run.lineage)
+            lineages.append(service.run.identity.lineage)
         assert len(set(lineages)) == 3, "readers never return to a lineage that they have left"
-        assert set(service.run.members) == {id_of(3)}
+        assert set(service.run.members.by_id) == {id_of(3)}
         await check_agrees(service, journal)

@@ -147,7 +147,7 @@ async def test_member_that_one_coordinator_hears_is_dropped_by_none() -> None:
         for _ in range(round(3 * TIMEOUT_S / MEETING_S)):
             other.heard(id_of(1))
             await asyncio.sleep(MEETING_S)
-        assert ticking.run.members.keys() == {id_of(1)}
+        assert ticking.run.members.by_id.keys() == {id_of(1)}
 
 
 @in_virtual_time
@@ -158,9 +158,9 @@ async def test_member_that_joins_by_another_coordinator_is_not_dropped_at_once()
         await ticking.catch_up()
         for _ in range(round(TIMEOUT_S / MEETING_S)):
             await asyncio.sleep(MEETING_S)
-            assert ticking.run.members.keys() == {id_of(1)}
+            assert ticking.run.members.by_id.keys() == {id_of(1)}
         await asyncio.sleep(2 * MEETING_S)
-        assert not ticking.run.members
+        assert not ticking.run.members.by_id
 
 
 @in_virtual_time
@@ -177,7 +177,7 @@ async def test_verdict_of_a_coordinator_that_was_stopped_drops_nobody() -> None:
         replication.goes_on.set()
         await asyncio.sleep(GONE_AFTER_S)
         for service in (stopped, other):
-            assert service.run.members.keys() == {id_of(1)}
+            assert service.run.members.by_id.keys() == {id_of(1)}
 
 
 @in_virtual_time
@@ -206,9 +206,9 @@ async def test_coordinator_stopped_for_longer_than_its_lease_takes_all_as_heard(
         replication.goes_on.set()
         await asyncio.sleep(TIMEOUT_S - MEETING_S)
         assert stopped.replicas.is_ticking
-        assert stopped.run.members.keys() == {id_of(1)}, "it may have sent what nobody took"
+        assert stopped.run.members.by_id.keys() == {id_of(1)}, "it may have sent what nobody took"
         await asyncio.sleep(3 * MEETING_S)
-        assert not stopped.run.members
+        assert not stopped.run.members.by_id
 
 
 @in_virtual_time
@@ -220,6 +220,6 @@ async def test_coordinator_that_begins_to_tick_takes_all_as_heard() -> None:
         await asyncio.sleep(LEASE_S + MEETING_S)
         assert other.replicas.is_ticking
         await asyncio.sleep(TIMEOUT_S - LEASE_S)
-        assert other.run.members.keys() == {id_of(1)}, "it may have been heard by the one that is stopped"
+        assert other.run.members.by_id.keys() == {id_of(1)}, "it may have been heard by the one that is stopped"
         await asyncio.sleep(LEASE_S + 3 * MEETING_S)
-        assert not other.run.members
+        assert not other.run.members.by_id

@@ -73,7 +73,7 @@ async def test_coordinator_killed_in_a_phase_goes_on_with_every_member(
         before: Run = run.coordinator.run
         await run.coordinator.restart_after(away_s)
         await run.coordinator.reached(RunState.FINISHED)
-        assert before.members.keys() <= run.coordinator.run.members.keys()
+        assert before.members.by_id.keys() <= run.coordinator.run.members.by_id.keys()
         assert not silences(run)
         await finish(run, 4)
         assert run.coordinator.starts == 2
@@ -114,7 +114,7 @@ async def test_all_clients_gone_mid_epoch_come_back_to_the_replica_that_was_lost
         for client in run.clients:
             client.kill()
         await run.coordinator.reached(RunState.WAITING_FOR_MEMBERS)
-        assert run.coordinator.run.members == {}
+        assert run.coordinator.run.members.by_id == {}
         newcomers = [run.start_client(number, "numpy") for number in range(10, 14)]
         await finish(run, 4)
         rebuilt = [event for client in newcomers for event in client.of(ReplicaHeld)]

@@ -112,7 +112,7 @@ async def test_two_coordinators_of_one_journal_lose_and_double_nothing(
             await service.submit(join_of(number))
             await check_agrees(service, journal)
         staying = {id_of(number) for number in range(CLIENTS) if number % 3} | {id_of(40), id_of(41)}
-        assert services[-1].run.members.keys() == staying
+        assert services[-1].run.members.by_id.keys() == staying
         assert len(journal.segments) == 1, "the run was begun once"
         expected = {("client_joined", id_of(number)) for number in range(CLIENTS + 2)}
         expected |= {("client_withdrew", id_of(number)) for number in range(0, CLIENTS, 3)}
@@ -163,7 +163,7 @@ async def test_coordinator_that_others_always_overtake_refuses_one_group_alone(c
             await service.submit(join_of(1))
         assert service.health.problem is None
         await service.submit(join_of(2))
-        assert service.run.members.keys() == ({id_of(2)} if refused else {id_of(1), id_of(2)})
+        assert service.run.members.by_id.keys() == ({id_of(2)} if refused else {id_of(1), id_of(2)})
 
 
 @in_virtual_time

@@ -1,9 +1,12 @@
-"""A member of a run: a client that has joined."""
+"""A member of a run: a client that has joined, and the roster that members make."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from math import gcd
 
 from epochal.coordinator.machine.parts.data_waits import DataWaits
 from epochal.coordinator.machine.parts.reliability import NEWCOMER, Conduct
+from epochal.state.documents import SHARE_UNITS_PER_BATCH, Roster, RosterEntry
 from epochal.state.wire import ClientId
 
 
@@ -52,3 +55,31 @@ class Member:
         """Whether a result of it was applied since its process joined, which then has the state of an optimizer."""
         last = self.conduct.last_applied_step
         return last is not None and last >= self.joined_step
+
+    def before_warmup(self) -> "Member":
+        """Return the member as an epoch's Warmup begins, in which it has yet to be ready."""
+        return replace(self, ready_step=None, was_ready=self.was_ready or self.ready_step is not None)
+
+    def is_ready(self, run_data: Collection[str | None], now_s: float) -> bool:
+        """Return whether it holds the model and data of these fingerprints, and does not rest."""
+        return self.ready_step is not None and self.data_fingerprint in run_data and not self.conduct.is_resting(now_s)
+
+
+def roster_of(members: Iterable[Member], ceiling: int | None = None) -> Roster:
+    """Return the roster of these members with the shares that they have earned, in lowest terms."""
+    ordered = sorted(members, key=lambda member: member.client_id)
+    common = gcd(*(share_units(member) for member in ordered)) or 1
+    return Roster(
+        tuple(RosterEntry(member.client_id, share_units(member) // common, member.is_proven) for member in ordered),
+        ceiling,
+    )
+
+
+def most_share_units(member: Member) -> int:
+    """Return the share that a member claims, in a roster's units."""
+    return member.share * SHARE_UNITS_PER_BATCH
+
+
+def share_units(member: Member) -> int:
+    """Return the share of a member in the next roster: what it has earned, at most its claim."""
+    return min(member.conduct.earned, most_share_units(member))

@@ -86,12 +86,14 @@ class StoredRun:
     async def is_served_by(self, client: CoordinatorClient) -> bool:
         """Return whether a coordinator serves this very run, and not another one of its name."""
         document, _ = await config_of(client)
-        return document.coordinator_key == (await self._run()).coordinator_key
+        return document.coordinator_key == (await self._run()).identity.coordinator_key
 
     async def now(self) -> RunView:
         run = await self._run()
         state = run.state_file
-        return RunView(state, run.model or state.model.LLM.spec, run.checkpoints, run.phase is RunState.FINISHED)
+        return RunView(
+            state, run.models.spec or state.model.LLM.spec, run.models.checkpoints, run.clock.phase is RunState.FINISHED
+        )
 
     async def news(self, view: RunView) -> RunView:
         del view  # a store says nothing of its own accord
@@ -104,7 +106,7 @@ class StoredRun:
     async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
         parts = whole_of(reference)
         if not parts:
-            manifest = (await self._run()).manifests.get(reference.blob_sha256)
+            manifest = (await self._run()).models.manifests.get(reference.blob_sha256)
             if manifest is None:
                 raise Refused(Refusal.NOT_FOUND, f"the checkpoint of step {reference.step} is not kept any longer")
             parts = manifest.parts
@@ -118,7 +120,7 @@ class StoredRun:
                 yield piece
 
     async def evaluations(self) -> tuple[Evaluation, ...]:
-        return (await self._run()).evaluations
+        return (await self._run()).records.evaluations
 
     async def _run(self) -> Run:
         last = None

@@ -137,9 +137,9 @@ class PlayedClient:
         self._follow(run)
 
     def _follow(self, run: Run) -> None:
-        timeline, phase = self._around.timeline, run.phase
-        if phase is RunState.WARMUP and run.checkpoint is not None and self._ready_epoch != run.epoch:
-            self._ready_epoch = run.epoch
+        timeline, phase = self._around.timeline, run.clock.phase
+        if phase is RunState.WARMUP and run.models.checkpoint is not None and self._ready_epoch != run.progress.epoch:
+            self._ready_epoch = run.progress.epoch
             timeline.start(self._warm_up(run))
         elif phase is RunState.ROUND_TRAIN and run.round is not None:
             key = (run.round.step, run.round.attempt)
@@ -147,7 +147,7 @@ class PlayedClient:
                 self._begin_round(run, key)
         elif phase is RunState.ROUND_WITNESS and self._witness is not None and not self._witness.is_over:
             timeline.start(self._witness.time_runs())
-        making = run.checkpointing
+        making = run.models.checkpointing
         if making is not None:
             is_writer = current_checkpointer(run) == self.client_id
             in_epoch = making.ends_s is not None
@@ -252,7 +252,7 @@ class PlayedClient:
 
     def _hold(self, run: Run, key: tuple[int, int] | None, stages: Stages | None) -> Part:
         """Hold the replica before the round: the outcome's results are fetched, and merged, unless that was done."""
-        step = run.step - 1
+        step = run.progress.step - 1
         if self._replica >= step:
             return
         known = (self._witness, self._witness_before)
@@ -263,7 +263,7 @@ class PlayedClient:
             yield ahead.merged
             self._replica = max(self._replica, step)
             return
-        outcome = run.outcomes.get(step)
+        outcome = run.models.outcomes.get(step)
         if outcome is not None:
             applied = [ClientId(entry.client_id) for entry in outcome.entries]
             count = self.line.count_of(applied)
@@ -281,10 +281,10 @@ class PlayedClient:
     # checkpoints
 
     def _warm_up(self, run: Run) -> Process:
-        around, checkpoint = self._around, run.checkpoint
+        around, checkpoint = self._around, run.models.checkpoint
         assert checkpoint is not None
         started_s = around.timeline.now_s
-        step = run.step - 1
+        step = run.progress.step - 1
         if self._replica < 0:
             size_bytes = around.sizes.checkpoint_bytes
             loading = self.line.begin(self.line.down, around.checkpoints_from, size_bytes, keep=True)

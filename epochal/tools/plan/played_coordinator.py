@@ -177,7 +177,7 @@ class PlayedCoordinator:
                 if instruction.after is RunState.ROUND_TRAIN:
                     self._round_started_s = now_s
             case OutcomeDecided():
-                applied = self._run.batches_applied - before.batches_applied
+                applied = self._run.work.batches_applied - before.work.batches_applied
                 self.rounds.append(PlayedRound(instruction.step, self._round_started_s, now_s, before, applied))
             case _:
                 pass
@@ -185,10 +185,18 @@ class PlayedCoordinator:
     def _show(self) -> None:
         """Publish the run's document if it has changed, and answer those that wait for results."""
         run = self._run
-        plan = None if run.round is None or run.phase not in ROUND_PHASES else id(run.round.plan)
-        making = run.checkpointing
+        plan = None if run.round is None or run.clock.phase not in ROUND_PHASES else id(run.round.plan)
+        making = run.models.checkpointing
         asked = None if making is None else (making.step, len(making.passed))
-        shown = (run.phase, run.epoch, run.step, run.attempt, plan, run.checkpoint, asked)
+        shown = (
+            run.clock.phase,
+            run.progress.epoch,
+            run.progress.step,
+            run.progress.attempt,
+            plan,
+            run.models.checkpoint,
+            asked,
+        )
         if shown != self._published:
             self._published = shown
             self._publish(run)
@@ -198,12 +206,12 @@ class PlayedCoordinator:
     def _answer(self, waiting: _Waiting) -> bool:
         """Answer a witness if there is anything new for it; return whether that was done."""
         run, current = self._run, self._run.round
-        if current is None or (current.step, current.attempt) != waiting.key or run.phase not in ROUND_PHASES:
+        if current is None or (current.step, current.attempt) != waiting.key or run.clock.phase not in ROUND_PHASES:
             waiting.answer.give(None)
             return True
         if not may_read_results(run, waiting.client_id):
             return False
-        complete = run.phase is not RunState.ROUND_TRAIN or not current.pending
+        complete = run.clock.phase is not RunState.ROUND_TRAIN or not current.pending
         if len(current.verified) <= waiting.after and not complete:
             return False
         found = tuple(client_id for client_id, _ in shared(current.verified).from_place(waiting.after))
@@ -212,10 +220,10 @@ class PlayedCoordinator:
 
     def _tick(self) -> None:
         run = self._run
-        phase_s = self.timeline.now_s - run.phase_started_s
+        phase_s = self.timeline.now_s - run.clock.phase_started_s
         next_s = self.timeline.now_s + max(TICK_S, TICKS_OF_A_PHASE * phase_s)
-        if run.phase_ends_s is not None and self.timeline.now_s < run.phase_ends_s < next_s:
-            next_s = run.phase_ends_s
+        if run.clock.phase_ends_s is not None and self.timeline.now_s < run.clock.phase_ends_s < next_s:
+            next_s = run.clock.phase_ends_s
         if not self._heard:
             self.tell(stimuli.Ticked())
         self.timeline.at(next_s, self._tick)

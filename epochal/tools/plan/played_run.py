@@ -192,17 +192,17 @@ def _end_epoch(
     coordinator.tell(stimuli.ConfigChanged(ended))
     config = state.config
     bound_s = config.cooldown_time + _bound_s(state, 2)
-    if _play_until(timeline, lambda: coordinator.run.phase is RunState.COOLDOWN, bound_s):
+    if _play_until(timeline, lambda: coordinator.run.clock.phase is RunState.COOLDOWN, bound_s):
         return None, None
     ended_s = coordinator.phases[-1][0]
     coordinator.tell(stimuli.ConfigChanged(state))
-    if _play_until(timeline, lambda: coordinator.run.phase is not RunState.COOLDOWN, bound_s):
+    if _play_until(timeline, lambda: coordinator.run.clock.phase is not RunState.COOLDOWN, bound_s):
         return None, None
-    checkpoint = coordinator.run.checkpoint
+    checkpoint = coordinator.run.models.checkpoint
     if checkpoint is None or checkpoint.step == 0:
         return None, None
     closed_s = coordinator.phases[-1][0]
-    if _play_until(timeline, lambda: coordinator.run.phase is RunState.ROUND_TRAIN, bound_s):
+    if _play_until(timeline, lambda: coordinator.run.clock.phase is RunState.ROUND_TRAIN, bound_s):
         return None, closed_s - ended_s
     return coordinator.phases[-1][0] - ended_s, closed_s - ended_s
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from epochal.cli.options.shared import trusted
 from epochal.coordinator.insight.run_history import read_history
+from epochal.coordinator.machine.parts.identity import config_json
 from epochal.coordinator.machine.records import replay
-from epochal.coordinator.machine.run import config_json
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator.views.member_views import member_rows
@@ -95,25 +95,25 @@ async def _stored(place: str, *, audits: bool) -> RunRecord:
         raise StoreFailed(f"{store.name} holds no journal")
     run = replay(last).run
     details = tuple(history.details)
-    silent_s = dict.fromkeys(run.members, 0.0)
+    silent_s = dict.fromkeys(run.members.by_id, 0.0)
     rows, gone = member_rows(run, details, history.book, silent_s, history.book.gone(MAX_MEMBERS_GONE))
     return RunRecord(
         run_id=run.state_file.run_id,
-        lineage=run.lineage,
-        phase=run.phase.value,
-        step=run.step,
+        lineage=run.identity.lineage,
+        phase=run.clock.phase.value,
+        step=run.progress.step,
         total_steps=run.state_file.config.total_steps,
-        epoch=run.epoch,
+        epoch=run.progress.epoch,
         tokens=run.tokens_applied,
         config=config_json(run.state_file),
         rows=tuple(history.rows),
         details=details,
         members=tuple(rows),
         gone=tuple(gone),
-        evaluations=run.evaluations,
+        evaluations=run.records.evaluations,
         explanation=explained(details, {row.client_id: row.name for row in (*gone, *rows)}),
         audit=await audit_store(place, recompute=False) if audits else None,
-        at_s=run.now_s,
+        at_s=run.clock.now_s,
     )
 
 

@@ -189,7 +189,7 @@ async def test_token_of_a_checker_opens_nothing_else(run: Served, clients: list[
     headers = {"Authorization": f"Bearer {token}"}
     assert problem(await run.http.post(f"{run.run_url}/pause", headers=headers)) == "forbidden"
     assert problem(await run.http.get(f"{run.run_url}/clients/me", headers=headers)) == "unauthorized"
-    blob = run.service.run.checkpoints[0].blob_sha256
+    blob = run.service.run.models.checkpoints[0].blob_sha256
     assert problem(await run.http.get(f"/v1/blobs/{blob}", headers=headers)) == "unauthorized"
     for wrong in (clients[0].token, ADMIN, "nonsense"):
         refused = await run.http.post(f"{run.run_url}/checks", headers={"Authorization": f"Bearer {wrong}"})

@@ -128,7 +128,7 @@ async def test_notice_of_long_ago_is_not_told_any_more(
         await next_of(webhooks)
     monkeypatch.setattr(notifier_module, "MAX_TOLD_AFTER_S", 0.0)
     async with notified(state, store) as (coordinator, notifier, results):
-        assert [notice.kind for notice in coordinator.service.run.notices] == ["members"]
+        assert [notice.kind for notice in coordinator.service.run.records.notices] == ["members"]
         await notifier.finish()
         assert results == []
 
@@ -176,7 +176,7 @@ async def test_webhook_that_hangs_is_not_in_the_way(webhooks: WebhookServer, tmp
         await next_of(webhooks)
         service = running.handlers.service
         await running.handlers.pause()
-        assert service.run.pause_pending
+        assert service.run.progress.pause_pending
 
 
 async def test_little_room_is_told_once_by_a_coordinator_on_a_disk(

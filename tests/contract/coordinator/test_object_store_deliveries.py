@@ -131,7 +131,7 @@ async def objects(run: Served) -> list[str]:
     assert run.store is not None
     blobs = run.store.blobs
     assert isinstance(blobs, ObjectBlobs)
-    kept = {checkpoint.blob_sha256 for checkpoint in run.service.run.checkpoints}
+    kept = {checkpoint.blob_sha256 for checkpoint in run.service.run.models.checkpoints}
     listed = [*await blobs._objects.listed("blobs"), *await blobs._objects.listed("incoming")]
     return [item.key for item in listed if item.key.rpartition("/")[2] not in kept]
 

@@ -147,7 +147,7 @@ async def test_upload_that_breaks_at_every_byte_arrives_once(
 @pytest.mark.parametrize("way", ["plain", "general"])
 async def test_upload_that_breaks_on_a_kept_connection_goes_on(tmp_path: Path, way: str) -> None:
     async with uploading(tmp_path, way) as upload, upload.process() as api:
-        checkpoint = upload.run.service.run.checkpoints[0].blob_sha256
+        checkpoint = upload.run.service.run.models.checkpoints[0].blob_sha256
         for _ in range(3):
             await fetched(api, checkpoint)
             await upload.break_off(api, BROKEN_AT)

@@ -132,7 +132,7 @@ async def test_run_that_went_back_is_another_lineage(run: RestartedRun, tmp_path
         async with aclosing(feed.all()) as news:
             told = await anext(news)
             assert isinstance(told, OtherLineage)
-            assert told.lineage == run.served.service.run.lineage == feed.lineage
+            assert told.lineage == run.served.service.run.identity.lineage == feed.lineage
             feed.seek(1, told.lineage)
             rest = await anext(news)
             assert isinstance(rest, EndedRounds)

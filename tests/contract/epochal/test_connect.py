@@ -44,7 +44,7 @@ async def test_history_is_arrays_of_each_figure(run: RestartedRun) -> None:
     await run.play(3)
     history = await asked(run, lambda connection: connection.history())
     assert (len(history), history.next, history.run_id) == (3, 3, "test-run")
-    assert history.lineage == run.served.service.run.lineage
+    assert history.lineage == run.served.service.run.identity.lineage
     assert history.number.dtype == np.int64
     assert list(history["step"]) == [1, 2, 3]
     assert history.loss.dtype == np.float64
@@ -104,7 +104,7 @@ async def test_run_that_went_back_ends_the_following(run: RestartedRun) -> None:
     await run.play(1)
     with pytest.raises(RunWentBack) as ended:
         await asked(run, lambda connection: list(connection.follow(1, lineage="ab" * 16)))
-    assert ended.value.lineage == run.served.service.run.lineage
+    assert ended.value.lineage == run.served.service.run.identity.lineage
 
 
 async def test_dashboard_of_the_operator_needs_the_token(tmp_path: Path) -> None:

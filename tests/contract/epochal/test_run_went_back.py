@@ -47,7 +47,7 @@ async def test_connected_viewer_that_comes_back_is_reset_once(run: RestartedRun,
             while await viewer.next() is not None:
                 pass
     await go_back(run, tmp_path)
-    lineage = run.served.service.run.lineage
+    lineage = run.served.service.run.identity.lineage
     async with viewing(run.served, seen) as again:
         told = await again.next()
         assert told is not None

@@ -55,5 +55,5 @@ async def test_run_that_diverges_ends_every_client_with_the_step_and_the_tensor(
     async with simulated_run(state, seed=0) as run:
         with pytest.raises(Diverged, match=r"the outcome of step \d+ makes '.+' infinite"):
             await run.client(1, ClientSpec(open_trainer=open_runaway)).agent.run()
-        assert run.coordinator.run.members == {}, "it withdrew"
-        assert run.coordinator.run.step > 2
+        assert run.coordinator.run.members.by_id == {}, "it withdrew"
+        assert run.coordinator.run.progress.step > 2

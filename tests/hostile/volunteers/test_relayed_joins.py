@@ -91,7 +91,7 @@ async def test_join_passed_on_with_the_true_key_names_the_wrong_host(coordinator
             await session_of(api).join()
     assert refused.value.kind is Refusal.HOST_NOT_ALLOWED
     assert [answer.status_code for answer in relay.answers] == [421]
-    assert not coordinator.service.run.members
+    assert not coordinator.service.run.members.by_id
 
 
 async def test_join_signed_for_the_strangers_key_is_refused(coordinator: Served, relay: Relay) -> None:
@@ -100,7 +100,7 @@ async def test_join_signed_for_the_strangers_key_is_refused(coordinator: Served,
         with pytest.raises(Refused) as refused:
             await session_of(api).join()
     assert refused.value.kind is Refusal.UNAUTHORIZED
-    assert not coordinator.service.run.members
+    assert not coordinator.service.run.members.by_id
 
 
 async def test_coordinator_that_does_not_hold_its_key_is_noticed(coordinator: Served, relay: Relay) -> None:
@@ -121,7 +121,7 @@ async def test_changed_key_is_refused_before_anything_is_signed(
         relay.shown_key, relay.answers = OTHER_KEY, []
         with pytest.raises(WrongCoordinator) as wrong:
             await session_of(api, key).join()
-    first = coordinator.service.run.coordinator_key
+    first = coordinator.service.run.identity.coordinator_key
     for part in (first, OTHER_KEY, f"{known}, line 1", f"epochal key forget {tmp_path / 'me.key'} coordinator:8000"):
         assert part in wrong.value.message
     assert relay.answers == []

@@ -170,7 +170,7 @@ async def play(attack: Attack, state: StateFile, text: Text, seed: int = 7) -> P
         noting = run.tasks.create_task(_note_misses(run, misses))
         await run.ends(clients, BOUND_S)
         noting.cancel()
-        last = run.coordinator.run.checkpoint
+        last = run.coordinator.run.models.checkpoint
         assert last is not None
         assert last.step == state.config.total_steps
         replica = parse_checkpoint(await blob_bytes(run.coordinator.store.blobs, last.blob_sha256))
@@ -188,6 +188,6 @@ async def _note_misses(run: SimulatedRun, misses: dict[ClientId, str]) -> None:
     while True:
         count = len(run.coordinator.outcomes)
         await run.coordinator.wait_for(lambda seen=count: len(run.coordinator.outcomes) > seen)  # type: ignore[misc]
-        for member in run.coordinator.run.members.values():
+        for member in run.coordinator.run.members.by_id.values():
             if member.conduct.last_miss:
                 misses[member.client_id] = member.conduct.last_miss

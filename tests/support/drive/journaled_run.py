@@ -98,7 +98,7 @@ class OpenedRun:
 
     async def submit(self, stimulus: Stimulus) -> None:
         """Keep what the machine makes of it."""
-        stamped = Stamped(stimulus, self.run.now_s + 1, SEED)
+        stamped = Stamped(stimulus, self.run.clock.now_s + 1, SEED)
         after, _ = handle(self.run, stamped)
         if after is not self.run:
             await self._journal.append(after, (stamped,), ends_segment=False)

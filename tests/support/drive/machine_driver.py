@@ -59,7 +59,7 @@ def check_kept(run: Run) -> None:
     assert (numbers.available, numbers.ready) == (len(available), len(ready))
     assert numbers.ready_before == sum(member.was_ready for member in ready)
     assert (numbers.awaited, numbers.awaited_before) == (len(awaited), sum(member.was_ready for member in awaited))
-    current, making = run.round, run.checkpointing
+    current, making = run.round, run.models.checkpointing
     if current is not None:
         assert current.decisive_pending == sum(client_id in current.plan.electorate for client_id in current.pending)
         assert current.verified_bits == current.bits_of(current.verified)
@@ -118,7 +118,7 @@ class Driver:
     def _check_ahead(self, before: Round | None) -> None:
         """Check that the next round that is named as one begins is what all the rules of its end give."""
         current = self.run.round
-        if current is None or self.run.phase is not RunState.ROUND_TRAIN:
+        if current is None or self.run.clock.phase is not RunState.ROUND_TRAIN:
             return
         if before is None or before.plan is not current.plan:
             assert current.ahead == complete_look(self.run, current)
@@ -128,7 +128,7 @@ class Driver:
         entries = () if self.run.round is None else self.run.round.roster.clients
         per_unit = set()
         for entry in entries:
-            member = self.run.members[entry.client_id]
+            member = self.run.members.by_id[entry.client_id]
             assert self.run.is_ready(member)
             most = max(NEWCOMER_SHARE_UNITS, member.share * SHARE_UNITS_PER_BATCH)
             assert 1 <= member.conduct.earned <= most
@@ -147,38 +147,38 @@ class Driver:
             )
 
     def replica_digest(self) -> Sha256:
-        return digest_of(f"replica {self.run.replica_step}")
+        return digest_of(f"replica {self.run.progress.replica_step}")
 
     def provide_genesis(self) -> None:
         """The operator provides the first checkpoint."""
-        blob = digest_of(f"blob of replica {self.run.replica_step}")
-        provided = CheckpointRef(self.run.replica_step, blob, 100, self.replica_digest())
+        blob = digest_of(f"blob of replica {self.run.progress.replica_step}")
+        provided = CheckpointRef(self.run.progress.replica_step, blob, 100, self.replica_digest())
         self.send(stimuli.GenesisProvided(provided, self.run.state_file.model.LLM.spec))
 
     def make_checkpoint(self) -> None:
         """The elected checkpointer claims and delivers; everyone else claims the same digest."""
-        making = self.run.checkpointing
+        making = self.run.models.checkpointing
         assert making is not None
         writer = self.checkpointer()
         blob = digest_of(f"blob of replica {making.step}")
         self.send(stimuli.CheckpointReported(writer, CheckpointReport(making.step, self.replica_digest(), blob, 100)))
         self.send(stimuli.CheckpointHeld(writer, CheckpointRef(making.step, blob, 100, self.replica_digest())))
-        for member in tuple(self.run.members):
-            if self.run.checkpointing is not None and member != writer:
+        for member in tuple(self.run.members.by_id):
+            if self.run.models.checkpointing is not None and member != writer:
                 self.send(
                     stimuli.CheckpointReported(member, CheckpointReport(making.step, self.replica_digest(), None, 0))
                 )
 
     def ready(self, *clients: ClientId, data_fingerprint: str = "data") -> None:
         for client_id in clients:
-            report = ReadyReport(self.run.replica_step, self.replica_digest(), data_fingerprint)
+            report = ReadyReport(self.run.progress.replica_step, self.replica_digest(), data_fingerprint)
             self.send(stimuli.ClientBecameReady(client_id, report))
 
     def warm_up(self) -> None:
-        assert self.run.phase is RunState.WARMUP
-        if self.run.checkpoint is None:
+        assert self.run.clock.phase is RunState.WARMUP
+        if self.run.models.checkpoint is None:
             self.make_checkpoint()
-        self.ready(*self.run.members)
+        self.ready(*self.run.members.by_id)
 
     def deliver(self, *clients: ClientId, name: str = "result") -> None:
         """These clients commit to a result each, and their bytes are verified."""
@@ -199,13 +199,16 @@ class Driver:
             digest = replica_digest or self.replica_digest()
             attestation = Attestation(current.step, current.attempt, digest, f"{held:x}")
             self.send(stimuli.AttestationReceived(client_id, attestation))
-            if self.run.round is None or (self.run.step, self.run.attempt) != (current.step, current.attempt):
+            if self.run.round is None or (self.run.progress.step, self.run.progress.attempt) != (
+                current.step,
+                current.attempt,
+            ):
                 break
 
     def next_round(self) -> None:
         """Play everything up to the next RoundTrain: checkpoints, rests, and Warmup with every member."""
         for _ in range(1000):
-            match self.run.phase:
+            match self.run.clock.phase:
                 case RunState.ROUND_TRAIN:
                     return
                 case RunState.WARMUP:
@@ -214,7 +217,7 @@ class Driver:
                     self.make_checkpoint()
                 case _:
                     self.pass_time(5)
-        raise AssertionError(f"no round begins; the run is in {self.run.phase}: {self.run.reason}")
+        raise AssertionError(f"no round begins; the run is in {self.run.clock.phase}: {self.run.clock.reason}")
 
     def play_round(self) -> None:
         """Everyone in the roster delivers and attests."""
@@ -224,12 +227,12 @@ class Driver:
 
     def play_epoch(self, seconds_per_round: float) -> None:
         """Rounds in which everyone delivers, until Cooldown."""
-        while self.run.phase is RunState.ROUND_TRAIN:
+        while self.run.clock.phase is RunState.ROUND_TRAIN:
             self.now_s += seconds_per_round
             self.play_round()
 
     def conduct(self, number: int) -> Conduct:
-        return self.run.members[client(number)].conduct
+        return self.run.members.by_id[client(number)].conduct
 
     def workers(self, *without: int) -> list[ClientId]:
         """The clients that have work in the round, without these."""
@@ -237,7 +240,7 @@ class Driver:
         return [who for who, parts in self.round.plan.assignments.items() if parts and who not in away]
 
     def in_phase(self, phase: RunState) -> bool:
-        return self.run.phase is phase
+        return self.run.clock.phase is phase
 
     def phases(self) -> list[str]:
         return [item.after.value for item in self.instructions if isinstance(item, PhaseChanged)]
@@ -268,18 +271,18 @@ def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
     in_round = () if run.round is None else run.round.work.shared
     parts = (
         *applied,
-        *run.carried,
-        *(item.batch_id for item in run.suspects),
-        *(item.batch_id for item in run.quarantined),
+        *run.work.carried,
+        *(item.batch_id for item in run.work.suspects),
+        *(item.batch_id for item in run.work.quarantined),
         *in_round,
     )
     doubled = first_overlap(parts)
     if doubled is not None:
         return f"batches {doubled} are counted twice"
     first = run.state_file.first_batch
-    whole = (BatchId(first, run.cursor - 1),) if run.cursor > first else ()
+    whole = (BatchId(first, run.work.cursor - 1),) if run.work.cursor > first else ()
     missing = subtract(whole, parts)
     if missing:
         return f"batches {missing[0]} below the cursor are neither applied nor carried nor quarantined"
     extra = subtract(coalesce(parts), whole)
-    return f"batches {extra[0]} lie outside [{first}, {run.cursor})" if extra else None
+    return f"batches {extra[0]} lie outside [{first}, {run.work.cursor})" if extra else None

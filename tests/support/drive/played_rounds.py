@@ -28,5 +28,5 @@ async def play_round(coordinator: Served, clients: Sequence[WireClient], replica
         attestation = Attestation(current.step, current.attempt, digest, f"{under_way.verified_bits or 0:x}")
         assert (await client.send("POST", "/attestations", attestation)).status_code == 200
     async with asyncio.timeout(BOUND_S):
-        while service.run.step == current.step:
+        while service.run.progress.step == current.step:
             await service.readers.wait_published(service.published.version, None, 1.0)

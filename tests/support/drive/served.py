@@ -192,7 +192,7 @@ def problem(answer: httpx.Response) -> str:
 async def phase(coordinator: Served, wanted: RunState) -> None:
     async with asyncio.timeout(BOUND_S):
         version = -1
-        while coordinator.service.run.phase is not wanted:
+        while coordinator.service.run.clock.phase is not wanted:
             published = await coordinator.service.readers.wait_published(version, None, 1.0)
             version = version if published is None else published.version
 

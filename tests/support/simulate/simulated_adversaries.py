@@ -291,7 +291,7 @@ class BelievedAccuser(FalseAccuser):
     """It delivers half of its work, so that it is believed, and accuses whatever is suspected already."""
 
     async def deliver(self, commitment: ResultCommitment, data: bytes) -> None:
-        suspected = {suspect.batch_id for suspect in self.run.coordinator.run.suspects}
+        suspected = {suspect.batch_id for suspect in self.run.coordinator.run.work.suspects}
         if suspected.intersection(self.assignment(commitment)) or self.chance.random() < 0.5:
             await super().deliver(commitment, data)
         else:

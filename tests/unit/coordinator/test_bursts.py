@@ -27,7 +27,7 @@ async def joined(run: Served, number: int) -> ClientId:
 async def in_phase(run: Served, phase: RunState) -> None:
     version = -1
     async with asyncio.timeout(BOUND_S):
-        while run.service.run.phase is not phase:
+        while run.service.run.clock.phase is not phase:
             published = await run.service.readers.wait_published(version, None, 1.0)
             version = version if published is None else published.version
 

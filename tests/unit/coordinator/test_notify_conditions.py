@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from epochal.coordinator.machine.run import Run, Suspect, new_run
+from epochal.coordinator.machine.parts.run_work import Suspect
+from epochal.coordinator.machine.run import Run, new_run
 from epochal.coordinator.notify.conditions import Room, due_news
 from epochal.state.config.notify import NOTICE_KINDS
 from epochal.state.documents import CheckpointRef
@@ -23,7 +24,11 @@ def begun_run(**overrides: Any) -> Run:
     """A run of which rounds have ended, with enough members: none is needed."""
     state = state_file(notify__webhooks=[WEBHOOK], notify__loss_rounds=3, notify__rounds_without_outcome=5, **overrides)
     run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1000.0)
-    return replace(run, next_assignment_seed=Seed("00" * 32), phase=RunState.ROUND_TRAIN, step=9)
+    return run.with_parts(
+        replace(run.work, next_assignment_seed=Seed("00" * 32)),
+        replace(run.clock, phase=RunState.ROUND_TRAIN),
+        replace(run.progress, step=9),
+    )
 
 
 def told(run: Run, failures: Sequence[tuple[str, str]] = (), room: Room = ROOM) -> dict[str, str]:
@@ -33,13 +38,16 @@ def told(run: Run, failures: Sequence[tuple[str, str]] = (), room: Room = ROOM) 
 def test_too_few_members_are_told_once_the_run_has_begun() -> None:
     kinds = [news.kind for news in due_news(begun_run(), (), ROOM, 1000.0)]
     assert kinds == ["members"]
-    assert due_news(replace(begun_run(), next_assignment_seed=None), (), ROOM, 1000.0) == []
-    assert due_news(replace(begun_run(), phase=RunState.PAUSED), (), ROOM, 1000.0) == []
+    before = begun_run()
+    assert due_news(before.with_parts(replace(before.work, next_assignment_seed=None)), (), ROOM, 1000.0) == []
+    before = begun_run()
+    assert due_news(before.with_parts(replace(before.clock, phase=RunState.PAUSED)), (), ROOM, 1000.0) == []
 
 
 @pytest.mark.parametrize(("attempt", "kinds"), [(4, set()), (5, {"no-outcome"})])
 def test_rounds_without_an_outcome_are_told(attempt: int, kinds: set[str]) -> None:
-    assert set(told(replace(begun_run(), attempt=attempt))) == kinds
+    before = begun_run()
+    assert set(told(before.with_parts(replace(before.progress, attempt=attempt)))) == kinds
 
 
 @pytest.mark.parametrize(
@@ -55,7 +63,8 @@ def test_rounds_without_an_outcome_are_told(attempt: int, kinds: set[str]) -> No
     ids=["level", "within", "above", "rising", "too-few", "jump"],
 )
 def test_rising_loss_is_told(losses: list[float], is_told: bool) -> None:
-    found = told(replace(begun_run(), losses=tuple(enumerate(losses, 1))))
+    before = begun_run()
+    found = told(before.with_parts(replace(before.records, losses=tuple(enumerate(losses, 1)))))
     assert ("loss" in found) is is_told
 
 
@@ -73,7 +82,10 @@ def test_loss_that_is_not_finite_is_told(detail: str, is_told: bool) -> None:
 
 
 def test_quarantine_is_told_with_the_newest_reason_as_text() -> None:
-    found = told(replace(begun_run(), quarantined=(Suspect(BatchId(4, 5), (), "bad \x1b[31m<b>\n"),)))
+    before = begun_run()
+    found = told(
+        before.with_parts(replace(before.work, quarantined=(Suspect(BatchId(4, 5), (), "bad \x1b[31m<b>\n"),)))
+    )
     assert found["quarantine"].startswith("2 batches are in quarantine; the newest are ")
     assert "\x1b" not in found["quarantine"]
     assert "\n" not in found["quarantine"]
@@ -90,7 +102,12 @@ def test_little_room_is_told(room: Room, is_told: bool) -> None:
 
 def test_checkpoint_and_end_are_told_with_their_step() -> None:
     reference = CheckpointRef(8, Sha256("aa" * 32), 10, Sha256("bb" * 32))
-    run = replace(begun_run(), phase=RunState.FINISHED, checkpoints=(reference,), losses=((8, 1.5),))
+    before = begun_run()
+    run = before.with_parts(
+        replace(before.clock, phase=RunState.FINISHED),
+        replace(before.models, checkpoints=(reference,)),
+        replace(before.records, losses=((8, 1.5),)),
+    )
     news = {one.kind: one for one in due_news(run, (), ROOM, 1000.0)}
     assert set(news) == {"checkpoint", "end"}
     assert (news["checkpoint"].subject, news["end"].subject) == ("8", "8")
@@ -102,5 +119,5 @@ def test_kinds_that_nobody_wants_are_not_told() -> None:
     run = begun_run()
     notify = run.state_file.notify
     quiet = notify.model_copy(update={"webhooks": (notify.webhooks[0].model_copy(update={"on": tuple(wanted)}),)})
-    run = replace(run, state_file=run.state_file.model_copy(update={"notify": quiet}))
+    run = run.with_parts(replace(run.identity, state_file=run.state_file.model_copy(update={"notify": quiet})))
     assert due_news(run, (), ROOM, 1000.0) == []

@@ -130,11 +130,13 @@ async def test_client_that_gets_no_work_is_told_once_and_when_it_is_over(caplog:
         await session.join()
         await session.standing()
         readers = run.coordinator.service.readers
-        member = readers.run.members[session.client_id]
+        member = readers.run.members.by_id[session.client_id]
         conduct = replace(
             member.conduct, missed=3, rests_until_s=run.coordinator.service.now_s() + 10, last_miss="late"
         )
-        readers.run = replace(readers.run, members={session.client_id: replace(member, conduct=conduct)})
+        readers.run = readers.run.with_parts(
+            replace(readers.run.members, by_id={session.client_id: replace(member, conduct=conduct)})
+        )
         for _ in range(3):
             await session.standing()
         await asyncio.sleep(11)

@@ -107,7 +107,7 @@ async def test_finish_and_withdraw_in_a_round_delivers_its_result_first() -> Non
         leaving, _ = await _leaving_in_round_4(run)
         (end,) = await run.ends([leaving], BOUND_S)
         assert end.reason is EndReason.WITHDREW
-        assert run.coordinator.run.step <= 5
+        assert run.coordinator.run.progress.step <= 5
         assert leaving.of(RoundTrained)[-1].step == 4
         assert leaving.client_id not in run.coordinator.run.members
 
@@ -132,4 +132,4 @@ async def test_finish_and_withdraw_between_rounds_leaves_at_once() -> None:
         client.agent.finish_and_withdraw()
         assert [end.reason for end in await run.ends([client], BOUND_S)] == [EndReason.WITHDREW]
         assert asyncio.get_running_loop().time() - before_s < 0.1
-        assert not run.coordinator.run.members
+        assert not run.coordinator.run.members.by_id

@@ -66,7 +66,7 @@ async def test_client_needs_only_the_coordinator_to_open_the_model(made: Iterato
         assert (await run.audit()).problems == ()
         await run.coordinator.restart_after(1)
         await run.coordinator.wait_for(lambda: run.coordinator.service.accepting)
-        assert run.coordinator.run.model == seen[0]
+        assert run.coordinator.run.models.spec == seen[0]
 
 
 @in_virtual_time

@@ -60,7 +60,7 @@ def test_newcomers_after_all_were_gone_continue_to_the_same_model() -> None:
             if at_step is not None:
                 await run.coordinator.wait_for(lambda: run.coordinator.document.step == at_step)
                 client.kill()
-                await run.coordinator.wait_for(lambda: not run.coordinator.run.members)
+                await run.coordinator.wait_for(lambda: not run.coordinator.run.members.by_id)
                 client = run.start(run.client(1, NUMPY))
             await run.ends([client], BOUND_S)
             return digests_of(client)

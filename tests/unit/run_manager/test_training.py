@@ -41,7 +41,7 @@ async def test_batch_that_fails_everywhere_is_reported_narrowly() -> None:
         ends = await run.play(*(with_data(FaultyData(frozenset({17}))) for _ in range(3)))
         assert {(event.kind, event.batch_id) for _, event in failures(run)} == {("corrupt", BatchId(17, 17))}
         assert all("checksum" in event.message for _, event in failures(run))
-        assert [item.batch_id for item in run.coordinator.run.quarantined] == [BatchId(17, 17)]
+        assert [item.batch_id for item in run.coordinator.run.work.quarantined] == [BatchId(17, 17)]
         assert len({end.replica_digest for end in ends}) == 1
 
 
@@ -83,7 +83,7 @@ async def test_result_that_is_refused_is_reported_and_blames_no_data(kind: str) 
         number, failed = failures(run)[0]
         assert (number, failed.kind, failed.batch_id) == (3, "unavailable", None)
         assert failed.message == f"the result was not taken: {kind}: there is no room"
-        assert run.coordinator.run.suspects == (), "no data are to blame"
+        assert run.coordinator.run.work.suspects == (), "no data are to blame"
 
 
 @in_virtual_time

@@ -62,7 +62,7 @@ async def test_init_run_data_that_cannot_be_opened_ends_the_client() -> None:
     async with simulated_run(state_file(config__init_min_clients=1), seed=0) as run:
         with pytest.raises(CorruptData):
             await run.client(1, ClientSpec(open_provider=open_provider)).agent.run()
-        assert not run.coordinator.run.members
+        assert not run.coordinator.run.members.by_id
 
 
 @in_virtual_time
@@ -76,7 +76,7 @@ async def test_warmup_member_that_had_to_join_again_reports_ready_again() -> Non
             run.start(client)
         await run.coordinator.wait_for(lambda: len(run.coordinator.run.ready_members()) == 1)
         await asyncio.sleep(1)
-        assert run.coordinator.run.phase is RunState.WARMUP
+        assert run.coordinator.run.clock.phase is RunState.WARMUP
         await run.coordinator.service.submit(ClientsFellSilent((key_of(2).client_id,)))
         await run.coordinator.reached(RunState.ROUND_TRAIN)
         document = run.coordinator.document
@@ -140,7 +140,11 @@ async def test_client_that_slept_through_a_warmup_is_taken_back() -> None:
 
         def asleep_once(name: str, leg: str) -> None:
             rounds = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
-            if leg == "answer" and 20 < run.coordinator.run.step < 40 and run.coordinator.run.phase not in rounds:
+            if (
+                leg == "answer"
+                and 20 < run.coordinator.run.progress.step < 40
+                and run.coordinator.run.clock.phase not in rounds
+            ):
                 raise CoordinatorUnreachable("asleep")
 
         awake = run.start(run.client(1, with_data(_SlowData())))

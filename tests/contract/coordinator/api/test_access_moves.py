@@ -56,13 +56,13 @@ async def joins(run: Served, number: int, code: str | None = None) -> str:
 async def told(run: Served) -> Notice:
     """Have a webhook told of the run's end; return the notice as it is kept."""
     await run.service.submit(NoticeRaised("end", "7", "the run has ended"))
-    (raised,) = (notice for notice in run.service.run.notices if notice.kind == "end")
+    (raised,) = (notice for notice in run.service.run.records.notices if notice.kind == "end")
     await run.service.submit(NoticeSettled("end", raised.raised_s, "hook"))
     return kept(run)
 
 
 def kept(run: Served) -> Notice:
-    (notice,) = (notice for notice in run.service.run.notices if notice.kind == "end")
+    (notice,) = (notice for notice in run.service.run.records.notices if notice.kind == "end")
     return notice
 
 

@@ -308,7 +308,7 @@ async def test_operator_routes_need_the_admin_token(coordinator: Served) -> None
         assert problem(await client.send("POST", place)) == "forbidden"
         assert problem(await client.send("POST", place, token="wrong")) == "forbidden"
     assert (await client.send("POST", "/pause", token=ADMIN)).status_code == 204
-    assert coordinator.service.run.phase is RunState.PAUSED
+    assert coordinator.service.run.clock.phase is RunState.PAUSED
     assert (await client.send("POST", "/resume", token=ADMIN)).status_code == 204
     assert (await client.send("POST", f"/clients/{client.client_id}/eject", token=ADMIN)).status_code == 204
     assert problem(await client.send("POST", "/clients", await client.join_request())) == "ejected"

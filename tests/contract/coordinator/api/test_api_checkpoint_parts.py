@@ -87,9 +87,9 @@ async def test_checkpoint_counts_once_its_last_part_has_come(electing: Served) -
     with pytest.raises(Refused) as refused:
         await other.api.put_blob(last[0], spooled(last[1]))
     assert refused.value.kind == "not-committed"
-    assert electing.service.run.checkpoint is None
+    assert electing.service.run.models.checkpoint is None
     await writer.api.put_blob(last[0], spooled(last[1]))
-    checkpoint = electing.service.run.checkpoint
+    checkpoint = electing.service.run.models.checkpoint
     assert checkpoint is not None
     assert (checkpoint.part_count, checkpoint.replica_digest) == (-(-len(DATA) // PART_BYTES), replica_digest(REPLICA))
     assert (await other.api.manifest(checkpoint.blob_sha256)).parts == report_of(DATA).parts
@@ -104,7 +104,7 @@ async def test_part_with_other_bytes_is_refused_and_may_come_again(electing: Ser
             await writer.api.put_blob(sha256, spooled(wrong))
         assert await electing.service.blobs.size(sha256) is None
     await deliver(writer, DATA)
-    assert electing.service.run.checkpoint is not None
+    assert electing.service.run.models.checkpoint is not None
 
 
 async def test_whole_that_breaks_a_rule_leaves_no_part_and_asks_the_next(electing: Served) -> None:
@@ -118,4 +118,4 @@ async def test_whole_that_breaks_a_rule_leaves_no_part_and_asks_the_next(electin
     assert current_checkpointer(electing.service.run) == other.client_id
     await other.api.report(report_of(DATA))
     await deliver(other, DATA)
-    assert electing.service.run.checkpoint is not None
+    assert electing.service.run.models.checkpoint is not None

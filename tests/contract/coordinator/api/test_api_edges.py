@@ -54,7 +54,7 @@ async def test_key_given_twice_in_a_body_is_refused(coordinator: Served) -> None
 
 async def test_range_beyond_the_blob_says_how_long_it_is(coordinator: Served) -> None:
     client, _ = await training(coordinator)
-    checkpoint = coordinator.service.run.checkpoint
+    checkpoint = coordinator.service.run.models.checkpoint
     assert checkpoint is not None
     headers = {"Authorization": f"Bearer {client.token}", "Range": f"bytes={checkpoint.size_bytes}-"}
     answer = await coordinator.http.get(f"/v1/blobs/{checkpoint.blob_sha256}", headers=headers)
@@ -200,7 +200,7 @@ async def test_claimed_losses_without_a_finite_mean_leave_status_readable(coordi
     answers = await take_round(clients, b'{"loss":1e308,"tokens":1000,"train_s":1.0}')
     assert [answer.status_code for answer in answers] == [200, 200]
     run = coordinator.service.run
-    assert run.step == 2
+    assert run.progress.step == 2
     assert (await coordinator.http.get(f"{coordinator.run_url}/status")).status_code == 200
     assert parse_snapshot(snapshot_bytes(run)) == run
 

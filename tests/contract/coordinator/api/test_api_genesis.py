@@ -106,7 +106,7 @@ async def test_delivered_first_checkpoint_starts_the_run_and_is_shown(awaiting: 
 async def test_first_checkpoint_that_breaks_a_rule_is_refused_by_name(awaiting: Served, spoiled: str) -> None:
     answer = await deliver(awaiting, SPOILED[spoiled])
     assert (problem(answer), answer.json()["rule"]) == ("result-invalid", spoiled.split()[0])
-    assert awaiting.service.run.checkpoint is None
+    assert awaiting.service.run.models.checkpoint is None
     assert await awaiting.service.blobs.size(sha256_hex(SPOILED[spoiled])) is None
     assert (await deliver(awaiting, FIRST)).status_code == 201
 
@@ -117,7 +117,7 @@ async def test_first_checkpoint_needs_the_admin_token_and_the_right_digest(await
     assert problem(await deliver(awaiting, FIRST, client.token)) == "forbidden"
     assert problem(await deliver(awaiting, FIRST, sha256="0" * 64)) == "blob-mismatch"
     assert problem(await deliver(awaiting, FIRST + bytes(100_000))) == "blob-too-large"
-    assert awaiting.service.run.checkpoint is None
+    assert awaiting.service.run.models.checkpoint is None
     assert awaiting.service.blobs.total_bytes == 0
 
 
@@ -132,8 +132,8 @@ async def test_first_checkpoint_of_unknown_length_is_refused(awaiting: Served) -
 
 async def test_run_that_has_begun_takes_no_other_first_checkpoint(coordinator: Served) -> None:
     assert problem(await deliver(coordinator, checkpoint_bytes(replica_of(2.0)))) == "not-now"
-    assert coordinator.service.run.checkpoint is not None
-    assert coordinator.service.run.checkpoint.replica_digest == replica_digest(REPLICA)
+    assert coordinator.service.run.models.checkpoint is not None
+    assert coordinator.service.run.models.checkpoint.replica_digest == replica_digest(REPLICA)
 
 
 async def test_no_member_can_offer_the_operators_first_checkpoint(awaiting: Served) -> None:
@@ -160,7 +160,7 @@ async def test_member_that_spoils_the_first_checkpoint_is_followed_by_the_next(e
     assert await electing.service.blobs.size(sha256_hex(data)) is None
     assert current_checkpointer(electing.service.run) == other.client_id
     await other.publish_checkpoint(REPLICA)
-    assert electing.service.run.checkpoint is not None
+    assert electing.service.run.models.checkpoint is not None
 
 
 async def test_restart_of_a_run_with_a_checkpoint_makes_none() -> None:
@@ -174,7 +174,7 @@ async def test_restart_of_a_run_with_a_checkpoint_makes_none() -> None:
         store = first.store
     assert made == [0]
     async with served(state_file(), dataclasses.replace(GENESIS, make=make), store) as again:
-        assert again.service.run.checkpoint is not None
+        assert again.service.run.models.checkpoint is not None
     assert made == [0]
 
 
@@ -238,7 +238,7 @@ async def test_first_checkpoint_of_a_model_that_the_run_does_not_have_is_refused
     async with served(state_file(**state), Genesis(layout_of)) as awaiting:
         answer = await deliver(awaiting, data)
         assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "model")
-        assert awaiting.service.run.checkpoint is None
+        assert awaiting.service.run.models.checkpoint is None
 
 
 async def test_member_cannot_bring_another_model(electing: Served) -> None:

@@ -51,7 +51,7 @@ async def test_history_has_a_row_for_each_round_that_has_ended(played: tuple[Ser
     coordinator, _ = played
     found = await page(coordinator)
     run = coordinator.service.run
-    assert (found.next, found.detailed_from, found.first_version, found.lineage) == (ROUNDS, 0, 0, run.lineage)
+    assert (found.next, found.detailed_from, found.first_version, found.lineage) == (ROUNDS, 0, 0, run.identity.lineage)
     assert found.rounds.number == tuple(range(ROUNDS))
     assert found.rounds.step == tuple(range(1, ROUNDS + 1))
     assert found.rounds.loss == (1.0,) * ROUNDS
@@ -274,7 +274,7 @@ async def test_slowest_clients_come_first_and_as_few_as_asked(played: tuple[Serv
 
 async def test_operator_reads_the_run_document_and_results(coordinator: Served) -> None:
     await training(coordinator, 2)
-    step = coordinator.service.run.step
+    step = coordinator.service.run.progress.step
     for token, status in ((ADMIN, 200), ("guess", 401)):
         for place in ("", f"/rounds/{step}/results"):
             url = f"{coordinator.run_url}{place}"

@@ -24,8 +24,8 @@ async def test_guide_names_trainer_and_room_of_the_run() -> None:
         assert found.data.places == ("h:9",)
         assert found.room is not None
         run, values = coordinator.service.run, REPLICA.layout.size_bytes
-        assert run.checkpoint is not None
-        assert found.room.download_bytes == run.checkpoint.size_bytes
+        assert run.models.checkpoint is not None
+        assert found.room.download_bytes == run.models.checkpoint.size_bytes
         assert (found.room.parameter_count, found.room.result_bytes, found.room.clients) == (6, values, 2)
         assert found.room.spool_bytes == 2 * 2 * values + 2 * values
 

@@ -39,7 +39,7 @@ async def test_page_has_a_row_for_each_member(played: tuple[Served, list[WireCli
     coordinator, clients = played
     found = await page(coordinator)
     run = coordinator.service.run
-    assert (found.run_id, found.lineage, found.rounds) == (run.state_file.run_id, run.lineage, ROUNDS)
+    assert (found.run_id, found.lineage, found.rounds) == (run.state_file.run_id, run.identity.lineage, ROUNDS)
     rows = {row.client_id: row for row in found.members.rows()}
     assert list(rows) == [client.client_id for client in clients]
     assert found.gone.rows() == []

@@ -34,7 +34,7 @@ async def stepped(coordinator: Served, step: int) -> None:
     """Wait until the run has come to this step."""
     version = -1
     async with asyncio.timeout(BOUND_S):
-        while coordinator.service.run.step < step:
+        while coordinator.service.run.progress.step < step:
             published = await coordinator.service.readers.wait_published(version, None, 1.0)
             version = version if published is None else published.version
 
@@ -92,7 +92,7 @@ async def test_results_are_shown_to_everybody_once_training_is_over(coordinator:
     data = await delivered(first)
     assert (await listed(late), await read(late, data)) == ([], "not-now")
     await delivered(second)
-    report = {"step": 1, "attempt": 0, "replica_digest": coordinator.service.run.checkpoints[0].replica_digest}
+    report = {"step": 1, "attempt": 0, "replica_digest": coordinator.service.run.models.checkpoints[0].replica_digest}
     for client in (first, second):
         assert (await client.send("POST", "/attestations", report | {"received": "3"})).status_code == 200
     await stepped(coordinator, 2)

@@ -50,7 +50,7 @@ async def test_delivery_repeated_after_the_round_moved_on_is_accepted(coordinato
     results = [client.result(REPLICA, DIFFERENCE) for client in clients]
     for client, data in zip(clients, results, strict=True):
         await deliver(client, data)
-    report = {"step": 1, "attempt": 0, "replica_digest": coordinator.service.run.checkpoints[0].replica_digest}
+    report = {"step": 1, "attempt": 0, "replica_digest": coordinator.service.run.models.checkpoints[0].replica_digest}
     for client in clients:
         assert (await client.send("POST", "/attestations", report | {"received": "3"})).status_code == 200
     await wait_until_step(coordinator, 2)
@@ -146,7 +146,7 @@ async def test_member_whose_uploads_never_end_keeps_nobody_else_from_delivering(
 
 async def test_kept_checkpoint_claimed_as_a_delivery_is_not_lost(coordinator: Served) -> None:
     client, _ = await training(coordinator)
-    kept = coordinator.service.run.checkpoint
+    kept = coordinator.service.run.models.checkpoint
     assert kept is not None
     data = await blob_bytes(coordinator.service.blobs, kept.blob_sha256)
     await client.commit(client.result(REPLICA, DIFFERENCE))
@@ -158,7 +158,7 @@ async def test_blob_that_the_run_needs_and_that_is_lost_is_logged_once(
     coordinator: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, _ = await training(coordinator)
-    (checkpoint,) = coordinator.service.run.checkpoints
+    (checkpoint,) = coordinator.service.run.models.checkpoints
     await coordinator.service.blobs.delete(checkpoint.blob_sha256)
     for sha256 in (checkpoint.blob_sha256, sha256_hex(b"nobody's"), checkpoint.blob_sha256):
         assert problem(await client.send("GET", f"/v1/blobs/{sha256}")) == "not-found"

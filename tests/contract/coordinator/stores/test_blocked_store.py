@@ -86,7 +86,7 @@ async def test_record_is_kept_whose_segments_end_is_blocked(tmp_path: Path) -> N
         service._journal._is_segment_due = True
         failing.sync_errno, failing.after_calls = errno.ENOSPC, 1
         await service.submit(PauseRequested())
-        assert service.run.phase is RunState.PAUSED
+        assert service.run.clock.phase is RunState.PAUSED
         assert service.health.problem is not None
         failing.sync_errno = 0
         while not service.accepting:

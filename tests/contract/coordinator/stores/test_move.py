@@ -78,7 +78,7 @@ async def test_run_moves_into_a_database_and_back_with_its_history(
     with pytest.raises(InvalidInput, match=f"moved to {url}"):
         await served_again(str(run_dir))
     there = await served_again(url, shared)
-    assert there.phase is RunState.ROUND_TRAIN
+    assert there.clock.phase is RunState.ROUND_TRAIN
     assert len(there.members) == 2
     (kept,) = runs_in(url)
     assert kept.version > 0
@@ -89,7 +89,11 @@ async def test_run_moves_into_a_database_and_back_with_its_history(
     assert runs_in(url) == []
     assert os.listdir(shared) == []
     here = await served_again(str(back))
-    assert (here.lineage, here.coordinator_key, here.members) == (there.lineage, there.coordinator_key, there.members)
+    assert (here.identity.lineage, here.identity.coordinator_key, here.members.by_id) == (
+        there.identity.lineage,
+        there.identity.coordinator_key,
+        there.members.by_id,
+    )
 
 
 async def test_result_that_lies_in_the_database_moves_into_a_folder(url: str, shared: Path, tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ async def test_run_that_is_served_is_not_moved(tmp_path: Path, url: str, shared:
     async with serving(state_file(**SOON), options):
         with pytest.raises(StoreFailed, match="stop all of them first"):
             await moved(url, tmp_path / "back")
-    assert (await served_again(url, shared)).phase is RunState.ROUND_TRAIN
+    assert (await served_again(url, shared)).clock.phase is RunState.ROUND_TRAIN
 
 
 async def test_folder_that_was_moved_is_not_moved_again(
@@ -133,7 +137,7 @@ async def test_folder_that_was_moved_is_not_moved_again(
         with pytest.raises(InvalidInput, match="was moved to"):
             await served_again(str(run_dir))
     assert os.listdir(other) == []
-    assert (await served_again(url, shared)).phase is RunState.ROUND_TRAIN
+    assert (await served_again(url, shared)).clock.phase is RunState.ROUND_TRAIN
 
 
 async def test_move_that_was_killed_may_be_repeated_to_the_same_place(
@@ -168,7 +172,7 @@ async def test_mark_in_a_database_is_taken_back_only_by_its_move(
         await served_again(url, shared)
     back.unlink()
     await moved(url, back)
-    assert (await served_again(str(back))).phase is RunState.ROUND_TRAIN
+    assert (await served_again(str(back))).clock.phase is RunState.ROUND_TRAIN
 
 
 @pytest.mark.parametrize(
@@ -195,7 +199,7 @@ async def test_run_that_is_damaged_stays_where_it_is(run_dir: Path, url: str, sh
         await moved(run_dir, url, shared)
     blob.write_bytes(data)
     assert os.listdir(shared) == []
-    assert (await served_again(str(run_dir))).phase is RunState.ROUND_TRAIN
+    assert (await served_again(str(run_dir))).clock.phase is RunState.ROUND_TRAIN
 
 
 async def test_run_that_is_there_already_is_not_overwritten(
@@ -209,12 +213,12 @@ async def test_run_that_is_there_already_is_not_overwritten(
         await moved(run_dir, url, shared)
     assert await audit_store(url, recompute=False) == before
     assert os.listdir(shared) == []
-    assert (await served_again(str(run_dir))).phase is RunState.ROUND_TRAIN
+    assert (await served_again(str(run_dir))).clock.phase is RunState.ROUND_TRAIN
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(InvalidInput, match="allowed: a folder that does not exist yet"):
         await moved(url, tmp_path / "taken")
-    assert (await served_again(url, other)).phase is RunState.WAITING_FOR_MEMBERS
+    assert (await served_again(url, other)).clock.phase is RunState.WAITING_FOR_MEMBERS
 
 
 async def test_move_says_what_it_wants(run_dir: Path, url: str, shared: Path, tmp_path: Path) -> None:
@@ -229,7 +233,7 @@ async def test_move_says_what_it_wants(run_dir: Path, url: str, shared: Path, tm
     ):
         with pytest.raises(InvalidInput, match=said):
             await moved(source, target, folder)
-    assert (await served_again(str(run_dir))).phase is RunState.ROUND_TRAIN
+    assert (await served_again(str(run_dir))).clock.phase is RunState.ROUND_TRAIN
 
 
 async def test_backup_of_a_database_is_served_only_as_restored(
@@ -244,13 +248,13 @@ async def test_backup_of_a_database_is_served_only_as_restored(
     options = ServeOptions(restored, Endpoint(port=0), genesis=GENESIS, blobs_folder=shared, is_restored=True)
     async with serving(state_file(**SOON), options) as running:
         run = running.handlers.service.run
-        assert run.lineage != before.lineage
-        assert run.members == before.members
+        assert run.identity.lineage != before.identity.lineage
+        assert run.members.by_id == before.members.by_id
         with pytest.raises(InvalidInput, match="--restored: other coordinators serve the run"):
             async with serving(state_file(**SOON), options):
                 pass
     assert (await audit_store(restored, recompute=False)).passed
-    assert (await served_again(restored, shared)).lineage == run.lineage
+    assert (await served_again(restored, shared)).identity.lineage == run.identity.lineage
 
 
 async def test_copy_of_a_run_that_was_only_moved_is_a_backup(

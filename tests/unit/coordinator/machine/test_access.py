@@ -47,7 +47,7 @@ def test_invitation_admits_as_many_clients_as_it_says() -> None:
     assert [joins(driver, number, invitation_sha256=CODE) for number in (1, 2, 3)] == [True, True, False]
     assert joins(driver, 1, invitation_sha256=CODE), "who is admitted needs no other use"
     assert joins(driver, 2), "nor the code"
-    assert driver.run.admissions.invitations[CODE].used == 2
+    assert driver.run.members.admissions.invitations[CODE].used == 2
 
 
 def test_used_up_and_expired_invitations_say_so() -> None:
@@ -95,7 +95,7 @@ def test_unused_expired_invitations_make_room_for_new_ones(monkeypatch: pytest.M
         driver.send(InvitationMade(digest_of("third"), 1, None))
     driver.now_s = 1001.0
     driver.send(InvitationMade(digest_of("third"), 1, None))
-    assert set(driver.run.admissions.invitations) == {digest_of("other"), digest_of("third")}
+    assert set(driver.run.members.admissions.invitations) == {digest_of("other"), digest_of("third")}
 
 
 def test_used_expired_invitation_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_key_of_the_file_is_removed_and_admitted_again() -> None:
     assert not joins(driver, 1)
     driver.send(KeyAdmitted(key(1)))
     assert joins(driver, 1)
-    assert driver.run.admissions == Admissions(), "nothing is left to remember"
+    assert driver.run.members.admissions == Admissions(), "nothing is left to remember"
 
 
 def edit(driver: Driver, *numbers: int) -> None:
@@ -193,4 +193,4 @@ def test_state_file_without_keys_waits_for_the_command() -> None:
 def test_digest_of_a_code_is_what_the_journal_has() -> None:
     driver = invited()
     assert CODE in str(driver.instructions)
-    assert Sha256("code") not in driver.run.admissions.invitations
+    assert Sha256("code") not in driver.run.members.admissions.invitations

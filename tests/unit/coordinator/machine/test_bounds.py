@@ -1,6 +1,5 @@
 """The machine's bounds and defaults by their values: each decides what runs do, so none changes by a slip."""
 
-from dataclasses import fields
 from types import ModuleType
 
 import pytest
@@ -8,22 +7,20 @@ import pytest
 from epochal.coordinator.machine import (
     blame,
     checkpoints,
-    datasets,
     evaluations,
     handle,
     membership,
     pace,
     reports,
-    run,
     stimuli,
     transitions,
 )
 from epochal.coordinator.machine import resting_reason as hold
-from epochal.coordinator.machine import round_reliability as round_conduct
+from epochal.coordinator.machine.parts import agreed_data, identity, models, run_members, run_records
 from epochal.coordinator.machine.parts import reliability as conduct
-from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.reliability import Conduct
-from epochal.coordinator.machine.run import Run, Suspect, new_run
+from epochal.coordinator.machine.parts.run_work import Suspect
+from epochal.coordinator.machine.run import new_run
 from epochal.state.intervals import BatchId
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import in_round
@@ -49,7 +46,7 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "MAX_RESTS_COUNTED": 7,
         "MAX_REASON_CHARS": 200,
     },
-    datasets: {"MAX_DESCRIBED_DATASETS": 8},
+    agreed_data: {"MAX_DESCRIBED_DATASETS": 8},
     evaluations: {"MAX_EVALUATIONS": 1000},
     handle: {"MAX_MOVES_PER_STIMULUS": 16},
     hold: {"SHOWN_ID_DIGITS": 12, "MAX_NAMED_CLIENTS": 3},
@@ -65,9 +62,11 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "IN_TIME_PART": 0.5,
     },
     reports: {"BITS_PER_HEX_DIGIT": 4},
-    round_conduct: {"MAX_DEPARTED": 4096},
-    run: {"KEEP_CHECKPOINTS": 2, "LOSS_HISTORY_LENGTH": 512, "LINEAGE_CHARACTERS": 32},
-    stimuli: {"RULES_VERSION": 7},
+    identity: {"LINEAGE_CHARACTERS": 32},
+    models: {"KEEP_CHECKPOINTS": 2},
+    run_members: {"MAX_DEPARTED": 4096},
+    run_records: {"LOSS_HISTORY_LENGTH": 512},
+    stimuli: {"RULES_VERSION": 1},
     transitions: {"DRAIN_ROUNDS": 3, "FAIR_WARMUP_PART": 0.5},
 }
 
@@ -84,16 +83,10 @@ def test_client_that_nobody_knows_has_nothing_to_make_up_for() -> None:
 
 def test_run_that_was_never_served_has_counted_nothing() -> None:
     found = new_run(state_file(), lineage="ab" * 16, coordinator_key="cd" * 32, now_s=5.0)
-    assert (found.step, found.attempt, found.height, found.cursor) == (1, 0, 0, 0)
-    assert (found.batches_applied, found.drain_rounds, found.slow_rounds) == (0, 0, 0)
-    assert (found.pause_pending, found.blobs_near_bound, found.rebuild) == (False, False, False)
-    assert found.replica_step == 0
-
-
-def test_snapshot_that_lacks_a_later_field_is_read_with_its_default() -> None:
-    defaults = {(kind, field.name): field.default for kind in (Run, Checkpointing) for field in fields(kind)}
-    assert defaults[Run, "pause_pending"] is False
-    assert defaults[Checkpointing, "asked_s"] == 0.0
+    assert (found.progress.step, found.progress.attempt, found.progress.height, found.work.cursor) == (1, 0, 0, 0)
+    assert (found.work.batches_applied, found.progress.drain_rounds, found.pace.slow_rounds) == (0, 0, 0)
+    assert (found.progress.pause_pending, found.models.blobs_near_bound, found.models.rebuild) == (False, False, False)
+    assert found.progress.replica_step == 0
 
 
 def test_first_round_begins_with_nothing_delivered_and_nobody_late() -> None:
@@ -101,7 +94,7 @@ def test_first_round_begins_with_nothing_delivered_and_nobody_late() -> None:
     found = driver.round
     assert (found.step, found.attempt, found.height, found.cursor) == (1, 0, 0, 12)
     assert (found.delivered_batches, found.timed_out) == (0, False)
-    assert not any(member.was_late for member in driver.run.members.values())
+    assert not any(member.was_late for member in driver.run.members.by_id.values())
 
 
 def test_batches_that_nobody_was_asked_for_again_are_attempted_at_once() -> None:

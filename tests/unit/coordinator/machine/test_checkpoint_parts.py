@@ -28,7 +28,11 @@ SIZE_BYTES = 2 * PART_BYTES + 10
 
 def report_of(driver: Driver, parts: tuple[CheckpointPart, ...] = PARTS, **fields: Any) -> CheckpointReport:
     report = CheckpointReport(
-        driver.run.replica_step, driver.replica_digest(), parts_digest(parts), sum(p.size_bytes for p in parts), parts
+        driver.run.progress.replica_step,
+        driver.replica_digest(),
+        parts_digest(parts),
+        sum(p.size_bytes for p in parts),
+        parts,
     )
     return replace(report, **fields)
 
@@ -42,7 +46,7 @@ def in_cooldown() -> Driver:
 
 def reader(driver: Driver) -> ClientId:
     """Return a client that is not asked to write the checkpoint."""
-    return next(member for member in driver.run.members if member != driver.checkpointer())
+    return next(member for member in driver.run.members.by_id if member != driver.checkpointer())
 
 
 def verify(driver: Driver, parts: tuple[CheckpointPart, ...] = PARTS) -> CheckpointRef:
@@ -52,8 +56,8 @@ def verify(driver: Driver, parts: tuple[CheckpointPart, ...] = PARTS) -> Checkpo
     held = CheckpointRef(report.step, report.blob_sha256, report.size_bytes, report.replica_digest, len(parts))
     driver.send(CheckpointReported(writer, report))
     driver.send(CheckpointHeld(writer, held))
-    for member in tuple(driver.run.members):
-        if member != writer and driver.run.checkpointing is not None:
+    for member in tuple(driver.run.members.by_id):
+        if member != writer and driver.run.models.checkpointing is not None:
             driver.send(CheckpointReported(member, CheckpointReport(report.step, report.replica_digest, None, 0)))
     return held
 
@@ -75,7 +79,7 @@ def test_verified_parts_are_kept_and_their_manifest_is_published() -> None:
     driver = in_cooldown()
     held = verify(driver)
     assert document_of(driver.run, 1).checkpoint == held
-    assert driver.run.manifests == {held.blob_sha256: CheckpointManifest(PARTS)}
+    assert driver.run.models.manifests == {held.blob_sha256: CheckpointManifest(PARTS)}
     assert blobs_needed(driver.run) >= {part.sha256 for part in PARTS}
     assert [(blob.purpose, blob.size_bytes) for blob in blobs_kept(driver.run)[:3]] == [
         (f"part {number} of 3 of the checkpoint of step 1", part.size_bytes) for number, part in enumerate(PARTS, 1)
@@ -88,7 +92,7 @@ def test_parts_of_a_checkpoint_that_is_kept_no_longer_are_swept() -> None:
         driver.next_round()
         driver.play_epoch(seconds_per_round=40)
         verify(driver, parts_of(f"epoch {epoch}", PART_BYTES, 5))
-    assert len(driver.run.manifests) == 2
+    assert len(driver.run.models.manifests) == 2
     assert parts_of("epoch 0", PART_BYTES, 5)[0].sha256 not in blobs_needed(driver.run)
     assert parts_of("epoch 1", PART_BYTES, 5)[1].sha256 in blobs_needed(driver.run)
 
@@ -131,4 +135,4 @@ def test_first_checkpoint_of_several_parts_is_kept_with_its_manifest() -> None:
     driver = Driver(state_file(access__genesis="members"))
     provided = CheckpointRef(0, parts_digest(PARTS), SIZE_BYTES, driver.replica_digest(), 3)
     driver.send(GenesisProvided(provided, driver.run.state_file.model.LLM.spec, PARTS))
-    assert driver.run.manifests == {provided.blob_sha256: CheckpointManifest(PARTS)}
+    assert driver.run.models.manifests == {provided.blob_sha256: CheckpointManifest(PARTS)}

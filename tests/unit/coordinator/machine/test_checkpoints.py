@@ -39,7 +39,7 @@ def test_cooldown_claim_that_differs_from_the_quorum_asks_the_next() -> None:
     driver.send(CheckpointReported(liar, CheckpointReport(1, wrong, digest_of("b"), 9)))
     driver.send(CheckpointHeld(liar, CheckpointRef(1, digest_of("b"), 9, wrong)))
     assert driver.in_phase(RunState.COOLDOWN)
-    for member in driver.run.members:
+    for member in driver.run.members.by_id:
         if member != liar:
             driver.send(CheckpointReported(member, CheckpointReport(1, driver.replica_digest(), None, 0)))
     assert driver.in_phase(RunState.COOLDOWN)
@@ -47,8 +47,8 @@ def test_cooldown_claim_that_differs_from_the_quorum_asks_the_next() -> None:
     assert writer not in (None, liar)
     driver.make_checkpoint()
     assert driver.in_phase(RunState.FINISHED)
-    assert driver.run.checkpoint is not None
-    assert driver.run.checkpoint.replica_digest == driver.replica_digest()
+    assert driver.run.models.checkpoint is not None
+    assert driver.run.models.checkpoint.replica_digest == driver.replica_digest()
 
 
 def claim(driver: Driver, client_id: ClientId, blob: str | None) -> None:
@@ -71,8 +71,8 @@ def test_checkpointer_that_says_nothing_is_passed_over_after_a_fifth() -> None:
     assert driver.checkpointer() == silent
     driver.pass_time(0.1)
     assert driver.checkpointer() != silent
-    assert driver.run.members[silent].conduct.missed == 1
-    assert "asked to write a checkpoint" in driver.run.members[silent].conduct.last_miss
+    assert driver.run.members.by_id[silent].conduct.missed == 1
+    assert "asked to write a checkpoint" in driver.run.members.by_id[silent].conduct.last_miss
 
 
 def test_checkpointer_that_uploads_has_half_of_the_time() -> None:
@@ -90,7 +90,7 @@ def test_checkpoint_of_one_that_was_passed_over_is_still_taken() -> None:
     slow = driver.checkpointer()
     claim(driver, slow, "bytes")
     driver.pass_time(15)
-    for member in driver.run.members:
+    for member in driver.run.members.by_id:
         if member != slow:
             claim(driver, member, None)
     expected = expected_blob(driver.run, slow, digest_of("bytes"))
@@ -134,8 +134,8 @@ def test_cooldown_without_checkpoint_keeps_every_outcome_and_result() -> None:
     driver.play_round()
     driver.pass_time(30)
     assert driver.in_phase(RunState.FINISHED)
-    assert set(driver.run.outcomes) == {1, 2}
-    results = {entry.result_sha256 for outcome in driver.run.outcomes.values() for entry in outcome.entries}
+    assert set(driver.run.models.outcomes) == {1, 2}
+    results = {entry.result_sha256 for outcome in driver.run.models.outcomes.values() for entry in outcome.entries}
     assert results <= blobs_needed(driver.run)
 
 
@@ -144,8 +144,8 @@ def test_blobs_that_must_be_there_begin_with_the_newest_checkpoint() -> None:
     driver.play_round()
     driver.make_checkpoint()
     kept = blobs_kept(driver.run)
-    (outcome,) = driver.run.outcomes.values()
-    checkpoints = [(ref.blob_sha256, ref.size_bytes) for ref in reversed(driver.run.checkpoints)]
+    (outcome,) = driver.run.models.outcomes.values()
+    checkpoints = [(ref.blob_sha256, ref.size_bytes) for ref in reversed(driver.run.models.checkpoints)]
     results = [(entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
     assert [(blob.sha256, blob.size_bytes) for blob in kept] == [*checkpoints, *results]
     assert kept[0].purpose == "the checkpoint of step 1"
@@ -169,8 +169,8 @@ def test_verified_checkpoint_sweeps_only_what_the_older_kept_one_includes() -> N
         driver.make_checkpoint()
         driver.pass_time(2)
         driver.warm_up()
-    assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [4, 6]
-    assert set(driver.run.outcomes) == {5, 6}
+    assert [checkpoint.step for checkpoint in driver.run.models.checkpoints] == [4, 6]
+    assert set(driver.run.models.outcomes) == {5, 6}
     assert any(isinstance(item, SweepBlobs) for item in driver.instructions)
 
 
@@ -180,7 +180,7 @@ def test_blobs_near_their_bound_end_the_epoch_after_the_round() -> None:
     driver.play_round()
     assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
-    assert not driver.run.blobs_near_bound
+    assert not driver.run.models.blobs_near_bound
 
 
 def test_checkpoint_made_near_the_blobs_bound_is_the_only_thing_kept() -> None:
@@ -189,16 +189,16 @@ def test_checkpoint_made_near_the_blobs_bound_is_the_only_thing_kept() -> None:
     driver.send(BlobsNearedBound(10))
     driver.play_round()
     driver.make_checkpoint()
-    assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [2]
-    assert blobs_needed(driver.run) == {driver.run.checkpoints[0].blob_sha256}
+    assert [checkpoint.step for checkpoint in driver.run.models.checkpoints] == [2]
+    assert blobs_needed(driver.run) == {driver.run.models.checkpoints[0].blob_sha256}
 
 
 def test_note_of_blobs_older_than_the_newest_checkpoint_ends_no_epoch() -> None:
     driver = in_round(1, 2)
     driver.send(BlobsNearedBound(10, checkpoint_step=-1))
-    assert not driver.run.blobs_near_bound
+    assert not driver.run.models.blobs_near_bound
     driver.send(BlobsNearedBound(10, checkpoint_step=0))
-    assert driver.run.blobs_near_bound
+    assert driver.run.models.blobs_near_bound
 
 
 def test_blobs_near_their_bound_are_swept_without_progress_too() -> None:
@@ -207,14 +207,14 @@ def test_blobs_near_their_bound_are_swept_without_progress_too() -> None:
     driver.make_checkpoint()
     driver.pass_time(2)
     driver.warm_up()
-    assert len(driver.run.checkpoints) == 2
+    assert len(driver.run.models.checkpoints) == 2
     before = len(driver.instructions)
     driver.send(BlobsNearedBound(10))
     driver.pass_time(120)
     driver.pass_time(120)
-    assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [driver.run.replica_step]
-    assert not driver.run.outcomes
-    assert not driver.run.blobs_near_bound
+    assert [checkpoint.step for checkpoint in driver.run.models.checkpoints] == [driver.run.progress.replica_step]
+    assert not driver.run.models.outcomes
+    assert not driver.run.models.blobs_near_bound
     assert any(isinstance(item, SweepBlobs) for item in driver.instructions[before:])
 
 
@@ -271,5 +271,5 @@ def test_two_newest_checkpoints_are_kept_with_the_outcomes_since_the_older() -> 
         driver.next_round()
         driver.play_epoch(seconds_per_round=40)
         driver.make_checkpoint()
-    assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [6, 9]
-    assert set(driver.run.outcomes) == {7, 8, 9}
+    assert [checkpoint.step for checkpoint in driver.run.models.checkpoints] == [6, 9]
+    assert set(driver.run.models.outcomes) == {7, 8, 9}

@@ -29,7 +29,7 @@ def append(driver: Driver, now: SizedDataset, grown: SizedDataset, earliest: int
 
 def assigned_end(driver: Driver, rounds: int = 0) -> int:
     config = driver.run.state_file.config
-    return (driver.run.cursor + rounds * config.global_batch_size_end) * config.data_indices_per_batch
+    return (driver.run.work.cursor + rounds * config.global_batch_size_end) * config.data_indices_per_batch
 
 
 def report(driver: Driver, number: int, fingerprint: str) -> None:
@@ -45,7 +45,7 @@ def test_larger_data_begin_with_the_first_pass_that_is_some_rounds_ahead() -> No
     assert (new.fingerprint, new.sample_count, new.file_count) == (LARGE.fingerprint, 150, 3)
     assert new.first_data_index % 100 == 0
     assert assigned_end(driver, ROUNDS_AHEAD) <= new.first_data_index < assigned_end(driver, ROUNDS_AHEAD) + 100
-    assert driver.run.data_fingerprint == SMALL.fingerprint
+    assert driver.run.data.fingerprint == SMALL.fingerprint
     assert decided_by(driver.run) == "append"
 
 
@@ -57,9 +57,9 @@ def test_append_that_is_asked_for_later_begins_later() -> None:
 
 def test_clients_see_the_generations_in_the_configuration() -> None:
     driver = running(1, 2)
-    before = driver.run.config_sha256
+    before = driver.run.identity.config_sha256
     append(driver, SMALL, LARGE)
-    assert driver.run.config_sha256 != before
+    assert driver.run.identity.config_sha256 != before
     append(driver, SMALL, LARGE)
     assert len(driver.run.state_file.data_generations) == 2, "the same request again changes nothing"
 
@@ -75,7 +75,7 @@ def test_members_with_either_data_train_until_the_new_pass_is_near() -> None:
         driver.play_round()
     assert len(driver.round.roster.clients) == 3, "the roster of a round under way stays"
     driver.play_round()
-    assert driver.run.data_fingerprint == LARGE.fingerprint
+    assert driver.run.data.fingerprint == LARGE.fingerprint
     assert {member.client_id for member in driver.run.ready_members()} == {client(1), client(2)}
     assert {entry.client_id for entry in driver.round.roster.clients} == {client(1), client(2)}
 

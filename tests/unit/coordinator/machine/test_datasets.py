@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.datasets import MAX_DESCRIBED_DATASETS, datasets_of, decided_by, disagreement
+from epochal.coordinator.machine.datasets import datasets_of, decided_by, disagreement
+from epochal.coordinator.machine.parts.agreed_data import MAX_DESCRIBED_DATASETS
 from epochal.state.datasets import DatasetDescription, DescribedFile
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ReadyReport
@@ -30,12 +31,12 @@ def ready_clients(driver: Driver) -> set[str]:
 def test_first_client_with_other_data_does_not_decide_for_two_others() -> None:
     driver = in_warmup(1, 2, 3, **THREE)
     driver.ready(client(1), data_fingerprint="wrong")
-    assert driver.run.data_fingerprint == "wrong"
+    assert driver.run.data.fingerprint == "wrong"
     driver.ready(client(2), data_fingerprint="right")
-    assert driver.run.data_fingerprint is None
+    assert driver.run.data.fingerprint is None
     assert ready_clients(driver) == set()
     driver.ready(client(3), data_fingerprint="right")
-    assert driver.run.data_fingerprint == "right"
+    assert driver.run.data.fingerprint == "right"
     assert ready_clients(driver) == {client(2), client(3)}
     waits = disagreement(driver.run, client(1))
     assert waits is not None
@@ -62,21 +63,21 @@ def test_member_that_leaves_takes_its_vote_along() -> None:
     driver.ready(client(1), data_fingerprint="wrong")
     driver.ready(client(2), data_fingerprint="right")
     driver.send(stimuli.ClientEjected(client(1)))
-    assert driver.run.data_fingerprint == "right"
-    assert driver.run.data_votes == {"right": 1}
+    assert driver.run.data.fingerprint == "right"
+    assert driver.run.data.votes == {"right": 1}
     driver.join(2)
-    assert driver.run.data_votes == {}, "a process that joins again may have other data"
-    assert driver.run.data_fingerprint is None
+    assert driver.run.data.votes == {}, "a process that joins again may have other data"
+    assert driver.run.data.fingerprint is None
 
 
 def test_votes_do_not_change_the_data_of_a_round_under_way() -> None:
     driver = in_round(1, 2)
     driver.join(3, 4, 5)
     driver.ready(client(3), client(4), client(5), data_fingerprint="other")
-    assert driver.run.data_fingerprint == "data"
+    assert driver.run.data.fingerprint == "data"
     driver.play_round()
-    assert driver.run.batches_applied
-    assert driver.run.data_fingerprint == "data", "the applied round decided"
+    assert driver.run.work.batches_applied
+    assert driver.run.data.fingerprint == "data", "the applied round decided"
     assert ready_clients(driver) == {client(1), client(2)}
     assert decided_by(driver.run) == "first round"
 
@@ -87,7 +88,7 @@ def test_votes_count_again_after_a_round_that_applied_nothing() -> None:
     driver.ready(client(3), client(4), client(5), data_fingerprint="right")
     driver.pass_time(60)
     driver.pass_time(10)
-    assert driver.run.data_fingerprint == "right"
+    assert driver.run.data.fingerprint == "right"
     assert {entry.client_id for entry in driver.round.roster.clients} == {client(3), client(4), client(5)}
 
 
@@ -115,7 +116,7 @@ class Strangers:
 def play(driver: Driver, strangers: Strangers, arrivals: int) -> float:
     """Let the honest alone deliver until a round is applied; return the seconds that it took."""
     began_s = driver.now_s
-    while not driver.run.batches_applied:
+    while not driver.run.work.batches_applied:
         if driver.in_phase(RunState.WARMUP):
             strangers.come(arrivals)
             strangers.report()
@@ -124,7 +125,7 @@ def play(driver: Driver, strangers: Strangers, arrivals: int) -> float:
             driver.deliver(*(who for who in driver.workers() if who in {client(number) for number in HONEST}))
         if driver.in_phase(RunState.ROUND_TRAIN) or driver.in_phase(RunState.ROUND_WITNESS):
             driver.attest(*(who for who in driver.round.plan.witnesses if who in {client(1), client(2)}))
-        if not driver.run.batches_applied:
+        if not driver.run.work.batches_applied:
             assert driver.now_s - began_s < 10_000, "the honest never have their turn"
             driver.pass_time(1)
     return driver.now_s - began_s
@@ -153,7 +154,7 @@ def test_honest_members_have_their_turn_whoever_else_comes(
     driver.pass_time(2)
     earlier = len(set(made_up[: before + arrivals]))
     took_s = play(driver, strangers, arrivals)
-    assert driver.run.data_fingerprint == "right"
+    assert driver.run.data.fingerprint == "right"
     assert took_s <= (2 + earlier) * TURN_S, "the majority's turn, those of data reported earlier, and their own"
 
 
@@ -165,9 +166,9 @@ def test_late_strangers_never_change_the_data_of_a_run_that_delivered() -> None:
     for number in strangers:
         with refused("fingerprint-differs"):
             driver.ready(client(number), data_fingerprint="made up")
-    before = driver.run.step
+    before = driver.run.progress.step
     driver.play_round()
-    assert (driver.run.data_fingerprint, driver.run.step) == ("data", before + 1)
+    assert (driver.run.data.fingerprint, driver.run.progress.step) == ("data", before + 1)
     assert ready_clients(driver) == {client(1), client(2)}
 
 
@@ -183,8 +184,8 @@ def test_turn_ends_with_a_void_round_whoever_delivered() -> None:
     driver.deliver(client(1))
     driver.pass_time(60)
     driver.pass_time(10)
-    assert (driver.run.attempt, driver.run.batches_applied) == (1, 0)
-    assert driver.run.data_fingerprint == "other"
+    assert (driver.run.progress.attempt, driver.run.work.batches_applied) == (1, 0)
+    assert driver.run.data.fingerprint == "other"
 
 
 def test_data_of_an_applied_round_stay_when_everyone_leaves() -> None:
@@ -192,7 +193,7 @@ def test_data_of_an_applied_round_stay_when_everyone_leaves() -> None:
     driver.play_round()
     for number in (1, 2):
         driver.send(stimuli.ClientEjected(client(number)))
-    assert driver.run.data_fingerprint == "data"
+    assert driver.run.data.fingerprint == "data"
     driver.join(3)
     with pytest.raises(Refused, match=r"fingerprint other, the run's has data") as caught:
         driver.ready(client(3), data_fingerprint="other")
@@ -201,11 +202,11 @@ def test_data_of_an_applied_round_stay_when_everyone_leaves() -> None:
 
 def test_fingerprint_in_the_state_file_decides_before_anybody_joins() -> None:
     driver = in_warmup(1, 2, config__data_fingerprint=PINNED)
-    assert driver.run.data_fingerprint == PINNED
+    assert driver.run.data.fingerprint == PINNED
     for number in (1, 2):
         with refused("fingerprint-differs"):
             driver.ready(client(number), data_fingerprint=OTHER)
-    assert driver.run.data_votes == {}
+    assert driver.run.data.votes == {}
     driver.ready(client(1), data_fingerprint=PINNED)
     assert ready_clients(driver) == {client(1)}
     assert decided_by(driver.run) == "state file"
@@ -216,7 +217,7 @@ def test_operator_corrects_the_data_of_a_run_that_trained_on_others() -> None:
     driver.play_round()
     driver.join(3)
     pin(driver, PINNED)
-    assert driver.run.data_fingerprint == PINNED
+    assert driver.run.data.fingerprint == PINNED
     assert decided_by(driver.run) == "operator"
     assert ready_clients(driver) == set()
     driver.ready(client(3), data_fingerprint=PINNED)
@@ -232,7 +233,7 @@ def test_pin_that_is_taken_back_leaves_the_data_to_the_members() -> None:
     pin(driver, PINNED)
     assert ready_clients(driver) == set()
     pin(driver, None)
-    assert driver.run.data_fingerprint == OTHER
+    assert driver.run.data.fingerprint == OTHER
     assert ready_clients(driver) == {client(1)}
     assert decided_by(driver.run) == "turn of its members"
 
@@ -250,14 +251,14 @@ def test_edited_state_file_corrects_the_data() -> None:
     driver = in_round(1, 2)
     driver.play_round()
     driver.send(stimuli.ConfigChanged(state_file(config__data_fingerprint=PINNED)))
-    assert driver.run.data_fingerprint == PINNED
+    assert driver.run.data.fingerprint == PINNED
     driver.send(stimuli.ConfigChanged(state_file()))
-    assert driver.run.data_fingerprint == PINNED, "without the line it stays as it was"
+    assert driver.run.data.fingerprint == PINNED, "without the line it stays as it was"
 
 
 def report(driver: Driver, number: int, fingerprint: str, size_bytes: int) -> None:
     dataset = DatasetDescription("token files", 2, 16, 10, "", 1, size_bytes, (DescribedFile("a.bin", size_bytes),))
-    message = ReadyReport(driver.run.replica_step, driver.replica_digest(), fingerprint, dataset)
+    message = ReadyReport(driver.run.progress.replica_step, driver.replica_digest(), fingerprint, dataset)
     driver.send(stimuli.ClientBecameReady(client(number), message))
 
 
@@ -277,12 +278,12 @@ def test_descriptions_are_bounded_and_those_of_gone_data_are_dropped() -> None:
     report(driver, 2, "right", 320)
     for number in range(3, 21):
         report(driver, number, f"data {number}", number)
-    assert len(driver.run.datasets) == MAX_DESCRIBED_DATASETS + 1
+    assert len(driver.run.data.datasets) == MAX_DESCRIBED_DATASETS + 1
     for number in range(3, 20):
         driver.send(stimuli.ClientWithdrew(client(number)))
     driver.join(3)
     report(driver, 3, "new data", 7)
-    assert set(driver.run.datasets) == {"right", "new data"}
+    assert set(driver.run.data.datasets) == {"right", "new data"}
     (first, second) = datasets_of(driver.run, 2)
     assert (first.data_fingerprint, first.member_count) == ("right", 2)
     assert first.dataset is not None
@@ -312,6 +313,6 @@ def test_first_description_of_data_stays_unless_a_later_one_lists_files() -> Non
     full = DatasetDescription("token files", files=(DescribedFile("a.bin", 1),))
     second = DatasetDescription("token files", files=(DescribedFile("b.bin", 1),))
     for number, (described, known) in enumerate([(plain, plain), (other, plain), (full, full), (second, full)], 1):
-        message = ReadyReport(driver.run.replica_step, driver.replica_digest(), "data", described)
+        message = ReadyReport(driver.run.progress.replica_step, driver.replica_digest(), "data", described)
         driver.send(stimuli.ClientBecameReady(client(number), message))
-        assert driver.run.datasets == {"data": known}
+        assert driver.run.data.datasets == {"data": known}

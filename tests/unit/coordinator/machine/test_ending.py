@@ -21,7 +21,7 @@ def finish(driver: Driver, after: int | None) -> None:
 
 
 def phase(driver: Driver) -> RunState:
-    return driver.run.phase
+    return driver.run.clock.phase
 
 
 def play(driver: Driver, count: int) -> None:
@@ -46,8 +46,8 @@ def test_run_ends_after_the_step_with_its_last_checkpoint() -> None:
     driver.make_checkpoint()
     assert phase(driver) == RunState.FINISHED
     assert last_reason(driver) == "an operator ended the run after step 3"
-    assert driver.run.checkpoint is not None
-    assert driver.run.checkpoint.step == 3
+    assert driver.run.models.checkpoint is not None
+    assert driver.run.models.checkpoint.step == 3
 
 
 def test_document_names_the_last_step_that_will_be() -> None:
@@ -101,7 +101,7 @@ def test_end_can_be_moved_and_taken_back_while_it_has_not_come() -> None:
     finish(driver, None)
     play(driver, 3)
     assert phase(driver) == RunState.ROUND_TRAIN
-    assert driver.run.finish_after is None
+    assert driver.run.progress.finish_after is None
 
 
 def test_finished_run_goes_on_once_its_end_is_taken_back() -> None:

@@ -1,6 +1,5 @@
 """The history of a run's evaluations: what is taken, what is refused, and that it is replayed."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ from epochal.coordinator.machine import evaluations, stimuli
 from epochal.coordinator.machine.instructions import EvaluationRecorded
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.records import encode_record, encode_snapshot, replay
-from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.coordinator.machine.views import document_of
 from epochal.state.messages.evaluations import Evaluation, EvaluationReport, newest_evaluations
 from epochal.state.wire import Seed, document_digest
@@ -28,7 +26,7 @@ def reported(step: int = 0, loss: float = 2.5, name: str = "validation") -> stim
 
 
 def kept(driver: Driver) -> list[tuple[str, int, float]]:
-    return [(one.name, one.step, one.loss) for one in driver.run.evaluations]
+    return [(one.name, one.step, one.loss) for one in driver.run.records.evaluations]
 
 
 def test_evaluation_of_a_replica_is_kept_with_its_time() -> None:
@@ -36,7 +34,7 @@ def test_evaluation_of_a_replica_is_kept_with_its_time() -> None:
     driver.now_s += 7
     told = driver.send(reported())
     expected = Evaluation("validation", 0, 2.5, 640, 10, DATA, recorded_s=driver.now_s)
-    assert driver.run.evaluations == (expected,)
+    assert driver.run.records.evaluations == (expected,)
     assert told == (EvaluationRecorded(expected),), "no operator's action: they would crowd out those"
 
 
@@ -58,7 +56,7 @@ def test_evaluation_of_a_replica_that_does_not_exist_yet_is_refused() -> None:
 
 def test_evaluation_of_a_run_without_a_checkpoint_is_refused() -> None:
     driver = in_round(1, 2)
-    driver.run = replace(driver.run, checkpoints=())
+    driver.run = driver.run.with_parts(replace(driver.run.models, checkpoints=()))
     with refused("not-found"):
         driver.send(reported())
 
@@ -84,7 +82,7 @@ def test_later_evaluation_under_a_name_replaces_the_one_of_its_step() -> None:
     for stimulus in (reported(0, 3.0), reported(1, 2.0), reported(0, 9.0, "test"), reported(0, 3.5)):
         driver.send(stimulus)
     assert kept(driver) == [("validation", 1, 2.0), ("test", 0, 9.0), ("validation", 0, 3.5)]
-    newest = newest_evaluations(driver.run.evaluations)
+    newest = newest_evaluations(driver.run.records.evaluations)
     assert [(one.name, one.step) for one in newest] == [("validation", 1), ("test", 0)]
 
 
@@ -100,14 +98,9 @@ def test_journal_replays_to_the_same_history() -> None:
     driver = in_round(1, 2)
     run = driver.run
     digest = document_digest(document_of(run, 1))
-    stamped = stimuli.Stamped(reported(), run.now_s + 3, Seed(digest_of("seed")))
+    stamped = stimuli.Stamped(reported(), run.clock.now_s + 3, Seed(digest_of("seed")))
     record = encode_record(8, 1, digest, (stamped,))
     found = replay(Segment(0, encode_snapshot(7, 1, digest, run), (record,))).run
-    assert found.evaluations == (Evaluation("validation", 0, 2.5, 640, 10, DATA, recorded_s=run.now_s + 3),)
-
-
-def test_snapshot_of_an_earlier_version_has_no_evaluations() -> None:
-    driver = in_round(1, 2)
-    body = json.loads(snapshot_bytes(driver.run))
-    del body["evaluations"]
-    assert parse_snapshot(json.dumps(body).encode()) == driver.run
+    assert found.records.evaluations == (
+        Evaluation("validation", 0, 2.5, 640, 10, DATA, recorded_s=run.clock.now_s + 3),
+    )

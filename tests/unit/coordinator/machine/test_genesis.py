@@ -31,7 +31,7 @@ def test_no_member_is_asked_for_the_operators_first_checkpoint() -> None:
     driver.pass_time(1000)
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     assert current_checkpointer(driver.run) is None
-    assert "waits for its first checkpoint" in driver.run.reason
+    assert "waits for its first checkpoint" in driver.run.clock.reason
     with refused("not-now"):
         report = CheckpointReport(0, digest_of("mine"), digest_of("mine"), 9)
         driver.send(stimuli.CheckpointReported(client(1), report))
@@ -43,8 +43,8 @@ def test_run_goes_on_as_soon_as_the_operator_provides_its_checkpoint() -> None:
     driver.pass_time(1000)
     driver.send(provided())
     assert driver.in_phase(RunState.WARMUP)
-    assert driver.run.checkpoint is not None
-    assert driver.run.checkpoint.blob_sha256 == digest_of("blob")
+    assert driver.run.models.checkpoint is not None
+    assert driver.run.models.checkpoint.blob_sha256 == digest_of("blob")
     assert digest_of("blob") in blobs_needed(driver.run)
 
 
@@ -68,15 +68,15 @@ def test_first_checkpoint_of_another_step_than_the_runs_is_refused() -> None:
     with refused("stale-round"):
         driver.send(provided(step=0))
     driver.send(provided(step=4))
-    assert driver.run.checkpoint is not None
+    assert driver.run.models.checkpoint is not None
 
 
 def test_operator_may_provide_it_while_members_are_elected_for_it() -> None:
     driver = in_warmup(1, 2, access__genesis="members")
     assert current_checkpointer(driver.run) is not None
     driver.send(provided())
-    assert driver.run.checkpointing is None
-    assert driver.run.checkpoint is not None
+    assert driver.run.models.checkpointing is None
+    assert driver.run.models.checkpoint is not None
 
 
 def test_members_are_no_longer_asked_once_the_operator_takes_over() -> None:
@@ -104,11 +104,11 @@ def test_members_whose_bytes_break_a_rule_are_followed_by_the_next() -> None:
 def test_run_that_waits_says_that_the_first_checkpoint_was_provided() -> None:
     waiting = Awaiting(state_file())
     waiting.send(provided())
-    assert waiting.run.reason == "the first checkpoint was provided"
+    assert waiting.run.clock.reason == "the first checkpoint was provided"
     warming_up = in_warmup(1, 2, access__genesis="members")
-    reason = warming_up.run.reason
+    reason = warming_up.run.clock.reason
     warming_up.send(provided())
-    assert warming_up.run.reason == reason, "it said why this phase began"
+    assert warming_up.run.clock.reason == reason, "it said why this phase began"
 
 
 def test_members_make_the_first_checkpoint_once_only() -> None:
@@ -118,26 +118,26 @@ def test_members_make_the_first_checkpoint_once_only() -> None:
     driver.join(1, 2)
     driver.pass_time(2)
     assert driver.in_phase(RunState.WARMUP)
-    assert driver.run.checkpointing is None
+    assert driver.run.models.checkpointing is None
 
 
 def test_model_of_the_run_is_known_from_its_first_checkpoint_on() -> None:
     driver = Awaiting(state_file())
     assert document_of(driver.run, 1).model_sha256 is None
     driver.send(provided())
-    assert driver.run.model == SPEC
+    assert driver.run.models.spec == SPEC
     assert document_of(driver.run, 1).model_sha256 == model_digest(SPEC)
     driver.join(1, 2)
     driver.pass_time(1000)
     assert driver.in_phase(RunState.WARMUP)
-    assert driver.run.model == SPEC, "it stays, also in a snapshot"
+    assert driver.run.models.spec == SPEC, "it stays, also in a snapshot"
 
 
 def test_model_whose_parameters_members_make_is_the_state_files() -> None:
     driver = in_warmup(1, 2, access__genesis="members")
-    assert driver.run.model is None
+    assert driver.run.models.spec is None
     driver.make_checkpoint()
-    assert driver.run.model == SPEC
+    assert driver.run.models.spec == SPEC
 
 
 def test_config_that_the_state_file_leaves_open_is_the_operators() -> None:
@@ -146,5 +146,5 @@ def test_config_that_the_state_file_leaves_open_is_the_operators() -> None:
     known = hub.model.LLM.spec.model_copy(update={"hf": {"model_type": "llama", "theta": 1e4, "layers": [1, 2]}})
     reference = CheckpointRef(0, digest_of("blob"), 100, digest_of("replica"))
     driver.send(stimuli.GenesisProvided(reference, known))
-    assert driver.run.model == known
-    assert driver.run.model_sha256 == model_digest(known)
+    assert driver.run.models.spec == known
+    assert driver.run.models.spec_sha256 == model_digest(known)

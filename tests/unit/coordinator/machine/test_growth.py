@@ -65,7 +65,7 @@ class Large:
         return Large(run, self.clients, document_of(run, 1, (self.run, self.document)), self.now_s, self.count)
 
     def in_phase(self, phase: RunState) -> "Large":
-        assert self.run.phase is phase, self.run.reason
+        assert self.run.clock.phase is phase, self.run.clock.reason
         return self
 
     def _report(self, client_id: ClientId) -> ResultCommitment:
@@ -160,7 +160,7 @@ def cooling(count: int) -> Large:
     large = attesting(count)
     assert large.run.round is not None
     for number in range(1, len(large.run.round.plan.witnesses)):
-        if large.run.phase is RunState.ROUND_TRAIN:
+        if large.run.clock.phase is RunState.ROUND_TRAIN:
             large = large.after(large.attestation(number))
     return large.in_phase(RunState.COOLDOWN)
 
@@ -243,7 +243,7 @@ def work_for(name: str, count: int) -> tuple[int, int]:
     def work() -> None:
         run, _ = handle(large.run, stamped)
         document_of(run, 1, known)
-        for member in (run.members.get(large.clients[0]),):
+        for member in (run.members.by_id.get(large.clients[0]),):
             assert member is not None
             standing_of(run, member, large.now_s)
 

@@ -48,7 +48,7 @@ def test_member_without_work_has_lost_nothing() -> None:
     (idle,) = {client(1), client(2)} - {worker}
     driver.deliver(worker)
     driver.attest(*current.plan.witnesses)
-    assert driver.run.step == current.step + 1
+    assert driver.run.progress.step == current.step + 1
     book = book_of(driver)
     records = [book.get(worker), book.get(idle)]
     assert [(one.applied, one.lost) for one in records if one is not None] == [(1, 0), (0, 0)]
@@ -63,7 +63,7 @@ def test_applied_and_lost_results_of_a_member_are_counted() -> None:
     named = (client(2), second.step, second.attempt, second.result_sha256)
     driver.send(stimuli.ResultRejected(*named, "finite"))
     driver.attest(*current.plan.witnesses)
-    assert driver.run.step == current.step + 1
+    assert driver.run.progress.step == current.step + 1
     book = book_of(driver)
     one, two = book.get(client(1)), book.get(client(2))
     assert one is not None
@@ -102,9 +102,9 @@ def test_refused_checkpoint_counts_against_its_writer() -> None:
 def test_refused_checkpoint_is_told() -> None:
     driver = Driver(state_file(config__min_clients=1, config__init_min_clients=1, access__genesis="members"))
     driver.join(1)
-    while driver.run.checkpointing is None:
+    while driver.run.models.checkpointing is None:
         driver.pass_time(5)
-    making = driver.run.checkpointing
+    making = driver.run.models.checkpointing
     blob = digest_of("blob")
     driver.send(
         stimuli.CheckpointReported(client(1), CheckpointReport(making.step, driver.replica_digest(), blob, 100))

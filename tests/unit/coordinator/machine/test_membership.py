@@ -27,7 +27,7 @@ def test_silent_client_is_not_waited_for_and_leaves_with_the_next_roster() -> No
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.send(stimuli.ClientsFellSilent((client(3),)))
     assert driver.in_phase(RunState.ROUND_TRAIN), "the lost client's slot is filled by no later step"
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
     assert client(3) not in {entry.client_id for entry in driver.round.roster.clients}
     assert driver.round.work.shared[0].start < 12 <= driver.round.work.shared[-1].end
 
@@ -51,14 +51,14 @@ def test_nonces_are_remembered_until_they_expire_and_no_longer() -> None:
     driver = Driver(state_file())
     for number in range(1, 4):
         driver.join(number)
-    used = driver.run.used_nonces
+    used = driver.run.members.used_nonces
     assert len(used) == 3
     driver.now_s = max(used.values()) - 0.001
     driver.join(4)
-    assert set(used).intersection(driver.run.used_nonces) >= {max(used, key=lambda nonce: used[nonce])}
+    assert set(used).intersection(driver.run.members.used_nonces) >= {max(used, key=lambda nonce: used[nonce])}
     driver.now_s += 1
     driver.join(5)
-    assert not set(used).intersection(driver.run.used_nonces)
+    assert not set(used).intersection(driver.run.members.used_nonces)
 
 
 def test_ejected_key_may_not_join_again() -> None:
@@ -71,9 +71,9 @@ def test_ejected_key_may_not_join_again() -> None:
 
 def test_joining_again_keeps_the_place_and_supersedes_the_session() -> None:
     driver = in_round(1, 2)
-    before = driver.run.members[client(1)].nonce
+    before = driver.run.members.by_id[client(1)].nonce
     driver.join(1)
-    assert driver.run.members[client(1)].nonce != before
+    assert driver.run.members.by_id[client(1)].nonce != before
     assert client(1) in driver.round.plan.positions
     assert client(1) in driver.round.pending
 

@@ -18,50 +18,55 @@ from tests.support.drive.machine_driver import Driver, client, digest_of, in_rou
 
 def after(run: Run, stimulus: stimuli.Stimulus) -> Run:
     """Return a run after a stimulus, without the checks of a driver, which take long in a large run."""
-    return handle(run, stimuli.Stamped(stimulus, run.now_s, Seed(digest_of("seed"))))[0]
+    return handle(run, stimuli.Stamped(stimulus, run.clock.now_s, Seed(digest_of("seed"))))[0]
 
 
 def joining(run: Run, number: int, protocol: int = PROTOCOL_VERSION) -> stimuli.ClientJoined:
     key, capabilities = (bytes([number]) * 32).hex(), Capabilities(protocol=protocol, codecs=SPOKEN)
-    return stimuli.ClientJoined(client(number), key, capabilities, f"nonce of {number}", run.now_s + 60)
+    return stimuli.ClientJoined(client(number), key, capabilities, f"nonce of {number}", run.clock.now_s + 60)
 
 
 def test_joins_within_the_life_of_a_nonce_are_bounded() -> None:
     run = in_round(1, 2).run
-    nonces = {str(number): run.now_s + 1 for number in range(MAX_USED_NONCES)}
+    nonces = {str(number): run.clock.now_s + 1 for number in range(MAX_USED_NONCES)}
     with refused("overloaded"):
-        after(replace(run, used_nonces=nonces), joining(run, 3))
+        after(run.with_parts(replace(run.members, used_nonces=nonces)), joining(run, 3))
     del nonces["0"]
-    assert len(after(replace(run, used_nonces=nonces), joining(run, 3)).used_nonces) == MAX_USED_NONCES
+    assert (
+        len(after(run.with_parts(replace(run.members, used_nonces=nonces)), joining(run, 3)).members.used_nonces)
+        == MAX_USED_NONCES
+    )
 
 
 def test_nonce_is_forgotten_at_the_moment_when_it_expires() -> None:
     run = in_round(1, 2).run
-    run = replace(run, used_nonces={"over": run.now_s, "not yet": run.now_s + 0.001})
-    assert list(after(run, joining(run, 3)).used_nonces) == ["not yet", "nonce of 3"]
+    run = run.with_parts(
+        replace(run.members, used_nonces={"over": run.clock.now_s, "not yet": run.clock.now_s + 0.001})
+    )
+    assert list(after(run, joining(run, 3)).members.used_nonces) == ["not yet", "nonce of 3"]
 
 
 def test_run_has_its_maximum_of_members_and_those_may_join_again() -> None:
     run = in_round(1, 2).run
-    someone = run.members[client(1)]
-    members = dict(run.members)
+    someone = run.members.by_id[client(1)]
+    members = dict(run.members.by_id)
     for number in range(MAX_MEMBERS - 3):
         members[ClientId(f"{number:032x}")] = someone
-    run = after(replace(run, members=members), joining(run, 3))
+    run = after(run.with_parts(replace(run.members, by_id=members)), joining(run, 3))
     assert len(run.members) == MAX_MEMBERS
     with refused("run-full"):
         after(run, joining(run, 4))
-    assert len(after(replace(run, used_nonces={}), joining(run, 3)).members) == MAX_MEMBERS
+    assert len(after(run.with_parts(replace(run.members, used_nonces={})), joining(run, 3)).members) == MAX_MEMBERS
 
 
 def test_ejected_keys_are_bounded_and_ejected_again_without_effect() -> None:
     run = in_round(1, 2, 3).run
     ejected = frozenset(ClientId(f"{number:032x}") for number in range(MAX_EJECTED - 1))
-    run = after(replace(run, ejected=ejected), stimuli.ClientEjected(client(3)))
-    assert len(run.ejected) == MAX_EJECTED
+    run = after(run.with_parts(replace(run.members, ejected=ejected)), stimuli.ClientEjected(client(3)))
+    assert len(run.members.ejected) == MAX_EJECTED
     with refused("overloaded"):
         after(run, stimuli.ClientEjected(client(2)))
-    fewer = replace(run, ejected=frozenset({client(3)}))
+    fewer = run.with_parts(replace(run.members, ejected=frozenset({client(3)})))
     assert after(fewer, stimuli.ClientEjected(client(3))) is fewer
     with refused("not-found"):
         after(fewer, stimuli.ClientEjected(client(9)))
@@ -99,15 +104,15 @@ def test_one_use_of_an_invitation_is_enough_for_its_client() -> None:
     driver = Driver(state_file(access__mode="invitations", access__invitations=[first, second]))
     driver.join(1, invitation_sha256=first)
     driver.join(1, invitation_sha256=second)
-    assert driver.run.invitations_used == {first: client(1)}
+    assert driver.run.members.invitations_used == {first: client(1)}
     driver.join(2, invitation_sha256=second)
-    assert driver.run.invitations_used == {first: client(1), second: client(2)}
+    assert driver.run.members.invitations_used == {first: client(1), second: client(2)}
 
 
 def test_invitation_is_not_used_up_where_anybody_may_join() -> None:
     driver = Driver(state_file())
     driver.join(1, invitation_sha256=digest_of("any"))
-    assert driver.run.invitations_used == {}
+    assert driver.run.members.invitations_used == {}
 
 
 def test_member_may_be_ready_one_replica_behind_and_no_further() -> None:
@@ -116,7 +121,7 @@ def test_member_may_be_ready_one_replica_behind_and_no_further() -> None:
     driver.join(3, 4)
     before = ReadyReport(0, digest_of("replica 0"), "data")
     driver.send(stimuli.ClientBecameReady(client(3), before))
-    assert driver.run.members[client(3)].ready_step == 0
+    assert driver.run.members.by_id[client(3)].ready_step == 0
     driver.play_round()
     with refused("behind"):
         driver.send(stimuli.ClientBecameReady(client(4), before))
@@ -132,7 +137,7 @@ def test_replica_of_a_ready_member_is_compared_with_the_outcomes() -> None:
     with refused("replica-differs"):
         driver.send(stimuli.ClientBecameReady(client(3), ReadyReport(1, digest_of("another"), "data")))
     driver.send(stimuli.ClientBecameReady(client(3), ReadyReport(1, digest_of("replica 1"), "data")))
-    assert driver.run.members[client(3)].ready_step == 1
+    assert driver.run.members.by_id[client(3)].ready_step == 1
 
 
 def test_ready_member_that_reports_again_changes_nothing_and_other_data_do() -> None:
@@ -142,7 +147,7 @@ def test_ready_member_that_reports_again_changes_nothing_and_other_data_do() -> 
     driver.ready(client(1))
     assert driver.run is before
     driver.ready(client(1), data_fingerprint="other")
-    assert driver.run.members[client(1)].data_fingerprint == "other"
+    assert driver.run.members.by_id[client(1)].data_fingerprint == "other"
 
 
 def test_nobody_is_ready_in_a_finished_run_or_as_a_stranger() -> None:
@@ -160,11 +165,11 @@ def test_nobody_is_ready_in_a_finished_run_or_as_a_stranger() -> None:
 def test_members_have_gathered_when_they_are_as_many_as_needed(present: int, waits: bool) -> None:
     driver = Driver(state_file(config__init_min_clients=3, config__min_clients=2))
     driver.join(*range(1, present + 1))
-    assert (driver.run.enough_since_s is None) is waits
+    assert (driver.run.clock.enough_since_s is None) is waits
 
 
 @pytest.mark.parametrize(("ready", "waits"), [(1, True), (2, False)])
 def test_ready_members_are_enough_when_they_are_as_many_as_needed(ready: int, waits: bool) -> None:
     driver = in_warmup(1, 2, 3, 4, config__min_clients=2)
     driver.ready(*(client(number) for number in range(1, ready + 1)))
-    assert (driver.run.enough_since_s is None) is waits
+    assert (driver.run.clock.enough_since_s is None) is waits

@@ -24,7 +24,7 @@ def test_result_for_which_the_coordinator_has_no_room_is_no_miss() -> None:
     driver.send(stimuli.StepFailed(client(1), FailureReport(2, 0, "unavailable", "blobs-full", None)))
     driver.deliver(client(2), client(3))
     driver.attest(*driver.round.plan.witnesses)
-    assert (driver.run.step, driver.conduct(1)) == (3, before)
+    assert (driver.run.progress.step, driver.conduct(1)) == (3, before)
     driver.send(stimuli.StepFailed(client(1), FailureReport(3, 0, "unavailable", "gone", None)))
     driver.deliver(client(2), client(3))
     driver.attest(*driver.round.plan.witnesses)

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from epochal.coordinator.machine.handle import handle
-from epochal.coordinator.machine.run import Run, config_json, new_run, parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.parts.identity import config_json
+from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
 from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled, Stamped, Stimulus
 from epochal.state.wire import Seed
 from tests.support.data.states import state_file
@@ -29,27 +30,27 @@ def test_one_notice_of_a_kind_is_raised_in_a_period() -> None:
     run = after(fresh_run(), 1000.0, raising())
     assert after(run, 1000.0 + PERIOD_S - 0.1, raising(message="still")) is run
     again = after(run, 1000.0 + PERIOD_S, raising(message="still"))
-    assert [(notice.raised_s, notice.message) for notice in again.notices] == [(1000.0 + PERIOD_S, "still")]
+    assert [(notice.raised_s, notice.message) for notice in again.records.notices] == [(1000.0 + PERIOD_S, "still")]
 
 
 def test_what_happens_once_is_told_once() -> None:
     run = after(fresh_run(), 1000.0, raising("7"))
     assert after(run, 1000.0 + 9 * PERIOD_S, raising("7")) is run
-    assert after(run, 1000.0 + PERIOD_S, raising("8")).notices[0].subject == "8"
+    assert after(run, 1000.0 + PERIOD_S, raising("8")).records.notices[0].subject == "8"
 
 
 def test_kinds_do_not_hold_each_other_back() -> None:
     run = after(after(fresh_run(), 1000.0, raising()), 1000.0, NoticeRaised("end", "4", "over"))
-    assert [notice.kind for notice in run.notices] == ["members", "end"]
+    assert [notice.kind for notice in run.records.notices] == ["members", "end"]
 
 
 def test_webhook_is_settled_for_the_newest_notice_alone() -> None:
     run = after(fresh_run(), 1000.0, raising())
     settled = after(run, 1001.0, NoticeSettled("members", 1000.0, "json-1"))
-    assert settled.notices[0].settled == ("json-1",)
+    assert settled.records.notices[0].settled == ("json-1",)
     assert after(settled, 1002.0, NoticeSettled("members", 1000.0, "json-1")) is settled
     newer = after(settled, 1000.0 + PERIOD_S, raising())
-    assert newer.notices[0].settled == ()
+    assert newer.records.notices[0].settled == ()
     assert after(newer, 1000.0 + PERIOD_S, NoticeSettled("members", 1000.0, "json-1")) is newer
 
 
@@ -57,4 +58,4 @@ def test_notices_are_in_snapshots_and_not_in_what_clients_see() -> None:
     run = after(fresh_run(), 1000.0, raising())
     assert parse_snapshot(snapshot_bytes(run)) == run
     told = state_file(notify__webhooks=[{"url": "https://hooks.example/secret"}])
-    assert config_json(told) == config_json(replace(run, state_file=state_file()).state_file)
+    assert config_json(told) == config_json(run.with_parts(replace(run.identity, state_file=state_file())).state_file)

@@ -23,8 +23,8 @@ def test_run_with_three_fast_clients_finishes_through_every_phase() -> None:
     driver.make_checkpoint()
     rounds = ["RoundTrain", "RoundWitness"] * 2
     assert driver.phases() == ["WaitingForMembers", "Warmup", *rounds, "Cooldown", "Finished"]
-    assert driver.run.batches_applied == 24
-    assert [checkpoint.step for checkpoint in driver.run.checkpoints] == [0, 2]
+    assert driver.run.work.batches_applied == 24
+    assert [checkpoint.step for checkpoint in driver.run.models.checkpoints] == [0, 2]
     assert any(isinstance(item, SegmentEnded) for item in driver.instructions)
 
 
@@ -78,7 +78,7 @@ def test_member_that_is_never_ready_is_waited_for_once() -> None:
     assert driver.in_phase(RunState.WARMUP)
     driver.ready(client(1), client(2))
     assert driver.in_phase(RunState.ROUND_TRAIN), "the third was not ready in the last Warmup"
-    assert driver.run.members[client(3)].was_late
+    assert driver.run.members.by_id[client(3)].was_late
 
 
 def test_member_that_was_late_and_became_ready_is_waited_for_again() -> None:
@@ -156,7 +156,7 @@ def test_below_min_clients_after_a_round_cools_down_and_waits() -> None:
     driver.deliver(client(1))
     driver.send(stimuli.ClientsFellSilent((client(2),)))
     driver.attest(client(1))
-    assert driver.run.step == 1, "one of two witnesses is no quorum"
+    assert driver.run.progress.step == 1, "one of two witnesses is no quorum"
     assert driver.phases()[-2:] == ["Cooldown", "WaitingForMembers"], "one member is too few; nothing new to keep"
 
 
@@ -166,11 +166,11 @@ def test_epoch_time_over_makes_a_checkpoint_and_starts_another_epoch() -> None:
     assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
-    assert driver.run.epoch == 1
+    assert driver.run.progress.epoch == 1
     driver.pass_time(2)
     driver.warm_up()
     assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert driver.run.step == 3
+    assert driver.run.progress.step == 3
 
 
 def test_pause_in_a_round_finishes_it_checkpoints_and_holds_until_resumed() -> None:
@@ -204,16 +204,18 @@ def test_restart_after_a_long_outage_keeps_phase_round_and_members() -> None:
     driver.send(stimuli.CoordinatorStarted())
     assert driver.in_phase(RunState.ROUND_TRAIN)
     assert driver.run.round == before.round
-    assert driver.run.members == before.members
-    assert driver.run.phase_ends_s is not None
-    assert before.phase_ends_s is not None
-    assert driver.run.phase_ends_s - driver.now_s == pytest.approx(before.phase_ends_s - before.now_s)
+    assert driver.run.members.by_id == before.members.by_id
+    assert driver.run.clock.phase_ends_s is not None
+    assert before.clock.phase_ends_s is not None
+    assert driver.run.clock.phase_ends_s - driver.now_s == pytest.approx(before.clock.phase_ends_s - before.clock.now_s)
 
 
 def test_clock_that_goes_back_changes_nothing() -> None:
     driver = in_round(1, 2)
     before = driver.run
-    after, instructions = handle(before, stimuli.Stamped(stimuli.Ticked(), before.now_s - 500, Seed(digest_of("s"))))
+    after, instructions = handle(
+        before, stimuli.Stamped(stimuli.Ticked(), before.clock.now_s - 500, Seed(digest_of("s")))
+    )
     assert after is before
     assert instructions == ()
 
@@ -243,8 +245,14 @@ def test_restored_run_has_another_lineage_and_is_the_same_otherwise() -> None:
     driver = in_round(1, 2)
     before = driver.run
     driver.send(stimuli.RunRestored("0f" * 16))
-    assert driver.run.lineage == "0f" * 16
-    assert replace(driver.run, lineage=before.lineage, now_s=before.now_s) == before
+    assert driver.run.identity.lineage == "0f" * 16
+    assert (
+        driver.run.with_parts(
+            replace(driver.run.identity, lineage=before.identity.lineage),
+            replace(driver.run.clock, now_s=before.clock.now_s),
+        )
+        == before
+    )
 
 
 def test_trigger_that_the_phase_does_not_have_is_an_internal_error() -> None:

@@ -88,7 +88,7 @@ def test_training_ends_when_all_witnesses_that_are_left_saw_everything() -> None
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.attest(client(2))
     assert "all 2 witnesses that are left saw every result" in reasons(driver)
-    assert driver.run.attempt == 1, "two of four are no quorum, and nobody else can attest"
+    assert driver.run.progress.attempt == 1, "two of four are no quorum, and nobody else can attest"
 
 
 def test_training_goes_on_until_a_quorum_saw_the_last_result() -> None:
@@ -101,7 +101,7 @@ def test_training_goes_on_until_a_quorum_saw_the_last_result() -> None:
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.attest(client(3))
     assert "3 of 4 witnesses saw every result" in reasons(driver)
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
 
 
 def test_witnessing_ends_when_every_witness_left_or_had_its_last_word() -> None:
@@ -124,7 +124,7 @@ def test_witnessing_goes_on_where_a_quorum_disagrees_on_the_replica() -> None:
     driver.attest(client(3), replica_digest=digest_of("another"))
     assert driver.in_phase(RunState.ROUND_WITNESS)
     driver.attest(client(4))
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
 
 
 def test_epoch_says_why_it_ends() -> None:
@@ -156,7 +156,7 @@ def test_cooldown_without_a_checkpoint_says_what_it_lacked() -> None:
     driver = in_round(1, 2, config__epoch_time=61)
     driver.play_epoch(seconds_per_round=40)
     for number in (1, 2):
-        report = CheckpointReport(driver.run.replica_step, digest_of("r"), None, 0)
+        report = CheckpointReport(driver.run.progress.replica_step, digest_of("r"), None, 0)
         driver.send(stimuli.CheckpointReported(client(number), report))
     driver.pass_time(30)
     assert last_reason(driver) == "time is over without a verified checkpoint (agreed)"
@@ -182,7 +182,7 @@ def test_run_with_carried_work_is_not_done_before_its_drain_rounds() -> None:
     driver.deliver(client(1))
     fail(driver, 2)
     driver.attest(client(1), client(2))
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
     assert driver.in_phase(RunState.ROUND_TRAIN)
     assert total_batches(driver.round.work.shared) == 6
     driver.play_round()

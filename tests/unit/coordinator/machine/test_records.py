@@ -27,7 +27,7 @@ def published(run: Run, version: int) -> Sha256:
 
 
 def withdrawal(run: Run, number: int) -> Stamped:
-    return Stamped(stimuli.ClientWithdrew(client(number)), run.now_s + 1, Seed(digest_of(f"seed {number}")))
+    return Stamped(stimuli.ClientWithdrew(client(number)), run.clock.now_s + 1, Seed(digest_of(f"seed {number}")))
 
 
 def segment_of(*numbers: int) -> tuple[Segment, Run]:
@@ -77,7 +77,7 @@ def test_document_that_was_never_published_is_found() -> None:
 
 def test_record_with_a_refused_stimulus_is_found() -> None:
     segment, run = segment_of()
-    ejected = Stamped(stimuli.ClientEjected(client(9)), run.now_s, Seed(digest_of("seed")))
+    ejected = Stamped(stimuli.ClientEjected(client(9)), run.clock.now_s, Seed(digest_of("seed")))
     record = encode_record(8, 2, published(run, 2), (ejected,))
     with pytest.raises(ReplayDiffers, match="journal entry 8 holds a refused stimulus"):
         replay(Segment(0, segment.snapshot, (record,)))

@@ -14,12 +14,12 @@ from tests.support.drive.machine_driver import client, in_round
 def run_with(*last_misses: str, members: int, min_clients: int = 1) -> Run:
     """Return a run in which a member rests for each of these reasons, and further ones do not."""
     run = in_round(*range(1, members + 1), config__init_min_clients=members, config__min_clients=min_clients).run
-    resting = dict(run.members)
+    resting = dict(run.members.by_id)
     for number, miss in enumerate(last_misses, 1):
-        member = run.members[client(number)]
-        conduct = replace(member.conduct, rests_until_s=run.now_s + 1, last_miss=miss)
+        member = run.members.by_id[client(number)]
+        conduct = replace(member.conduct, rests_until_s=run.clock.now_s + 1, last_miss=miss)
         resting[client(number)] = replace(member, conduct=conduct)
-    return replace(run, members=resting)
+    return run.with_parts(replace(run.members, by_id=resting))
 
 
 def test_run_whose_members_all_rest_says_who_failed_with_what() -> None:
@@ -45,12 +45,13 @@ def test_run_that_has_enough_members_without_them_does_not_wait(resting: int, me
 def test_run_waits_as_long_as_the_rest_that_it_needs() -> None:
     run = run_with("x", members=2, min_clients=2)
     assert hold_reason(run) is not None
-    assert hold_reason(replace(run, now_s=run.now_s + 1)) is None
+    assert hold_reason(run.with_parts(replace(run.clock, now_s=run.clock.now_s + 1))) is None
 
 
 @pytest.mark.parametrize("phase", [RunState.PAUSED, RunState.FINISHED])
 def test_run_that_an_operator_or_its_end_holds_waits_for_nobody(phase: RunState) -> None:
-    assert hold_reason(replace(run_with("x", members=1), phase=phase)) is None
+    before = run_with("x", members=1)
+    assert hold_reason(before.with_parts(replace(before.clock, phase=phase))) is None
 
 
 @pytest.mark.parametrize(("resting", "more"), [(1, ""), (3, ""), (4, " and 1 more")])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from epochal.coordinator.machine.membership import MAX_MEMBERS
-from epochal.coordinator.machine.run import Suspect
+from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.stimuli import CheckpointReported, ResultCommitted, ResultRejected
 from epochal.coordinator.machine.views import blobs_needed, document_of, expected_blob
 from epochal.state.documents import MAX_REASON_CHARS, MAX_RUN_DOCUMENT_BYTES
@@ -37,17 +37,19 @@ def test_expected_blob_names_only_what_was_announced() -> None:
 def test_document_counts_work_that_waits_and_work_that_left() -> None:
     driver = in_round(1, 2, config__total_steps=9)
     driver.play_round()
-    run = replace(
-        driver.run,
-        carried=(BatchId(40, 43),),
-        suspects=(Suspect(BatchId(50, 52), (), ""),),
-        quarantined=(Suspect(BatchId(60, 61), (), ""), Suspect(BatchId(63, 63), (), "")),
-        reason="x" * 1000,
+    run = driver.run.with_parts(
+        replace(
+            driver.run.work,
+            carried=(BatchId(40, 43),),
+            suspects=(Suspect(BatchId(50, 52), (), ""),),
+            quarantined=(Suspect(BatchId(60, 61), (), ""), Suspect(BatchId(63, 63), (), "")),
+        ),
+        replace(driver.run.clock, reason="x" * 1000),
     )
     document = document_of(run, 5)
     assert (document.version, document.step, document.total_steps, document.cursor) == (5, 2, 9, 24)
     assert (document.carried_batches, document.quarantined_batches) == (7, 3)
-    assert document.last_outcome_sha256 == document_digest(driver.run.outcomes[1])
+    assert document.last_outcome_sha256 == document_digest(driver.run.models.outcomes[1])
     assert len(document.reason) == MAX_REASON_CHARS
     assert document.round is not None
     assert (document.round.roster_count, document.round.witness_count, document.round.batches) == (2, 2, 12)
@@ -94,7 +96,7 @@ def test_expected_checkpoint_names_its_replica_and_no_round() -> None:
     assert found is not None
     assert (found.step, found.attempt, found.work_sha256) == (1, 0, None)
     assert expected_blob(driver.run, writer, digest_of("another")) is None
-    (other,) = set(driver.run.members) - {writer}
+    (other,) = set(driver.run.members.by_id) - {writer}
     driver.send(CheckpointReported(other, CheckpointReport(1, digest_of("r"), digest_of("other"), 7)))
     assert expected_blob(driver.run, other, digest_of("other")) is None
 
@@ -114,7 +116,7 @@ def test_blobs_of_a_checkpoint_under_way_are_needed() -> None:
     driver.play_round()
     before = blobs_needed(driver.run)
     writer = driver.checkpointer()
-    (other,) = set(driver.run.members) - {writer}
+    (other,) = set(driver.run.members.by_id) - {writer}
     driver.send(CheckpointReported(other, CheckpointReport(1, digest_of("r"), None, 0)))
     assert blobs_needed(driver.run) == before
     driver.send(CheckpointReported(writer, CheckpointReport(1, digest_of("another"), digest_of("blob"), 7)))

@@ -113,7 +113,7 @@ async def test_blob_that_was_announced_to_another_coordinator_is_not_swept() -> 
 
     async def catch_up() -> None:
         reference = CheckpointRef(0, sha256_hex(LARGE), len(LARGE), Sha256("ef" * 32))
-        runs.append(replace(runs[0], checkpoints=(reference,)))
+        runs.append(runs[0].with_parts(replace(runs[0].models, checkpoints=(reference,))))
 
     maintenance = Maintenance(store, lambda: runs[-1], lambda _: None, catch_up)
     async with asyncio.TaskGroup() as tasks:

@@ -25,7 +25,7 @@ def openings() -> list[Past]:
 
 def test_replica_of_long_ago_is_not_known_to_be_vouched_for(openings: list[Past]) -> None:
     last = openings[-1]
-    assert last.run.step > 1
+    assert last.run.progress.step > 1
     assert not last.ended, "its rounds are in segments that are not kept"
     found = trust_of(last)
     assert (found.vouched, found.is_vouched_known) == (None, False)
@@ -33,6 +33,6 @@ def test_replica_of_long_ago_is_not_known_to_be_vouched_for(openings: list[Past]
 
 def test_run_without_an_applied_round_is_known_to_have_nothing_vouched_for(openings: list[Past]) -> None:
     first = openings[0]
-    assert first.run.step <= 1
+    assert first.run.progress.step <= 1
     found = trust_of(first)
     assert (found.vouched, found.is_vouched_known) == (None, True)

@@ -60,9 +60,9 @@ def test_status_shows_the_share_of_waiting_and_its_causes() -> None:
 def test_client_that_says_nothing_keeps_what_it_said() -> None:
     driver = in_round(1, 2, config__total_steps=9)
     play_round(driver, of_round(5.0))
-    before = driver.run.members[client(1)].data_waits
+    before = driver.run.members.by_id[client(1)].data_waits
     play_round(driver, METRICS)
-    assert driver.run.members[client(1)].data_waits == before
+    assert driver.run.members.by_id[client(1)].data_waits == before
 
 
 def test_claims_have_no_consequences() -> None:
@@ -70,9 +70,9 @@ def test_claims_have_no_consequences() -> None:
     for _ in range(3):
         play_round(honest, METRICS)
         play_round(other, replace(of_round(MAX_CLAIMED_S, MAX_CLAIMED_S), loss=METRICS.loss, tokens=METRICS.tokens))
-    silent = {who: replace(member, data_waits=None) for who, member in other.run.members.items()}
-    assert {**honest.run.members} == silent
-    assert honest.run.train_times == other.run.train_times
+    silent = {who: replace(member, data_waits=None) for who, member in other.run.members.by_id.items()}
+    assert {**honest.run.members.by_id} == silent
+    assert honest.run.pace.train_times == other.run.pace.train_times
 
 
 def test_last_rounds_count_most() -> None:

@@ -21,7 +21,7 @@ def test_round_ends_with_a_quorum_and_the_overtaken_are_not_blamed() -> None:
     driver = in_round(1, 2, 3, 4, config__total_steps=50)
     driver.deliver(*(client(number) for number in (1, 2, 3, 4)))
     driver.attest(*(client(number) for number in (1, 2, 3)))
-    assert driver.run.step == 2, "nobody waits for the fourth witness"
+    assert driver.run.progress.step == 2, "nobody waits for the fourth witness"
     assert unattested(driver, 1, 2, 3, 4) == [0, 0, 0, 0]
     assert misses(driver, 1, 2, 3, 4) == [0, 0, 0, 0]
 
@@ -33,13 +33,13 @@ def test_silent_witness_that_the_round_needs_rests_after_three_rounds() -> None:
         driver.attest(client(1))
         driver.pass_time(61)
         driver.pass_time(11)
-        assert (driver.run.step, driver.run.attempt) == (1, lost), "two of two must attest"
+        assert (driver.run.progress.step, driver.run.progress.attempt) == (1, lost), "two of two must attest"
         assert unattested(driver, 1, 2) == [0, lost]
     assert misses(driver, 1, 2) == [0, 0]
     assert driver.in_phase(RunState.ROUND_TRAIN)
     assert list(driver.round.plan.positions) == [client(1)]
     driver.play_round()
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
 
 
 def test_witness_that_withholds_what_the_others_hold_is_blamed() -> None:
@@ -49,7 +49,7 @@ def test_witness_that_withholds_what_the_others_hold_is_blamed() -> None:
     driver.pass_time(61)
     driver.send(stimuli.AttestationReceived(client(2), Attestation(1, 0, driver.replica_digest(), "0")))
     driver.pass_time(11)
-    assert driver.run.attempt == 1
+    assert driver.run.progress.attempt == 1
     assert unattested(driver, 1, 2) == [0, 1]
 
 

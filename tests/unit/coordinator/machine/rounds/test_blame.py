@@ -76,12 +76,12 @@ def nobody(_: ClientId, __: BatchId) -> bool:
 def test_batch_that_three_members_fail_on_is_quarantined(named: bool, clients: int) -> None:
     driver = in_round(*range(1, clients + 1), config__init_min_clients=clients, config__total_steps=40)
     play_rounds(driver, everyone_on(BAD), 80, named=named)
-    assert [item.batch_id for item in driver.run.quarantined] == [BAD]
+    assert [item.batch_id for item in driver.run.work.quarantined] == [BAD]
     (told,) = [item for item in driver.instructions if isinstance(item, BatchesQuarantined)]
     assert len(set(told.against)) == MEMBERS_BEFORE_QUARANTINE
     assert driver.in_phase(RunState.COOLDOWN)
-    assert driver.run.carried == ()
-    assert driver.run.suspects == ()
+    assert driver.run.work.carried == ()
+    assert driver.run.work.suspects == ()
 
 
 @pytest.mark.parametrize("clients", [1, 2])
@@ -89,19 +89,19 @@ def test_fewer_than_three_members_quarantine_nothing_and_go_on(clients: int) -> 
     driver = in_round(*range(1, clients + 1), config__init_min_clients=clients, config__total_steps=20)
     play_rounds(driver, everyone_on(BAD), 200)
     assert driver.in_phase(RunState.COOLDOWN)
-    assert driver.run.quarantined == ()
-    assert [suspect.batch_id for suspect in driver.run.suspects] == [BAD]
-    assert driver.run.carried == ()
-    assert driver.run.batches_applied == driver.run.cursor - 1
-    assert driver.run.step == 21
+    assert driver.run.work.quarantined == ()
+    assert [suspect.batch_id for suspect in driver.run.work.suspects] == [BAD]
+    assert driver.run.work.carried == ()
+    assert driver.run.work.batches_applied == driver.run.work.cursor - 1
+    assert driver.run.progress.step == 21
 
 
 def test_pauses_between_attempts_at_a_batch_grow() -> None:
     driver = in_round(1, config__init_min_clients=1, config__total_steps=300)
     attempted = []
-    while driver.run.step < 200:
+    while driver.run.progress.step < 200:
         if any(item.batch_id == BAD for item in driver.round.work.isolated):
-            attempted.append(driver.run.step)
+            attempted.append(driver.run.progress.step)
         play(driver, everyone_on(BAD))
     pauses = [later - earlier for earlier, later in pairwise(attempted)]
     assert pauses[:6] == [2, 4, 8, 16, 32, 64]
@@ -111,8 +111,8 @@ def test_pauses_between_attempts_at_a_batch_grow() -> None:
 def test_members_that_fail_on_everything_quarantine_nothing() -> None:
     driver = in_round(1, 2, 3, 4, config__init_min_clients=4, config__total_steps=20)
     play_rounds(driver, lambda client_id, _: client_id != client(4), 60)
-    assert driver.run.quarantined == ()
-    assert driver.run.suspects == (), "nobody believes them while another member delivers"
+    assert driver.run.work.quarantined == ()
+    assert driver.run.work.suspects == (), "nobody believes them while another member delivers"
     assert driver.in_phase(RunState.COOLDOWN)
 
 
@@ -120,19 +120,19 @@ def test_lone_member_that_always_fails_quarantines_nothing() -> None:
     driver = in_round(1, config__init_min_clients=1)
     for _ in range(3):
         play(driver, lambda *_: True)
-    assert driver.run.suspects
-    assert all(suspect.against == () for suspect in driver.run.suspects)
-    assert driver.run.quarantined == ()
-    assert driver.run.step == 1
+    assert driver.run.work.suspects
+    assert all(suspect.against == () for suspect in driver.run.work.suspects)
+    assert driver.run.work.quarantined == ()
+    assert driver.run.progress.step == 1
 
 
 def test_suspects_of_nondeliverers_are_carried_once_anybody_delivers() -> None:
     driver = in_round(1, 2, config__init_min_clients=2)
     play(driver, lambda *_: True)
-    failed = [suspect.batch_id for suspect in driver.run.suspects]
+    failed = [suspect.batch_id for suspect in driver.run.work.suspects]
     assert len(failed) == 2
     driver.play_round()
-    assert not driver.run.suspects
+    assert not driver.run.work.suspects
     driver.play_round()
     assert set(failed) <= set(batches(driver.applied))
 
@@ -141,7 +141,7 @@ def test_member_counts_only_while_its_last_result_is_recent() -> None:
     driver = in_round(1, 2, config__init_min_clients=2, config__total_steps=100)
     driver.play_round()
     assert has_delivered_lately(driver.run, client(1))
-    while driver.run.step <= 1 + DELIVERED_LATELY_STEPS:
+    while driver.run.progress.step <= 1 + DELIVERED_LATELY_STEPS:
         assert has_delivered_lately(driver.run, client(1))
         driver.deliver(client(2))
         if client(1) in driver.round.pending:
@@ -157,8 +157,8 @@ def test_bad_data_with_on_bad_data_stop_pauses_and_keeps_the_batch() -> None:
     assert driver.in_phase(RunState.COOLDOWN)
     driver.make_checkpoint()
     assert driver.in_phase(RunState.PAUSED)
-    assert driver.run.quarantined == ()
-    assert [suspect.batch_id for suspect in driver.run.suspects] == [BAD]
+    assert driver.run.work.quarantined == ()
+    assert [suspect.batch_id for suspect in driver.run.work.suspects] == [BAD]
 
 
 @pytest.mark.parametrize("kind", ["unavailable", "trainer"])
@@ -167,10 +167,10 @@ def test_failure_that_is_not_the_datas_is_carried_and_never_suspected(kind: Fail
     for attempt in range(2):
         fail(driver, client(1), kind)
         fail(driver, client(2), kind)
-        assert (driver.run.step, driver.run.attempt) == (1, attempt + 1)
-    assert driver.run.suspects == ()
+        assert (driver.run.progress.step, driver.run.progress.attempt) == (1, attempt + 1)
+    assert driver.run.work.suspects == ()
     driver.play_round()
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
 
 
 def test_batch_that_failed_once_is_attempted_alone_by_another_and_cleared() -> None:
@@ -182,26 +182,26 @@ def test_batch_that_failed_once_is_attempted_alone_by_another_and_cleared() -> N
     assert (item.batch_id, item.tried) == (bad, (client(1),))
     assert driver.round.plan.assignments[client(1)] != (bad,)
     driver.play_round()
-    assert driver.run.suspects == ()
+    assert driver.run.work.suspects == ()
 
 
 def test_drain_rounds_leave_a_batch_that_waits_and_the_run_ends() -> None:
     driver = in_round(1, 2, config__init_min_clients=2, config__total_steps=3)
     play_rounds(driver, everyone_on(BatchId(30, 30)), 40)
     assert driver.in_phase(RunState.COOLDOWN)
-    assert total_batches(suspect.batch_id for suspect in driver.run.suspects) == 1
-    assert driver.run.carried == ()
+    assert total_batches(suspect.batch_id for suspect in driver.run.work.suspects) == 1
+    assert driver.run.work.carried == ()
 
 
 def quarantined(driver: Driver) -> list[BatchId]:
-    return [item.batch_id for item in driver.run.quarantined]
+    return [item.batch_id for item in driver.run.work.quarantined]
 
 
 def with_quarantine(*bad: int, steps: int = 30) -> Driver:
     """Return a driver whose run has quarantined these batches, and gone on."""
     driver = in_round(1, 2, 3, config__init_min_clients=3, config__total_steps=steps)
     for _ in range(40):
-        if len(driver.run.quarantined) < len(bad):
+        if len(driver.run.work.quarantined) < len(bad):
             play(driver, lambda _, batch: batch.start in bad)
     assert sorted(quarantined(driver)) == [BatchId(number, number) for number in bad]
     return driver
@@ -221,7 +221,7 @@ def test_release_of_all_carries_each_quarantined_batch() -> None:
     driver = with_quarantine(5, 6)
     driver.send(stimuli.BatchesReleased(None))
     assert quarantined(driver) == []
-    assert BatchId(5, 6) in driver.run.carried
+    assert BatchId(5, 6) in driver.run.work.carried
 
 
 @pytest.mark.parametrize("intervals", [None, (BatchId(0, 100),)])
@@ -245,7 +245,7 @@ def test_release_after_the_end_reopens_the_run() -> None:
     assert driver.in_phase(RunState.FINISHED)
     driver.send(stimuli.BatchesReleased(None))
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
-    assert driver.run.reason == "an operator released quarantined batches"
+    assert driver.run.clock.reason == "an operator released quarantined batches"
     driver.pass_time(2)
     driver.warm_up()
     driver.play_round()
@@ -266,7 +266,7 @@ class Oracle:
 
     def watch(self, driver: Driver, client_id: ClientId, named: BatchId | None) -> None:
         outcomes = [item.outcome for item in driver.instructions if isinstance(item, OutcomeDecided) and item.outcome]
-        recent = [outcome for outcome in outcomes if outcome.step >= driver.run.step - DELIVERED_LATELY_STEPS]
+        recent = [outcome for outcome in outcomes if outcome.step >= driver.run.progress.step - DELIVERED_LATELY_STEPS]
         assigned = driver.round.plan.assignments[client_id]
         exact = named or (assigned[0] if len(assigned) == 1 and assigned[0].count == 1 else None)
         if exact and any(entry.client_id == client_id for outcome in recent for entry in outcome.entries):
@@ -287,4 +287,4 @@ def test_quarantined_are_the_batches_that_three_deliverers_named(data: st.DataOb
     for _ in range(40):
         if driver.run.round is not None:
             play(driver, fails, named=random.random() < 0.7, watch=oracle.watch)
-        assert {item.batch_id for item in driver.run.quarantined} == oracle.expected(driver)
+        assert {item.batch_id for item in driver.run.work.quarantined} == oracle.expected(driver)

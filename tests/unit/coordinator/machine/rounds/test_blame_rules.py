@@ -14,8 +14,9 @@ from epochal.coordinator.machine.blame import (
     blame_after,
     release,
 )
+from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.round_reliability import with_conduct
-from epochal.coordinator.machine.run import Run, Suspect
+from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import BatchesReleased
 from epochal.coordinator.machine.work import begin_round
 from epochal.state.intervals import BatchId
@@ -32,11 +33,17 @@ EVERYONE = {1: 1, 2: 1, 3: 1}
 def run_with(*suspects: Suspect, applied_steps: Mapping[int, int | None] = EVERYONE) -> Run:
     """Return a run in step 2 whose round has these suspects, by whom results were applied last in these steps."""
     run = in_round(1, 2, 3, config__init_min_clients=3, config__total_steps=50).run
-    members = dict(run.members)
+    members = dict(run.members.by_id)
     for number, step in applied_steps.items():
         member = members[client(number)]
         members[client(number)] = replace(member, conduct=replace(member.conduct, last_applied_step=step))
-    run = replace(run, round=None, step=2, cursor=100, members=members, suspects=suspects)
+    run = replace(
+        run,
+        round=None,
+        progress=replace(run.progress, step=2),
+        work=replace(run.work, cursor=100, suspects=suspects),
+        members=replace(run.members, by_id=members),
+    )
     return begin_round(run, Seed(digest_of("seed")))
 
 
@@ -210,7 +217,7 @@ def test_suspect_that_a_nondeliverer_made_is_carried_once_anybody_delivers() -> 
 def test_run_stops_rather_than_quarantine_beyond_the_bound(quarantined: int, may: bool) -> None:
     against = tuple(client(number) for number in (1, 2, 3))
     run = run_with(Suspect(BatchId(40, 40), (), "", against, 3, 0))
-    run = replace(run, quarantined=FAR[:quarantined])
+    run = run.with_parts(replace(run.work, quarantined=FAR[:quarantined]))
     blame = blamed(run, who_has(run, BatchId(40, 40)))
     assert len(blame.quarantined) == may
     assert blame.must_stop is not may
@@ -226,10 +233,24 @@ def test_message_of_a_suspect_is_bounded() -> None:
 def test_bound_of_quarantine_counts_what_this_round_quarantines_too() -> None:
     against = tuple(client(number) for number in (1, 2, 3))
     bad = tuple(Suspect(BatchId(number, number), (), "", against, 3, 0) for number in (40, 41))
-    run = begin_round(replace(run_with(), round=None, step=51, suspects=bad), Seed(digest_of("seed")))
+    before = run_with()
+    run = begin_round(
+        replace(
+            before,
+            round=None,
+            progress=replace(before.progress, step=51),
+            work=replace(before.work, suspects=bad),
+        ),
+        Seed(digest_of("seed")),
+    )
     assert run.round is not None
     failing = tuple(run.round.plan.assignments)
-    blame = blamed(replace(run, step=2, quarantined=FAR[: MAX_QUARANTINED_INTERVALS - 1]), *failing)
+    blame = blamed(
+        run.with_parts(
+            replace(run.progress, step=2), replace(run.work, quarantined=FAR[: MAX_QUARANTINED_INTERVALS - 1])
+        ),
+        *failing,
+    )
     assert (len(blame.quarantined), len(blame.suspects), blame.must_stop) == (1, 1, True)
 
 
@@ -242,10 +263,16 @@ def test_only_single_batches_leave_the_run() -> None:
 
 
 def test_released_batches_get_the_last_rounds_anew() -> None:
-    run = replace(run_with(), round=None, quarantined=FAR[:2], drain_rounds=3)
+    before = run_with()
+    run = replace(
+        before,
+        round=None,
+        work=replace(before.work, quarantined=FAR[:2]),
+        progress=replace(before.progress, drain_rounds=3),
+    )
     after, _ = release(run, BatchesReleased((FAR[1].batch_id,)))
-    assert (after.drain_rounds, after.quarantined) == (0, FAR[:1])
-    assert after.carried == (FAR[1].batch_id, *run.carried)
+    assert (after.progress.drain_rounds, after.work.quarantined) == (0, FAR[:1])
+    assert after.work.carried == (FAR[1].batch_id, *run.work.carried)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +286,8 @@ def test_failure_on_a_suspect_is_no_miss_of_who_delivers_or_beside_results(
     assert run.round is not None
     failing = who_has(run, suspect.batch_id)
     current = replace(run.round, failures={failing: FailureReport(2, 0, "corrupt", "bad", None)})
-    applied = frozenset[ClientId]() if is_void else frozenset({next(who for who in run.members if who != failing)})
+    applied = (
+        frozenset[ClientId]() if is_void else frozenset({next(who for who in run.members.by_id if who != failing)})
+    )
     after, _ = with_conduct(run, current, applied, None if is_void else digest_of("replica 1"))
-    assert after.members[failing].conduct.missed == missed
+    assert after.members.by_id[failing].conduct.missed == missed

@@ -47,17 +47,17 @@ def deliver_all_but_newcomers(driver: Driver, *numbers: int) -> None:
 def test_newcomers_that_say_nothing_do_not_void_a_round() -> None:
     driver = with_silent_newcomers()
     assert set(driver.round.plan.witnesses) == {client(1), client(2)}
-    step = driver.run.step
+    step = driver.run.progress.step
     deliver_all_but_newcomers(driver)
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
     assert driver.in_phase(RunState.ROUND_WITNESS), "clients attest once no more results are waited for"
     driver.attest(client(1), client(2))
-    assert driver.run.step == step + 1
+    assert driver.run.progress.step == step + 1
 
 
 def test_round_waits_for_newcomers_as_long_again_as_for_the_others() -> None:
     driver = with_silent_newcomers()
-    step = driver.run.step
+    step = driver.run.progress.step
     driver.pass_time(5)
     deliver_all_but_newcomers(driver)
     driver.pass_time(2)
@@ -66,20 +66,20 @@ def test_round_waits_for_newcomers_as_long_again_as_for_the_others() -> None:
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.pass_time(0.1)
     driver.attest(client(1), client(2))
-    assert driver.run.step == step + 1
+    assert driver.run.progress.step == step + 1
 
 
 def test_newcomers_that_say_nothing_rest_and_leave_the_time_limit_as_it_is() -> None:
     driver = with_silent_newcomers()
-    limit_s = train_limit_s(driver.run)
+    limit_s = train_limit_s(driver.run.pace, driver.run.state_file.config.max_round_train_time)
     for waits_s in (TIME_FOR_NEWCOMERS_S, 0, 0):  # the first round has waited in vain, so the next ones do not wait
         deliver_all_but_newcomers(driver)
         driver.pass_time(waits_s)
         driver.attest(client(1), client(2))
         driver.next_round()
-        assert train_limit_s(driver.run) <= limit_s
+        assert train_limit_s(driver.run.pace, driver.run.state_file.config.max_round_train_time) <= limit_s
     run = driver.run
-    resting = {member.client_id for member in run.members.values() if member.conduct.is_resting(run.now_s)}
+    resting = {member.client_id for member in run.members.by_id.values() if member.conduct.is_resting(run.clock.now_s)}
     assert resting == {client(number) for number in NEWCOMERS}
 
 
@@ -102,8 +102,12 @@ def test_rounds_wait_for_newcomers_again_a_while_after_one_did_in_vain() -> None
 def test_round_that_starts_as_the_pause_ends_waits_for_newcomers() -> None:
     driver = with_silent_newcomers()
     run, settled = driver.run, replace(driver.round, settled_in_s=0.0)
-    assert not only_newcomers_are_late(replace(run, newcomers_from_s=run.phase_started_s), settled)
-    assert only_newcomers_are_late(replace(run, newcomers_from_s=run.phase_started_s + 0.001), settled)
+    assert not only_newcomers_are_late(
+        run.with_parts(replace(run.pace, newcomers_from_s=run.clock.phase_started_s)), settled
+    )
+    assert only_newcomers_are_late(
+        run.with_parts(replace(run.pace, newcomers_from_s=run.clock.phase_started_s + 0.001)), settled
+    )
 
 
 def test_pause_between_waits_in_vain_doubles_until_a_newcomer_delivers() -> None:
@@ -114,8 +118,8 @@ def test_pause_between_waits_in_vain_doubles_until_a_newcomer_delivers() -> None
     def pause_s(current: Round, *, is_applied: bool) -> float:
         nonlocal run
         run = with_pace(run, current, is_applied=is_applied)
-        assert run.newcomers_from_s is not None
-        return run.newcomers_from_s - run.now_s
+        assert run.pace.newcomers_from_s is not None
+        return run.pace.newcomers_from_s - run.clock.now_s
 
     multiples = [pause_s(waited, is_applied=True) / ROUNDS_PER_WAIT for _ in range(MAX_WAIT_DOUBLINGS + 2)]
     assert multiples == [*(2.0**number for number in range(MAX_WAIT_DOUBLINGS + 1)), 2.0**MAX_WAIT_DOUBLINGS]
@@ -140,8 +144,8 @@ def test_newcomers_that_fail_at_the_last_moment_are_not_waited_for_either() -> N
         report = FailureReport(current.step, current.attempt, "trainer", "too late to be waited for", None)
         driver.send(stimuli.StepFailed(client_id, report))
     driver.attest(client(1), client(2))
-    assert driver.run.newcomers_from_s == pytest.approx(driver.now_s + ROUNDS_PER_WAIT * 4.9)
-    assert driver.run.train_times[-1] == pytest.approx(5)
+    assert driver.run.pace.newcomers_from_s == pytest.approx(driver.now_s + ROUNDS_PER_WAIT * 4.9)
+    assert driver.run.pace.train_times[-1] == pytest.approx(5)
 
 
 def test_wait_for_a_member_that_delivered_before_is_not_the_newcomers() -> None:
@@ -152,8 +156,8 @@ def test_wait_for_a_member_that_delivered_before_is_not_the_newcomers() -> None:
     driver.pass_time(2.5)
     driver.attest(client(1))
     driver.pass_time(11)
-    assert driver.run.newcomers_from_s is not None
-    assert driver.run.newcomers_from_s < driver.now_s + ROUNDS_PER_WAIT * 3
+    assert driver.run.pace.newcomers_from_s is not None
+    assert driver.run.pace.newcomers_from_s < driver.now_s + ROUNDS_PER_WAIT * 3
 
 
 def test_results_of_newcomers_say_nothing_of_the_time_limit() -> None:
@@ -169,12 +173,12 @@ def test_outage_of_the_coordinator_is_no_time_without_waits() -> None:
     deliver_all_but_newcomers(driver)
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
     driver.attest(client(1), client(2))
-    before_s = driver.run.newcomers_from_s
+    before_s = driver.run.pace.newcomers_from_s
     assert before_s is not None
     outage_s = 10_000
-    driver.now_s = driver.run.now_s + outage_s
+    driver.now_s = driver.run.clock.now_s + outage_s
     driver.send(stimuli.CoordinatorStarted())
-    assert driver.run.newcomers_from_s == before_s + outage_s
+    assert driver.run.pace.newcomers_from_s == before_s + outage_s
 
 
 def test_newcomer_without_work_keeps_the_share_of_a_newcomer() -> None:
@@ -185,7 +189,7 @@ def test_newcomer_without_work_keeps_the_share_of_a_newcomer() -> None:
     deliver_all_but_newcomers(driver)
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
     driver.attest(client(1), client(2))
-    assert {driver.run.members[client_id].conduct.earned for client_id in idle} == {NEWCOMER_SHARE_UNITS}
+    assert {driver.run.members.by_id[client_id].conduct.earned for client_id in idle} == {NEWCOMER_SHARE_UNITS}
 
 
 def test_every_newcomer_gets_its_turn() -> None:
@@ -203,7 +207,9 @@ def test_every_newcomer_gets_its_turn() -> None:
 
 def test_newcomers_are_asked_for_a_checkpoint_only_after_the_others() -> None:
     driver = with_silent_newcomers()
-    driver.run = replace(driver.run, epoch_started_s=driver.run.now_s - driver.run.state_file.config.epoch_time)
+    driver.run = driver.run.with_parts(
+        replace(driver.run.clock, epoch_started_s=driver.run.clock.now_s - driver.run.state_file.config.epoch_time)
+    )
     deliver_all_but_newcomers(driver)
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
     driver.attest(client(1), client(2))

@@ -6,7 +6,7 @@ import pytest
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import OutcomeDecided
-from epochal.coordinator.machine.run import LOSS_HISTORY_LENGTH
+from epochal.coordinator.machine.parts.run_records import LOSS_HISTORY_LENGTH
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.weights import number_of
 from epochal.state.wire import ClientId
@@ -15,7 +15,7 @@ from tests.support.drive.machine_driver import Driver, client, digest_of, in_rou
 
 def deliver(driver: Driver, number: int, loss: float | None, tokens: int, replica: str | None = None) -> None:
     """Deliver a result that claims this loss over these tokens."""
-    current, result = driver.round, digest_of(f"{number} {driver.run.step} {driver.run.attempt}")
+    current, result = driver.round, digest_of(f"{number} {driver.run.progress.step} {driver.run.progress.attempt}")
     metrics = ResultMetrics(loss=loss, tokens=tokens, train_s=0.1)
     commitment = ResultCommitment(current.step, current.attempt, result, 10, metrics)
     driver.send(stimuli.ResultCommitted(client(number), commitment))
@@ -32,8 +32,8 @@ def test_loss_of_a_step_is_the_mean_over_the_tokens_of_its_results() -> None:
     for number, (loss, tokens) in enumerate([(1.0, 30), (4.0, 10), (None, 7), (9.0, 0)], 1):
         deliver(driver, number, loss, tokens)
     driver.attest(*driver.round.plan.witnesses)
-    assert driver.run.losses == ((1, 1.75),)
-    assert [driver.run.members[client(number)].last_loss for number in (1, 2, 3, 4)] == [1.0, 4.0, None, 9.0]
+    assert driver.run.records.losses == ((1, 1.75),)
+    assert [driver.run.members.by_id[client(number)].last_loss for number in (1, 2, 3, 4)] == [1.0, 4.0, None, 9.0]
 
 
 @pytest.mark.parametrize(("loss", "tokens"), [(None, 16), (2.0, 0), (1e308, 2**62)])
@@ -42,16 +42,16 @@ def test_step_without_a_finite_loss_adds_none(loss: float | None, tokens: int) -
     deliver(driver, 1, loss, tokens)
     deliver(driver, 2, loss, tokens)
     driver.attest(*driver.round.plan.witnesses)
-    assert driver.run.step == 2
-    assert driver.run.losses == ()
+    assert driver.run.progress.step == 2
+    assert driver.run.records.losses == ()
 
 
 def test_losses_of_the_last_steps_are_kept() -> None:
     driver = in_round(1, 2, config__total_steps=9)
     old = tuple((-step, 1.0) for step in range(LOSS_HISTORY_LENGTH, 0, -1))
-    driver.run = replace(driver.run, losses=old)
+    driver.run = driver.run.with_parts(replace(driver.run.records, losses=old))
     driver.play_round()
-    assert driver.run.losses == (*old[1:], (1, 2.0))
+    assert driver.run.records.losses == (*old[1:], (1, 2.0))
 
 
 def test_loss_of_a_member_that_left_is_forgotten_and_counts_in_the_step() -> None:
@@ -60,23 +60,23 @@ def test_loss_of_a_member_that_left_is_forgotten_and_counts_in_the_step() -> Non
         deliver(driver, number, loss, 16)
     driver.send(stimuli.ClientWithdrew(client(3)))
     driver.attest(client(1), client(2))
-    assert driver.run.losses == ((1, 3.0),)
-    assert set(driver.run.members) == {client(1), client(2)}
+    assert driver.run.records.losses == ((1, 3.0),)
+    assert set(driver.run.members.by_id) == {client(1), client(2)}
 
 
 def test_applied_round_counts_its_batches_and_begins_the_next_step() -> None:
     driver = in_round(1, 2, 3, config__total_steps=9)
     driver.pass_time(60)
     driver.pass_time(10)
-    assert (driver.run.step, driver.run.attempt, driver.run.height) == (1, 1, 1)
-    assert driver.run.batches_applied == 0
-    assert not driver.run.rebuild
+    assert (driver.run.progress.step, driver.run.progress.attempt, driver.run.progress.height) == (1, 1, 1)
+    assert driver.run.work.batches_applied == 0
+    assert not driver.run.models.rebuild
     driver.play_round()
-    assert (driver.run.step, driver.run.attempt, driver.run.height) == (2, 0, 2)
-    assert driver.run.batches_applied == 12
+    assert (driver.run.progress.step, driver.run.progress.attempt, driver.run.progress.height) == (2, 0, 2)
+    assert driver.run.work.batches_applied == 12
     assert driver.run.data_indices_applied == 12 * driver.run.state_file.config.data_indices_per_batch
     assert driver.run.tokens_applied == driver.run.data_indices_applied * 16
-    assert set(driver.run.outcomes) == {1}
+    assert set(driver.run.models.outcomes) == {1}
     assert reasons(driver) == ["no result was verified", "3 results"]
 
 
@@ -87,7 +87,7 @@ def test_too_few_attestations_apply_nothing_and_rebuild_nothing() -> None:
     driver.pass_time(60)
     driver.pass_time(10)
     assert reasons(driver) == ["1 of 3 witnesses attested, 2 must agree"]
-    assert not driver.run.rebuild
+    assert not driver.run.models.rebuild
 
 
 def test_agreed_replica_without_a_result_of_a_quorum_applies_nothing() -> None:
@@ -98,7 +98,7 @@ def test_agreed_replica_without_a_result_of_a_quorum_applies_nothing() -> None:
     driver.pass_time(60)
     driver.pass_time(10)
     assert reasons(driver) == ["no result was attested by a quorum"]
-    assert driver.run.rebuild
+    assert driver.run.models.rebuild
 
 
 def test_results_that_nobody_attested_rebuild_nothing_where_all_agree() -> None:
@@ -108,7 +108,7 @@ def test_results_that_nobody_attested_rebuild_nothing_where_all_agree() -> None:
     driver.pass_time(60)
     driver.pass_time(10)
     assert reasons(driver) == ["no result was attested by a quorum"]
-    assert not driver.run.rebuild
+    assert not driver.run.models.rebuild
 
 
 def deliver_of_length(driver: Driver, **norms: float) -> None:
@@ -130,7 +130,10 @@ def deliver_of_length(driver: Driver, **norms: float) -> None:
 
 
 def factors_in(driver: Driver, step: int) -> dict[ClientId, float]:
-    return {ClientId(entry.client_id): round(number_of(entry.factor), 6) for entry in driver.run.outcomes[step].entries}
+    return {
+        ClientId(entry.client_id): round(number_of(entry.factor), 6)
+        for entry in driver.run.models.outcomes[step].entries
+    }
 
 
 def test_result_that_is_too_long_is_measured_by_the_round_before() -> None:
@@ -153,7 +156,7 @@ def test_result_that_is_many_times_too_long_counts_as_a_missed_round() -> None:
     assert driver.conduct(1).missed == 0
     assert (driver.conduct(3).missed, driver.conduct(3).earned) == (1, earned // 2)
     assert driver.conduct(3).last_miss == "its result was 3.1 times as long as is usual"
-    assert driver.run.step == 4, "its work is applied all the same"
+    assert driver.run.progress.step == 4, "its work is applied all the same"
 
 
 def test_round_of_which_half_is_too_long_blames_nobody() -> None:

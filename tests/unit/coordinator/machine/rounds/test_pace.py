@@ -27,7 +27,8 @@ MOST_S = 60.0
 
 
 def run_with(times: list[float], slow_rounds: int = 0) -> Run:
-    return replace(in_round(1, 2).run, train_times=tuple(times), slow_rounds=slow_rounds)
+    before = in_round(1, 2).run
+    return before.with_parts(replace(before.pace, train_times=tuple(times), slow_rounds=slow_rounds))
 
 
 def deliver_at(driver: Driver, *clients: int, after_s: float) -> None:
@@ -44,8 +45,8 @@ def play_rounds(driver: Driver, count: int, took_s: float) -> None:
 
 def limit_of(driver: Driver) -> float:
     assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert driver.run.phase_ends_s is not None
-    return driver.run.phase_ends_s - driver.run.phase_started_s
+    assert driver.run.clock.phase_ends_s is not None
+    return driver.run.clock.phase_ends_s - driver.run.clock.phase_started_s
 
 
 @pytest.mark.parametrize(
@@ -64,12 +65,12 @@ def limit_of(driver: Driver) -> float:
     ],
 )
 def test_limit_is_a_multiple_of_the_median_within_bounds(times: list[float], slow_rounds: int, limit_s: float) -> None:
-    assert train_limit_s(run_with(times, slow_rounds)) == pytest.approx(limit_s)
+    assert train_limit_s(run_with(times, slow_rounds).pace, MOST_S) == pytest.approx(limit_s)
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=TRAIN_TIMES_KEPT), st.integers(0, MAX_DOUBLINGS))
 def test_limit_is_never_below_the_shortest_nor_above_the_longest(times: list[float], slow_rounds: int) -> None:
-    assert SHORTEST_LIMIT_S <= train_limit_s(run_with(times, slow_rounds)) <= MOST_S
+    assert SHORTEST_LIMIT_S <= train_limit_s(run_with(times, slow_rounds).pace, MOST_S) <= MOST_S
 
 
 def test_limit_follows_the_rounds_that_were_applied() -> None:
@@ -79,7 +80,7 @@ def test_limit_follows_the_rounds_that_were_applied() -> None:
     play_rounds(driver, 1, 2.0)
     assert limit_of(driver) == pytest.approx(LIMIT_PER_MEDIAN * 2)
     play_rounds(driver, TRAIN_TIMES_KEPT, 1.6)
-    assert driver.run.train_times == pytest.approx((1.6,) * TRAIN_TIMES_KEPT)
+    assert driver.run.pace.train_times == pytest.approx((1.6,) * TRAIN_TIMES_KEPT)
     assert limit_of(driver) == pytest.approx(LIMIT_PER_MEDIAN * 1.6)
 
 
@@ -89,7 +90,7 @@ def test_one_that_is_slow_does_not_count_in_the_time_of_the_others() -> None:
         deliver_at(driver, 1, 2, 3, after_s=1.0)
         deliver_at(driver, 4, after_s=40.0)
         driver.attest(*driver.round.plan.witnesses)
-    assert driver.run.train_times == pytest.approx((1.0,) * TRAIN_TIMES_NEEDED)
+    assert driver.run.pace.train_times == pytest.approx((1.0,) * TRAIN_TIMES_NEEDED)
 
 
 def test_time_until_a_quorum_had_attested_counts() -> None:
@@ -97,7 +98,7 @@ def test_time_until_a_quorum_had_attested_counts() -> None:
     deliver_at(driver, 1, 2, 3, after_s=1.0)
     driver.now_s += 5.0
     driver.attest(*driver.round.plan.witnesses)
-    assert driver.run.train_times == pytest.approx((6.0,))
+    assert driver.run.pace.train_times == pytest.approx((6.0,))
 
 
 def test_time_of_a_round_that_was_closed_counts_its_witnessing() -> None:
@@ -106,8 +107,8 @@ def test_time_of_a_round_that_was_closed_counts_its_witnessing() -> None:
     driver.pass_time(MOST_S)
     driver.now_s += 2.0
     driver.attest(*(client(number) for number in (1, 2, 3)))
-    assert driver.run.step == 2
-    assert driver.run.train_times == pytest.approx((3.0,))
+    assert driver.run.progress.step == 2
+    assert driver.run.pace.train_times == pytest.approx((3.0,))
 
 
 def test_limit_doubles_while_most_of_the_work_is_missing() -> None:
@@ -121,7 +122,7 @@ def test_limit_doubles_while_most_of_the_work_is_missing() -> None:
     assert limit_of(driver) == pytest.approx(16.0)
     deliver_at(driver, 1, 2, 3, after_s=15.0)
     driver.attest(*driver.round.plan.witnesses)
-    assert driver.run.slow_rounds == 0
+    assert driver.run.pace.slow_rounds == 0
     assert limit_of(driver) == pytest.approx(LIMIT_PER_LAST * 15), "it does not fall below what rounds take now"
 
 
@@ -131,7 +132,7 @@ def test_limit_stays_where_less_than_half_of_the_work_is_missing() -> None:
     deliver_at(driver, 1, 2, 3, after_s=2.0)
     driver.pass_time(limit_of(driver))
     driver.attest(*(client(number) for number in (1, 2, 3)))
-    assert driver.run.slow_rounds == 0
+    assert driver.run.pace.slow_rounds == 0
     assert limit_of(driver) == pytest.approx(4.0)
 
 
@@ -162,7 +163,7 @@ def test_outage_of_the_coordinator_is_not_part_of_a_rounds_time() -> None:
     driver.send(stimuli.CoordinatorStarted())
     deliver_at(driver, 1, 2, 3, after_s=1.0)
     driver.attest(*driver.round.plan.witnesses)
-    assert driver.run.train_times == pytest.approx((1.0,))
+    assert driver.run.pace.train_times == pytest.approx((1.0,))
 
 
 @pytest.mark.parametrize(("delivered", "mostly_in_s"), [(5, None), (6, 5.0)])
@@ -182,22 +183,20 @@ def test_round_is_slow_if_over_half_was_missing_at_its_time(delivered: int, time
     run = run_with([1.0], slow_rounds=3)
     assert run.round is not None
     current = replace(run.round, delivered_batches=delivered, timed_out=timed_out, train_s=2.0)
-    assert with_pace(run, current, is_applied=False).slow_rounds == slow
-    assert with_pace(run, current, is_applied=False).train_times == (1.0,)
+    assert with_pace(run, current, is_applied=False).pace.slow_rounds == slow
+    assert with_pace(run, current, is_applied=False).pace.train_times == (1.0,)
 
 
 def test_slow_rounds_are_counted_up_to_the_last_doubling() -> None:
     run = run_with([], slow_rounds=MAX_DOUBLINGS)
     assert run.round is not None
     current = replace(run.round, delivered_batches=0, timed_out=True)
-    assert with_pace(run, current, is_applied=True).slow_rounds == MAX_DOUBLINGS
+    assert with_pace(run, current, is_applied=True).pace.slow_rounds == MAX_DOUBLINGS
 
 
 def test_limit_doubles_no_further_than_its_bound() -> None:
     run = run_with([2.0] * TRAIN_TIMES_NEEDED, slow_rounds=MAX_DOUBLINGS + 1)
-    long = run.state_file.config.model_copy(update={"max_round_train_time": 10**9})
-    run = replace(run, state_file=run.state_file.model_copy(update={"config": long}))
-    assert train_limit_s(run) == LIMIT_PER_MEDIAN * 2 * 2**MAX_DOUBLINGS
+    assert train_limit_s(run.pace, 10.0**9) == LIMIT_PER_MEDIAN * 2 * 2**MAX_DOUBLINGS
 
 
 def test_closed_round_took_until_most_was_in_and_what_the_witnesses_added() -> None:
@@ -218,8 +217,8 @@ def test_wait_in_vain_begins_with_the_last_result(last_in_s: float, waited_s: fl
 def test_time_of_an_applied_round_includes_its_witnessing() -> None:
     run = run_with([1.0])
     assert run.round is not None
-    run = replace(run, now_s=run.phase_started_s + 4.0)
+    run = run.with_parts(replace(run.clock, now_s=run.clock.phase_started_s + 4.0))
     assert run.round is not None
     current = replace(run.round, delivered_batches=12, train_s=2.0)
-    assert with_pace(run, current, is_applied=True).train_times == (1.0, 6.0)
-    assert with_pace(run, replace(current, train_s=None), is_applied=True).train_times == (1.0,)
+    assert with_pace(run, current, is_applied=True).pace.train_times == (1.0, 6.0)
+    assert with_pace(run, replace(current, train_s=None), is_applied=True).pace.train_times == (1.0,)

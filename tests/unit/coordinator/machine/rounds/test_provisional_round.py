@@ -157,7 +157,7 @@ def test_provisional_round_decides_nothing() -> None:
         wrong = other.round.ahead
         assert wrong is not None
         work = replace(wrong.work, shared=wrong.work.shared[:0])
-        changed = None if other.run.step % 2 else replace(wrong, work=work, work_sha256=document_digest(work))
+        changed = None if other.run.progress.step % 2 else replace(wrong, work=work, work_sha256=document_digest(work))
         other.run = replace(other.run, round=replace(other.round, ahead=changed))
         honest.play_round()
         other.play_round()

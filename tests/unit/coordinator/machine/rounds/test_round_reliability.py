@@ -13,7 +13,7 @@ from epochal.coordinator.machine.parts.reliability import (
     NEWCOMER,
     NEWCOMER_SHARE_UNITS,
 )
-from epochal.coordinator.machine.round_reliability import MAX_DEPARTED, remembered
+from epochal.coordinator.machine.parts.run_members import MAX_DEPARTED, remembered
 from epochal.state.codecs.named import SPOKEN
 from epochal.state.documents import SHARE_UNITS_PER_BATCH
 from epochal.state.intervals import total_batches
@@ -147,10 +147,10 @@ def test_silent_member_leaves_the_roster_after_three_rounds() -> None:
     (rest,) = [item for item in driver.instructions if isinstance(item, SentToRest)]
     assert (rest.client_id, rest.rest_s) == (client(4), FIRST_REST_S)
     assert "did not arrive" in rest.reason
-    before = driver.run.step
+    before = driver.run.progress.step
     driver.play_round()
     driver.play_round()
-    assert driver.run.step == before + 2, "nobody waits for it"
+    assert driver.run.progress.step == before + 2, "nobody waits for it"
 
 
 def test_member_is_tried_again_after_its_rest_and_rests_longer_each_time() -> None:
@@ -240,7 +240,7 @@ def test_held_result_that_lacks_attestations_is_no_miss() -> None:
     driver.attest(client(3))
     driver.pass_time(61)
     driver.pass_time(11)
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
     assert misses(driver, 1, 2, 3) == [0, 0, 0]
     assert driver.conduct(3).earned == NEWCOMER_SHARE_UNITS, "nor was it applied"
 
@@ -256,11 +256,11 @@ def test_leaving_and_joining_again_changes_nothing() -> None:
     driver.join(4)
     assert driver.conduct(4) == rested
     driver.send(stimuli.ClientWithdrew(client(4)))
-    assert driver.run.departed == {client(4): rested}
+    assert driver.run.members.departed == {client(4): rested}
     driver.join(4)
     driver.ready(client(4))
     assert driver.conduct(4) == rested
-    assert driver.run.departed == {}
+    assert driver.run.members.departed == {}
     driver.play_round()
     assert client(4) not in driver.round.plan.positions
 
@@ -270,8 +270,8 @@ def test_leaving_with_work_to_do_is_a_miss_and_remembered() -> None:
     driver.deliver(client(1), client(2))
     driver.send(stimuli.ClientWithdrew(client(3)))
     driver.attest(client(1), client(2))
-    assert driver.run.departed[client(3)].missed == 1
-    assert "left before" in driver.run.departed[client(3)].last_miss
+    assert driver.run.members.departed[client(3)].missed == 1
+    assert "left before" in driver.run.members.departed[client(3)].last_miss
 
 
 def test_leaving_after_delivering_is_forgotten() -> None:
@@ -279,8 +279,8 @@ def test_leaving_after_delivering_is_forgotten() -> None:
     driver.deliver(client(1), client(2), client(3))
     driver.send(stimuli.ClientWithdrew(client(3)))
     driver.attest(client(1), client(2))
-    assert driver.run.step == 2
-    assert driver.run.departed == {}
+    assert driver.run.progress.step == 2
+    assert driver.run.members.departed == {}
 
 
 def test_departed_are_bounded_and_the_oldest_are_forgotten() -> None:
@@ -299,14 +299,14 @@ def test_run_whose_only_member_rests_comes_back_by_itself() -> None:
     driver = in_round(1, config__init_min_clients=1, config__total_steps=2)
     for _ in range(MISSES_BEFORE_REST):
         fail(driver, 1, "unavailable")
-    assert driver.run.phase is not RunState.ROUND_TRAIN
+    assert driver.run.clock.phase is not RunState.ROUND_TRAIN
     assert driver.run.ready_members() == []
     driver.next_round()
     driver.play_round()
     driver.next_round()
     driver.play_round()
     assert driver.in_phase(RunState.COOLDOWN)
-    assert driver.run.step == 3
+    assert driver.run.progress.step == 3
 
 
 def test_run_that_needs_a_member_waits_for_the_end_of_its_rest_only() -> None:
@@ -314,7 +314,7 @@ def test_run_that_needs_a_member_waits_for_the_end_of_its_rest_only() -> None:
     for _ in range(MISSES_BEFORE_REST):
         play_without(driver, 2)
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
-    assert "1 of 2 members can work, 2 needed" in driver.run.reason
+    assert "1 of 2 members can work, 2 needed" in driver.run.clock.reason
     begun_s = driver.now_s
     driver.next_round()
     assert FIRST_REST_S <= driver.now_s - begun_s <= FIRST_REST_S + 10
@@ -326,16 +326,18 @@ def test_epoch_begins_without_a_member_that_rests() -> None:
         play_without(driver, 4)
         driver.now_s += FIRST_REST_S
     play_without(driver, 4)
-    resting = driver.run.members[client(4)]
-    driver.run = replace(
-        driver.run,
-        members={
-            **driver.run.members,
-            client(4): replace(resting, conduct=replace(resting.conduct, rests_until_s=driver.now_s + 900)),
-        },
+    resting = driver.run.members.by_id[client(4)]
+    driver.run = driver.run.with_parts(
+        replace(
+            driver.run.members,
+            by_id={
+                **driver.run.members.by_id,
+                client(4): replace(resting, conduct=replace(resting.conduct, rests_until_s=driver.now_s + 900)),
+            },
+        )
     )
     driver.play_epoch(seconds_per_round=2.5)
-    assert client(4) not in {entry.client_id for entry in driver.run.checkpointing.roster.clients}  # type: ignore[union-attr]
+    assert client(4) not in {entry.client_id for entry in driver.run.models.checkpointing.roster.clients}  # type: ignore[union-attr]
     begun_s = driver.now_s
     driver.next_round()
     assert driver.now_s - begun_s < 20, "it has gathered with the others, so they need not wait for it"
@@ -352,8 +354,8 @@ def test_members_that_rest_write_the_checkpoint_if_nobody_else_can() -> None:
     assert driver.in_phase(RunState.COOLDOWN)
     assert current_checkpointer(driver.run) in driver.run.members
     driver.make_checkpoint()
-    assert driver.run.checkpoint is not None
-    assert driver.run.checkpoint.step == 1
+    assert driver.run.models.checkpoint is not None
+    assert driver.run.models.checkpoint.step == 1
 
 
 def test_round_whose_limit_was_too_short_for_most_blames_nobody() -> None:
@@ -362,5 +364,5 @@ def test_round_whose_limit_was_too_short_for_most_blames_nobody() -> None:
         driver.play_round()
     driver.next_round()
     driver.pass_time(5)  # the limit follows the quick rounds before; max_round_train_time is 60
-    assert driver.run.attempt == 1, "the round is over, and void"
+    assert driver.run.progress.attempt == 1, "the round is over, and void"
     assert misses(driver, 1, 2) == [0, 0]

@@ -78,7 +78,7 @@ def test_rejected_result_is_not_waited_for_and_its_work_is_carried() -> None:
     driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
     driver.deliver(client(2), client(3))
     driver.attest(client(1), client(2), client(3))
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
     assert total_batches(driver.applied) == 8
     assert total_batches(driver.round.work.shared) == 12
 
@@ -139,13 +139,13 @@ def test_outcome_without_agreement_on_a_replica_is_empty_and_rebuilds() -> None:
     driver.deliver(client(1), client(2))
     driver.attest(client(1))
     driver.attest(client(2), replica_digest=digest_of("other"))
-    assert driver.run.step == 1
-    assert driver.run.attempt == 1
-    assert driver.run.rebuild
+    assert driver.run.progress.step == 1
+    assert driver.run.progress.attempt == 1
+    assert driver.run.models.rebuild
     assert driver.applied == []
     driver.play_round()
-    assert driver.run.step == 2
-    assert not driver.run.rebuild
+    assert driver.run.progress.step == 2
+    assert not driver.run.models.rebuild
 
 
 def test_result_trained_from_another_replica_is_not_applied() -> None:
@@ -175,7 +175,7 @@ def test_outcome_of_a_quorum_that_died_after_attesting_still_counts() -> None:
     driver.send(stimuli.ClientsFellSilent((client(1),)))
     driver.attest(client(2))
     driver.attest(client(3))
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
 
 
 def test_all_clients_gone_mid_round_carries_everything_until_they_return() -> None:
@@ -183,12 +183,12 @@ def test_all_clients_gone_mid_round_carries_everything_until_they_return() -> No
     driver.deliver(client(1))
     driver.send(stimuli.ClientsFellSilent((client(1), client(2))))
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
-    assert total_batches(driver.run.carried) == 12
+    assert total_batches(driver.run.work.carried) == 12
     driver.join(1, 2)
     driver.pass_time(2)
     driver.warm_up()
     driver.play_round()
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
     assert total_batches(driver.applied) == 12
 
 
@@ -197,14 +197,14 @@ def test_drain_rounds_take_only_carried_work_and_are_bounded() -> None:
     driver.deliver(client(1))
     fail(driver, client(2), "unavailable")
     driver.attest(client(1), client(2))
-    assert driver.run.step == 2
+    assert driver.run.progress.step == 2
     for _ in range(DRAIN_ROUNDS):
         assert driver.in_phase(RunState.ROUND_TRAIN)
-        assert driver.run.cursor == 12
+        assert driver.run.work.cursor == 12
         for client_id in tuple(driver.round.pending):
             fail(driver, client_id, "unavailable")
     assert driver.in_phase(RunState.COOLDOWN)
-    assert total_batches(driver.run.carried) == 6
+    assert total_batches(driver.run.work.carried) == 6
 
 
 @settings(max_examples=settings().max_examples * 3 // 2)
@@ -221,11 +221,11 @@ def test_ledger_holds_and_the_run_finishes_whatever_clients_do(data: st.DataObje
         except Refused:
             continue
     for _ in range(60):
-        if driver.run.phase is RunState.FINISHED:
+        if driver.run.clock.phase is RunState.FINISHED:
             break
         recover(driver, count)
     assert driver.in_phase(RunState.FINISHED)
-    assert driver.run.step == 4
+    assert driver.run.progress.step == 4
 
 
 def act(driver: Driver, action: str, number: int, data: st.DataObject) -> None:
@@ -252,7 +252,7 @@ def act(driver: Driver, action: str, number: int, data: st.DataObject) -> None:
             driver.ready(who)
         case "time":
             driver.pass_time(data.draw(st.sampled_from([0.5, 2.0, 31.0, 700.0])))
-        case "checkpoint" if driver.run.checkpointing and driver.run.members:
+        case "checkpoint" if driver.run.models.checkpointing and driver.run.members.by_id:
             driver.make_checkpoint()
 
 
@@ -263,7 +263,7 @@ def attest_again(driver: Driver) -> None:
         before = current.attestations.get(witness)
         bound = before is not None and before.replica_digest != driver.replica_digest()
         if witness in driver.run.members and not bound and driver.run.round is not None:
-            if (driver.run.step, driver.run.attempt) != (current.step, current.attempt):
+            if (driver.run.progress.step, driver.run.progress.attempt) != (current.step, current.attempt):
                 break
             driver.attest(witness)
 
@@ -273,11 +273,11 @@ def recover(driver: Driver, count: int) -> None:
     for number in range(1, count + 1):
         if client(number) not in driver.run.members:
             driver.join(number)
-    match driver.run.phase:
+    match driver.run.clock.phase:
         case RunState.WARMUP:
-            if driver.run.checkpoint is None:
+            if driver.run.models.checkpoint is None:
                 driver.make_checkpoint()
-            driver.ready(*driver.run.members)
+            driver.ready(*driver.run.members.by_id)
         case RunState.ROUND_TRAIN:
             current = driver.round
             plan = current.plan
@@ -285,7 +285,7 @@ def recover(driver: Driver, count: int) -> None:
                 known = client_id in current.commitments or client_id in current.failures
                 if assigned and client_id in driver.run.members and not known:
                     driver.deliver(client_id)
-            if driver.run.round is not None and driver.run.phase is RunState.ROUND_TRAIN:
+            if driver.run.round is not None and driver.run.clock.phase is RunState.ROUND_TRAIN:
                 attest_again(driver)
             driver.pass_time(61)
         case RunState.ROUND_WITNESS:
@@ -293,6 +293,6 @@ def recover(driver: Driver, count: int) -> None:
             driver.pass_time(11)
         case _:
             driver.pass_time(31)
-    if driver.run.phase is RunState.ROUND_TRAIN and driver.run.step < 4:
-        unready = [member.client_id for member in driver.run.members.values() if member.ready_step is None]
+    if driver.run.clock.phase is RunState.ROUND_TRAIN and driver.run.progress.step < 4:
+        unready = [member.client_id for member in driver.run.members.by_id.values() if member.ready_step is None]
         driver.ready(*unready)

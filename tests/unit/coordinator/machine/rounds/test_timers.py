@@ -10,7 +10,7 @@ from tests.support.drive.machine_driver import Driver, client, in_round, in_warm
 
 def leaves(driver: Driver, end_s: float) -> bool:
     """Whether the run stays in its phase until just before this time and leaves it then."""
-    phase = driver.run.phase
+    phase = driver.run.clock.phase
     driver.now_s = end_s - 0.001
     driver.send(stimuli.Ticked())
     assert driver.in_phase(phase)
@@ -66,7 +66,7 @@ def test_rounds_training_and_witnessing_end_with_their_times() -> None:
     assert leaves(driver, driver.now_s + 60)
     assert driver.in_phase(RunState.ROUND_WITNESS)
     assert leaves(driver, driver.now_s + 10)
-    assert (driver.run.step, driver.run.attempt) == (1, 1)
+    assert (driver.run.progress.step, driver.run.progress.attempt) == (1, 1)
 
 
 @pytest.mark.parametrize(("after_s", "is_over"), [(99.999, False), (100, True)])
@@ -97,9 +97,9 @@ def test_every_running_time_moves_by_the_length_of_an_outage() -> None:
     driver.now_s += 1_000
     driver.send(stimuli.CoordinatorStarted())
     after = driver.run
-    assert after.phase_started_s - before.phase_started_s == 1_000
-    assert after.epoch_started_s - before.epoch_started_s == 1_000
-    assert (after.phase_ends_s or 0) - (before.phase_ends_s or 0) == 1_000
+    assert after.clock.phase_started_s - before.clock.phase_started_s == 1_000
+    assert after.clock.epoch_started_s - before.clock.epoch_started_s == 1_000
+    assert (after.clock.phase_ends_s or 0) - (before.clock.phase_ends_s or 0) == 1_000
 
 
 def test_extra_time_for_members_goes_on_after_an_outage() -> None:
@@ -108,7 +108,7 @@ def test_extra_time_for_members_goes_on_after_an_outage() -> None:
     enough_since_s = driver.now_s
     driver.now_s += 1_000
     driver.send(stimuli.CoordinatorStarted())
-    assert driver.run.enough_since_s == enough_since_s + 1_000
+    assert driver.run.clock.enough_since_s == enough_since_s + 1_000
     assert leaves(driver, driver.now_s + 7)
 
 
@@ -118,15 +118,15 @@ def test_epoch_begins_with_its_first_round_and_counts_its_rounds() -> None:
     driver.warm_up()
     began_s = driver.now_s
     for height in range(3):
-        assert (driver.round.height, driver.run.height) == (height, height)
-        assert driver.run.epoch_started_s == began_s
+        assert (driver.round.height, driver.run.progress.height) == (height, height)
+        assert driver.run.clock.epoch_started_s == began_s
         driver.now_s += 30
         driver.play_round()
     driver.now_s += 30
     driver.play_round()
     assert driver.in_phase(RunState.COOLDOWN)
-    assert driver.run.epoch == 0
+    assert driver.run.progress.epoch == 0
     driver.next_round()
-    assert (driver.run.epoch, driver.round.height) == (1, 0)
-    assert driver.run.epoch_started_s == driver.now_s
-    assert driver.run.epoch_start_batch == 48
+    assert (driver.run.progress.epoch, driver.round.height) == (1, 0)
+    assert driver.run.clock.epoch_started_s == driver.now_s
+    assert driver.run.progress.epoch_start_batch == 48

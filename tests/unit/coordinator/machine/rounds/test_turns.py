@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from epochal.coordinator.machine.instructions import SentToRest
-from epochal.coordinator.machine.run import Member
+from epochal.coordinator.machine.parts.member import Member
 from epochal.state.wire import ClientId
 from tests.support.drive.machine_driver import Driver, in_round
 
@@ -15,10 +15,10 @@ def in_cooldown_with(missed: int, rests_until_s: float | None) -> tuple[Driver, 
     driver = in_round(1, 2, 3, config__total_steps=1)
     driver.play_round()
     writer = driver.checkpointer()
-    member = driver.run.members[writer]
+    member = driver.run.members.by_id[writer]
     conduct = replace(member.conduct, missed=missed, rests_until_s=rests_until_s)
-    members: dict[ClientId, Member] = {**driver.run.members, writer: replace(member, conduct=conduct)}
-    driver.run = replace(driver.run, members=members)
+    members: dict[ClientId, Member] = {**driver.run.members.by_id, writer: replace(member, conduct=conduct)}
+    driver.run = driver.run.with_parts(replace(driver.run.members, by_id=members))
     return driver, writer
 
 
@@ -27,7 +27,7 @@ def test_passed_turn_is_a_miss_that_sends_to_rest_with_the_third(missed: int, re
     driver, writer = in_cooldown_with(missed, None)
     driver.pass_time(6)
     assert driver.checkpointer() != writer
-    assert driver.run.members[writer].conduct.missed == min(missed + 1, 3)
+    assert driver.run.members.by_id[writer].conduct.missed == min(missed + 1, 3)
     told = [item for item in driver.instructions if isinstance(item, SentToRest)]
     assert [(item.client_id, item.rest_s) for item in told] == [(writer, rest_s) for rest_s in rests_s]
 

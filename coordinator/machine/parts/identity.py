@@ -1,0 +1,51 @@
+"""What a run is: its state file, and the names under which it is known."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from epochal.coordinator.machine.stimuli import RULES_VERSION
+from epochal.state.config.state_file import StateFile
+from epochal.state.wire import Sha256, document_digest
+from epochal.state.wire_document import WireDocument
+
+LINEAGE_CHARACTERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity(WireDocument):
+    """What a run is.
+
+    Attributes:
+        state_file: as it was read last.
+        config_sha256: the digest of what clients see of it.
+        lineage: 16 random bytes in hex, anew whenever later documents become void.
+        coordinator_key: the coordinator's raw Ed25519 public key in hex.
+        rules_version: the rules of the machine by which the run was made.
+    """
+
+    state_file: StateFile
+    config_sha256: Sha256
+    lineage: str
+    coordinator_key: str
+    rules_version: int = RULES_VERSION
+
+    def with_state_file(self, state_file: StateFile) -> "RunIdentity":
+        """Return the identity with an edited state file, and the digest of what clients see of it."""
+        return replace(self, state_file=state_file, config_sha256=document_digest(config_json(state_file)))
+
+
+def lineage_of(seed: str) -> str:
+    """Return a lineage, 16 random bytes in hex, of a fresh seed."""
+    return seed[:LINEAGE_CHARACTERS]
+
+
+def config_json(state_file: StateFile) -> Any:
+    """Return the state file as clients see it, in plain JSON: without phase, progress and the coordinator's own."""
+    of_blobs = {"store", "origins", "checker_wait_s"}
+    own = {"run_state": True, "progress": True, "access": True, "run": True, "notify": True}
+    shown: dict[str, Any] = state_file.model_dump(mode="json", exclude={**own, "blobs": of_blobs})
+    blobs = state_file.blobs
+    origins = blobs.origins or (() if blobs.store is None else (blobs.store.origin,))
+    if origins:
+        shown["blobs"]["origins"] = list(origins)
+    return shown

@@ -1,0 +1,120 @@
+"""The clients of a run: its members, those that were, and those that may not be.
+
+The numbers of members are kept while single members change; see `member_counts`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from pydantic import Field
+
+from epochal.coordinator.machine.parts.admissions import NO_ADMISSIONS, Admissions
+from epochal.coordinator.machine.parts.member import Member
+from epochal.coordinator.machine.parts.member_counts import Numbers, RunData, Tally, tally_of
+from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain, removed, shared
+from epochal.coordinator.machine.parts.reliability import Conduct
+from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire_document import WireDocument
+
+MAX_DEPARTED = 4096
+"""Clients that left with bad conduct and are remembered, the latest ones, so that joining again changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMembers(WireDocument):
+    """The clients of a run.
+
+    Attributes:
+        by_id: the members.
+        departed: the bad conduct of clients that have left, the latest last.
+        ejected: clients that may not join again.
+        used_nonces: consumed join nonces and when each expires.
+        invitations_used: the client that each invitation of the state file has admitted.
+        admissions: who may join beside those whom the state file names.
+        tally: numbers of members that were counted before; not in snapshots (`numbers`).
+    """
+
+    by_id: Mapped[ClientId, Member] = field(default_factory=dict)
+    departed: Mapped[ClientId, Conduct] = field(default_factory=dict)
+    ejected: frozenset[ClientId] = frozenset()
+    used_nonces: Mapped[str, float] = field(default_factory=dict)
+    invitations_used: Mapping[Sha256, ClientId] = field(default_factory=dict)
+    admissions: Admissions = NO_ADMISSIONS
+    tally: Annotated[Tally | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
+
+    def __contains__(self, client_id: object) -> bool:
+        return client_id in self.by_id
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def available(self, now_s: float) -> list[Member]:
+        """Return the members that do not rest."""
+        return [member for member in self.by_id.values() if not member.conduct.is_resting(now_s)]
+
+    def ready(self, run_data: RunData, now_s: float) -> list[Member]:
+        """Return the members that hold the model and the run's data, and do not rest."""
+        return [member for member in self.by_id.values() if member.is_ready(run_data, now_s)]
+
+    def numbers(self, run_data: RunData, now_s: float) -> Numbers:
+        """Return numbers of the members at a time, counted anew only where that cannot be helped."""
+        tally = self.tally
+        if tally is None or not tally.holds(self.by_id, run_data, now_s):
+            tally = tally_of(self.by_id, self.by_id.values(), run_data, now_s)
+            object.__setattr__(self, "tally", tally)  # it says nothing new about the members
+        return tally.numbers
+
+    def with_member(self, member: Member, now_s: float) -> "RunMembers":
+        """Return the members with this one, in place of the one with its id if there is one."""
+        return self._changed(added(self.by_id, member.client_id, member), member.client_id, now_s)
+
+    def without(self, gone: Iterable[Member], now_s: float) -> "RunMembers":
+        """Return the members without these, whose bad conduct is remembered."""
+        left, departed = self, self.departed
+        for member in gone:
+            departed = remembered(departed, member.client_id, member.conduct)
+            left = left._changed(removed(left.by_id, member.client_id), member.client_id, now_s)
+        return replace(left, departed=departed)
+
+    def with_all(self, by_id: Mapping[ClientId, Member]) -> "RunMembers":
+        """Return the clients of the run with these as its members."""
+        return replace(self, by_id=shared(by_id))
+
+    def before_warmup(self) -> "RunMembers":
+        """Return the members as Warmup begins: nobody is ready in the new epoch."""
+        return self.with_all({client_id: member.before_warmup() for client_id, member in self.by_id.items()})
+
+    def after_warmup(self, now_s: float) -> "RunMembers":
+        """Return the members as Warmup ends: those that could have been ready and are not were late."""
+        members = plain(self.by_id)
+        for member in self.available(now_s):
+            if member.ready_step is None:
+                members[member.client_id] = replace(member, was_late=True)
+        return self.with_all(members)
+
+    def admitting(self, admissions: Admissions) -> "RunMembers":
+        """Return the members with these admissions; the same value if it has them."""
+        return self if admissions is self.admissions else replace(self, admissions=admissions)
+
+    def ejecting(self, client_id: ClientId) -> "RunMembers":
+        """Return the members with a client that may not join again; the same value if it may not already."""
+        return self if client_id in self.ejected else replace(self, ejected=self.ejected | {client_id})
+
+    def _changed(self, by_id: Mapping[ClientId, Member], changed: ClientId, now_s: float) -> "RunMembers":
+        tally = self.tally
+        if tally is not None and tally.holds(self.by_id, tally.run_data, now_s):
+            tally = tally.changed(by_id, self.by_id.get(changed), by_id.get(changed), now_s)
+        return replace(self, by_id=by_id, tally=tally)
+
+
+def remembered(
+    departed: Mapping[ClientId, Conduct], client_id: ClientId, conduct: Conduct
+) -> Mapping[ClientId, Conduct]:
+    """Return the departed with this client if its conduct is bad, and without the oldest if they are too many."""
+    kept = removed(departed, client_id)
+    if not conduct.is_good:
+        kept = added(kept, client_id, conduct)
+    while len(kept) > MAX_DEPARTED:
+        kept = removed(kept, next(iter(kept)))
+    return kept

@@ -1,0 +1,68 @@
+"""The work of a run: which batches were applied, and which are still to be.
+
+The rule kept here ("exactly once"): every batch below the cursor is applied, carried, suspected, quarantined, or in the
+work list of the round under way.
+"""
+
+from dataclasses import dataclass, replace
+
+from epochal.state.intervals import BatchId, coalesce
+from epochal.state.wire import ClientId, Seed
+from epochal.state.wire_document import WireDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Batches on which clients failed, and why.
+
+    Attributes:
+        tried: the last clients that failed on them, oldest first; another one gets them next.
+        message: kind and text of the last failure that was believed.
+        against: the different members that failed on exactly this batch and had delivered other work lately.
+        failures: number of failures on exactly this batch that were believed.
+        retry_step: the first step in which they are attempted again.
+        from_deliverer: whether the client that made them suspect had delivered other work lately. If not, they are
+            carried as soon as anybody delivers.
+    """
+
+    batch_id: BatchId
+    tried: tuple[ClientId, ...]
+    message: str
+    against: tuple[ClientId, ...] = ()
+    failures: int = 0
+    retry_step: int = 0
+    from_deliverer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunWork(WireDocument):
+    """The work of a run.
+
+    Attributes:
+        cursor: the first batch that was never assigned.
+        batches_applied: number of batches that outcomes applied.
+        carried: batches of earlier rounds that no outcome applied, in the order of their next attempts.
+        suspects: batches that failed and are attempted alone.
+        quarantined: batches that left the run.
+        next_assignment_seed: the last round's seed, which permutes the next one's proven clients; None before a round.
+    """
+
+    cursor: int
+    batches_applied: int = 0
+    carried: tuple[BatchId, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    quarantined: tuple[Suspect, ...] = ()
+    next_assignment_seed: Seed | None = None
+
+    def is_left(self) -> bool:
+        """Return whether batches were begun that are neither applied nor quarantined."""
+        return bool(self.carried or self.suspects)
+
+    def left(self) -> tuple[BatchId, ...]:
+        """Return the batches that were begun, and are neither applied, nor quarantined, nor in a round."""
+        return (*self.carried, *(suspect.batch_id for suspect in self.suspects))
+
+    def released(self, batches: tuple[BatchId, ...]) -> "RunWork":
+        """Return the work with these quarantined batches carried again, before all others."""
+        kept = tuple(item for item in self.quarantined if item.batch_id not in batches)
+        return replace(self, carried=coalesce(batches) + self.carried, quarantined=kept)
