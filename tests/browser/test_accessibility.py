@@ -9,6 +9,7 @@ import pytest_asyncio
 from tests.support.browser.browser import opened
 from tests.support.drive.shown_run import ShownRun, shown_run
 from tests.support.heavy import need_module
+from tests.support.thinned import thinned
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
@@ -52,7 +53,7 @@ async def in_both_schemes(page: "Page") -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("place", PARTS)
+@thinned("place", PARTS)
 async def test_part_breaks_no_rule_in_light_or_dark(browser: "Browser", run: ShownRun, place: str) -> None:
     async with opened(browser) as (page, complaints):
         await run.open(page, f"member/{run.clients[0].client_id}" if place == "member" else place)

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.support.browser.browser import SIZES, opened
 from tests.support.drive.processes import RealRun, in_training, real_run
 
@@ -87,6 +89,7 @@ async def keep_pictures(page: "Page", run: RealRun, folder: Path) -> None:
     await page.screenshot(path=folder / "round-whole.png")
 
 
+@pytest.mark.nightly
 async def test_each_part_shows_the_run_while_a_client_is_killed(browser: "Browser", tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 3, "config__total_steps": 10_000, "config__client_timeout_s": SILENCE_S}
     async with real_run(tmp_path, **overrides) as run, opened(browser) as (page, complaints):

@@ -14,6 +14,7 @@ from tests.support.browser.browser import SIZES, opened
 from tests.support.drive.played_rounds import play_round
 from tests.support.drive.served import GENESIS, Served, WireClient, served_over_sockets, training
 from tests.support.drive.shown_run import shown_run
+from tests.support.thinned import thinned
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page, Route
@@ -67,7 +68,7 @@ async def until_shown(page: "Page", word: str, text: str) -> None:
     await page.locator(f'[data-figure="{word}"]').filter(has_text=re.compile(text)).wait_for()
 
 
-@pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("laptop", "light"), ("4k", "dark")])
+@thinned(("size", "scheme"), [("phone", "dark"), ("laptop", "light"), ("4k", "dark")])
 async def test_page_loads_without_a_complaint(browser: "Browser", watched: Watched, size: str, scheme: str) -> None:
     async with opened(browser, size, color_scheme=scheme) as (page, complaints):
         await page.goto(watched.url)
@@ -209,7 +210,7 @@ async def test_map_says_how_far_the_run_is_through_its_data(browser: "Browser", 
         await said.get_by_text("Pass 4 over 23,414 samples: 75 % of it begun.").wait_for()
 
 
-@pytest.mark.parametrize("part", ["", "round", "members"])
+@thinned("part", ["", "round", "members"])
 async def test_version_that_is_not_kept_shows_nothing_but_why(browser: "Browser", watched: Watched, part: str) -> None:
     async with opened(browser) as (page, complaints):
         complaints.expected = ["404"]

@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from epochal.state.documents import RunDocument
 from epochal.state.phases import RunState
 from tests.support.drive.processes import RealRun, in_training, real_run
@@ -37,6 +39,7 @@ def newest_checkpoint(document: RunDocument, run: RealRun) -> Path:
     return run.run_dir / "blobs" / sha256[:2] / sha256
 
 
+@pytest.mark.nightly
 async def test_start_without_a_blob_of_the_run_names_it(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)
@@ -55,6 +58,7 @@ async def test_start_without_a_blob_of_the_run_names_it(tmp_path: Path) -> None:
         assert (await run.finish()).rounds == last_step
 
 
+@pytest.mark.nightly
 async def test_start_without_the_newest_segment_is_refused_unless_restored(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **SHORT_EPOCHS) as run:
         await run.until(lambda document: document.epoch >= 1 and document.run_state is RunState.ROUND_TRAIN)

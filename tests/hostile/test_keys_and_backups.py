@@ -15,6 +15,7 @@ from epochal.coordinator.proof.audit import audit_store
 from epochal.state.phases import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, in_training, real_run
+from tests.support.thinned import thinned
 
 KEY = "keys/coordinator.key"
 ATTEMPTS = 5
@@ -34,7 +35,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, flip_a_bit], ids=["deleted", "flipped"])
+@thinned("harm", [Path.unlink, flip_a_bit], ids=["deleted", "flipped"], kept=1)
 async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
     tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
@@ -91,6 +92,7 @@ def readable_by_others(folder: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.nightly
 async def test_backup_that_takes_longer_than_epochs_is_whole_and_starts(tmp_path: Path) -> None:
     to = tmp_path / "backup"
     async with real_run(tmp_path, 2, **SHORT_EPOCHS) as run:

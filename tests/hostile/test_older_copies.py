@@ -58,6 +58,7 @@ async def test_older_copy_is_held_until_the_newer_one_is_put_back(tmp_path: Path
         assert (await run.finish()).rounds == last_step
 
 
+@pytest.mark.nightly
 async def test_older_copy_that_is_taken_as_restored_goes_on(tmp_path: Path) -> None:
     async with real_run(tmp_path, 2, config__total_steps=100_000) as run:
         await put_older_copy(run)
@@ -70,6 +71,7 @@ async def test_older_copy_that_is_taken_as_restored_goes_on(tmp_path: Path) -> N
         await run.finish(went_back=True)
 
 
+@pytest.mark.nightly
 async def test_client_that_was_started_again_remembers_what_it_knew(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, config__total_steps=100_000) as run:
         await put_older_copy(run)

@@ -10,6 +10,7 @@ import pytest
 from epochal.state.phases import RunState
 from tests.support.drive.processes import in_training, prepared_run, run_command
 from tests.support.servers.data_http import FileServer, http_server
+from tests.support.thinned import thinned
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "states"
 FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/state.toml"))
@@ -27,7 +28,7 @@ async def test_example_passes_check(folder: Path) -> None:
     (await run_command("check", str(folder / "state.toml"), *more, "--no-files")).expect(0)  # the data are the user's
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@thinned("folder", FOLDERS, ids=lambda folder: folder.name)
 async def test_example_starts_and_trains(tmp_path: Path, folder: Path) -> None:
     async with prepared_run(tmp_path / "run") as run, contextlib.AsyncExitStack() as stack:
         shutil.copytree(folder, run.folder, dirs_exist_ok=True)

@@ -56,6 +56,7 @@ async def test_following_in_python_does_what_the_page_says(tmp_path: Path, capsy
     assert capsys.readouterr().out.startswith("2 1.0 ")
 
 
+@pytest.mark.nightly
 def test_local_run_does_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_processes_end_even_if_the_interpreter_is_killed(tmp_path: Path) -> None
         os.close(waiting)
 
 
+@pytest.mark.nightly
 def test_notebook_runs_and_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("nbclient")
     need_module("ipykernel")

@@ -30,6 +30,7 @@ GUESSES_A_DIGIT = 2.30
 """The same of one who guesses among ten digits."""
 
 
+@pytest.mark.nightly
 async def test_first_model_does_what_the_page_says(tmp_path: Path) -> None:
     for module in ("torch", "transformers"):
         need_module(module)

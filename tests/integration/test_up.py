@@ -85,6 +85,7 @@ async def training_up(run: Path) -> tuple[asyncio.subprocess.Process, int]:
     return process, int((run / "coordinator" / "lock").read_text().split()[0])
 
 
+@pytest.mark.nightly
 async def test_up_whose_coordinator_is_killed_says_so(tmp_path: Path) -> None:
     process, coordinator = await training_up(tmp_path / "run")
     os.kill(coordinator, signal.SIGKILL)

@@ -4,10 +4,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.support.drive.restarted_run import restarted_run
 from tests.support.drive.terminals import LEAVE_SCREEN, Terminal, in_terminal
+from tests.support.thinned import thinned
 
 CTRL_C = "\x03"
 
@@ -24,7 +23,7 @@ def terminate(terminal: Terminal) -> None:
     terminal.process.send_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("leave", [press_q, press_ctrl_c, terminate])
+@thinned("leave", [press_q, press_ctrl_c, terminate])
 async def test_view_leaves_the_terminal_as_it_was(tmp_path: Path, leave: Callable[[Terminal], None]) -> None:
     async with restarted_run(tmp_path / "run") as run, in_terminal("watch", run.url) as terminal:
         await terminal.until("run test-run")

@@ -1,5 +1,7 @@
 """Runs that make checkpoints while rounds go on, under seeded faults, in virtual time."""
 
+import pytest
+
 from epochal.run_manager.events import ReplicaHeld
 from tests.support.data.states import state_file
 from tests.support.simulate.simulated_client import ClientSpec
@@ -33,6 +35,7 @@ async def test_newcomer_starts_from_a_checkpoint_within_the_epoch() -> None:
         await prove(run)
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_checkpoints_within_the_epoch_survive_restarts_and_losses() -> None:
     async with simulated_run(state_file(**EVERY), 5, weather=STORM) as run:

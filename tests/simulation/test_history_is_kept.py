@@ -13,6 +13,7 @@ from tests.support.drive.journaled_run import compact_state
 from tests.support.simulate.simulated_coordinator import SlowJournal
 from tests.support.simulate.simulated_run import BOUND_S, repeatedly, simulated_run
 from tests.support.simulate.virtual_time import in_virtual_time
+from tests.support.thinned import thinned
 
 SHORT_EPOCHS = {
     "config__epoch_time": 2,
@@ -46,7 +47,7 @@ def content(history: History) -> tuple[object, ...]:
     return history.rows, list(history.details), history.next, book.records(), book.refusals, list(history.actions)
 
 
-@pytest.mark.parametrize(("seed", "rows"), [(0, 16_384), (1, 16)])
+@thinned(("seed", "rows"), [(0, 16_384), (1, 16)], kept=1)
 @in_virtual_time
 async def test_history_kept_by_coordinators_is_that_of_the_journal(
     monkeypatch: pytest.MonkeyPatch, seed: int, rows: int

@@ -12,6 +12,7 @@ from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_coordinator import SlowJournal
 from tests.support.simulate.simulated_run import BOUND_S, prove, repeatedly, simulated_run
 from tests.support.simulate.virtual_time import in_virtual_time
+from tests.support.thinned import thinned
 
 MOST_S = 0.2
 """Longest time that a change takes."""
@@ -42,7 +43,7 @@ class SlowlyCompacted(SlowJournal):
         await asyncio.sleep(self._chance.uniform(0, MOST_S))
 
 
-@pytest.mark.parametrize(("seed", "segment_records"), [(0, MAX_SEGMENT_RECORDS), (1, 7)])
+@thinned(("seed", "segment_records"), [(0, MAX_SEGMENT_RECORDS), (1, 7)], kept=1)
 @in_virtual_time
 async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(
     monkeypatch: pytest.MonkeyPatch, seed: int, segment_records: int

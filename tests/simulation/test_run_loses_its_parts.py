@@ -1,7 +1,5 @@
 """A run loses its coordinator or its clients at a chosen moment, in virtual time; it goes on, and its audit passes."""
 
-import pytest
-
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.transitions import DRAIN_ROUNDS
 from epochal.run_manager.agent import ClientEnd, EndReason
@@ -10,6 +8,7 @@ from epochal.state.phases import RunState
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, SimulatedRun, prove, simulated_run, small_state
 from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
+from tests.support.thinned import thinned
 
 SLOW = Weather(delay_s=(0.05, 0.4))
 """Slow enough that every phase lasts for a while."""
@@ -61,8 +60,8 @@ async def finish(run: SimulatedRun, count: int) -> None:
     await prove(run)
 
 
-@pytest.mark.parametrize("away_s", [0.5, LONGER_THAN_EVERY_DEADLINE_S])
-@pytest.mark.parametrize(("phase", "step"), PHASES)
+@thinned("away_s", [0.5, LONGER_THAN_EVERY_DEADLINE_S])
+@thinned(("phase", "step"), PHASES)
 @in_virtual_time
 async def test_coordinator_killed_in_a_phase_goes_on_with_every_member(
     phase: RunState, step: int, away_s: float
@@ -91,7 +90,7 @@ async def test_coordinator_killed_again_and_again_within_each_round_goes_on() ->
         assert run.coordinator.starts >= 2 * (TOTAL_STEPS - 1)
 
 
-@pytest.mark.parametrize(("phase", "step"), PHASES[:-1])
+@thinned(("phase", "step"), PHASES[:-1])
 @in_virtual_time
 async def test_client_killed_in_a_phase_leaves_a_run_that_goes_on(phase: RunState, step: int) -> None:
     async with simulated_run(small_state(batches=6), seed=3, weather=SLOW) as run:
@@ -102,7 +101,7 @@ async def test_client_killed_in_a_phase_leaves_a_run_that_goes_on(phase: RunStat
         await finish(run, 4)
 
 
-@pytest.mark.parametrize("phase", [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS])
+@thinned("phase", [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS], kept=1)
 @in_virtual_time
 async def test_all_clients_gone_mid_epoch_come_back_to_the_replica_that_was_lost(phase: RunState) -> None:
     async with simulated_run(small_state(batches=6, config__min_clients=1), seed=4, weather=SLOW) as run:

@@ -25,6 +25,7 @@ from tests.support.simulate.simulated_run import (
     small_state,
 )
 from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
+from tests.support.thinned import thinned
 
 STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
 LOSSY = Weather(loss=0.1)
@@ -95,7 +96,7 @@ async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int, weath
     assert len({end.replica_digest for end in ends if end.step == last}) == 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 6))])
+@thinned("seed", range(6), kept=1)
 @in_virtual_time
 async def test_run_under_everything_at_once_is_finished_and_proved(seed: int) -> None:
     async with simulated_run(small_state(batches=20), seed) as run:
@@ -104,7 +105,7 @@ async def test_run_under_everything_at_once_is_finished_and_proved(seed: int) ->
         assert run.coordinator.starts > 1
 
 
-@pytest.mark.parametrize("seed", [3, 14, 159])
+@thinned("seed", [3, 14, 159], kept=1)
 @in_virtual_time
 async def test_run_of_few_clients_over_a_lossy_network_is_finished(seed: int) -> None:
     async with simulated_run(small_state(batches=12), seed) as run:

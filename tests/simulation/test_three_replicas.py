@@ -24,6 +24,7 @@ from tests.support.simulate.simulated_process import ProcessLoop
 from tests.support.simulate.simulated_replicas import ReplicatedRun, replicated_run
 from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, prove, repeatedly, small_state
 from tests.support.simulate.virtual_time import run_virtually
+from tests.support.thinned import thinned
 
 STORM = Weather(loss=0.02, repeat=0.05, delay_s=(0.0, 0.2))
 MORE_SEEDS = int(os.environ.get("EPOCHAL_SIMULATION_SEEDS", "0"))
@@ -167,7 +168,7 @@ def played(seed: int, lasting: int, passing: int, steps: int = TOTAL_STEPS) -> t
         raise
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@thinned("seed", SEEDS, kept=1)
 def test_run_of_three_replicas_under_everything_at_once_is_proved(seed: int) -> None:
     played(seed, lasting=10, passing=4)
 
@@ -182,7 +183,7 @@ def test_seed_of_three_replicas_plays_the_same_run_again() -> None:
     assert played(3, lasting=4, passing=2, steps=3) == played(3, lasting=4, passing=2, steps=3)
 
 
-@pytest.mark.parametrize("stays", [True, False])
+@thinned("stays", [True, False], kept=1)
 def test_members_behind_a_balancer_are_never_taken_for_silent(stays: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "epochal.coordinator.run.service")
 

@@ -22,6 +22,7 @@ from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireC
 from tests.support.servers.data_http import HttpReply
 from tests.support.servers.s3_door import S3Door, s3_error
 from tests.support.servers.s3_server import BUCKET
+from tests.support.thinned import thinned
 
 LEASE_S = 0.4
 
@@ -161,7 +162,7 @@ async def test_coordinator_checks_itself_after_two_dead_checkers(
     assert [record.getMessage() for record in caplog.records].count("check_lease_ended") == 2
 
 
-@pytest.mark.parametrize(
+@thinned(
     "answer",
     [
         *(s3_error(status, "Injected") for status in (403, 404, 412, 500, 503)),

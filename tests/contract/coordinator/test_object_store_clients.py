@@ -17,6 +17,7 @@ from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, 
 from tests.support.servers.data_http import HttpReply
 from tests.support.servers.s3_door import DoorRequest, S3Door, s3_error
 from tests.support.servers.s3_server import BUCKET
+from tests.support.thinned import thinned
 
 
 @pytest.fixture
@@ -65,8 +66,8 @@ def first_ones(count: int, reply: HttpReply, method: str) -> Callable[[DoorReque
     return fault
 
 
-@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchKey"), (412, "PreconditionFailed")])
-@pytest.mark.parametrize("method", ["PUT", "GET"])
+@thinned(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchKey"), (412, "PreconditionFailed")])
+@thinned("method", ["PUT", "GET"])
 async def test_refusal_of_the_store_is_answered_with_a_new_request(
     client: WireClient, door: S3Door, method: str, status: int, code: str
 ) -> None:
@@ -106,8 +107,8 @@ async def test_store_that_goes_on_refusing_is_named_after_a_few_requests(
     assert len(door.signed(method)) == MAX_STORE_REFUSALS
 
 
-@pytest.mark.parametrize("status", [500, 503])
-@pytest.mark.parametrize("method", ["PUT", "GET"])
+@thinned("status", [500, 503])
+@thinned("method", ["PUT", "GET"])
 async def test_store_that_fails_now_may_be_asked_later(
     client: WireClient, door: S3Door, method: str, status: int
 ) -> None:
@@ -173,7 +174,7 @@ def flipped(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-@pytest.mark.parametrize("change", [flipped, lambda data: data + b"x", lambda data: data[:-1], lambda _: b""])
+@thinned("change", [flipped, lambda data: data + b"x", lambda data: data[:-1], lambda _: b""])
 async def test_client_is_told_that_an_object_was_overwritten(
     client: WireClient, bucket: Any, change: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:

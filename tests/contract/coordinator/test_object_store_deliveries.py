@@ -19,6 +19,7 @@ from tests.support.drive.stored_run import LIMIT
 from tests.support.servers.data_http import HttpReply
 from tests.support.servers.s3_door import DoorRequest, S3Door, s3_error
 from tests.support.servers.s3_server import BUCKET
+from tests.support.thinned import thinned
 
 INCOMING = f"/{BUCKET}/{PREFIX}/incoming/"
 BLOBS = f"/{BUCKET}/{PREFIX}/blobs/"
@@ -224,7 +225,7 @@ async def test_object_that_shows_late_is_waited_for(run: Served, door: S3Door) -
     assert hidden == [0]
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("status", "code"),
     [(403, "AccessDenied"), (412, "PreconditionFailed"), (500, "InternalError"), (503, "SlowDown")],
 )

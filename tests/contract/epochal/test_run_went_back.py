@@ -16,6 +16,7 @@ from epochal.view.terminal.run_reader import RunReader
 from tests.support.bounds import BOUND_S
 from tests.support.drive.restarted_run import RestartedRun, restarted_run
 from tests.support.servers.event_stream import viewing
+from tests.support.thinned import thinned
 
 QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)
 
@@ -62,7 +63,7 @@ async def test_connected_viewer_that_comes_back_is_reset_once(run: RestartedRun,
         assert (first.kind, first.data["rounds"]["number"]) == ("rounds", [2]), "it knows the lineage: no reset"
 
 
-@pytest.mark.parametrize("place", [None, 3])
+@thinned("place", [None, 3], kept=1)
 async def test_terminal_reads_the_history_again(
     monkeypatch: pytest.MonkeyPatch, run: RestartedRun, tmp_path: Path, place: int | None
 ) -> None:

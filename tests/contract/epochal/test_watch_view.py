@@ -25,6 +25,7 @@ from epochal.view.terminal.watch_app import WatchApp
 from tests.support.bounds import BOUND_S
 from tests.support.drive.restarted_run import RestartedRun, restarted_run
 from tests.support.screens import screen_text, until_shown
+from tests.support.thinned import thinned
 
 QUICK = RetryPolicy(bound_s=BOUND_S, max_delay_s=0.05)
 QUICK_S = 0.2
@@ -105,7 +106,7 @@ async def test_round_under_way_is_shown_while_its_results_come(tmp_path: Path) -
             await until_shown(pilot, "under way: step 2, attempt 1,", "0 of 2 results came; awaited: ")
 
 
-@pytest.mark.parametrize(("dashboard", "kind"), [("admin", "admin"), ("members", "admin"), ("members", "member")])
+@thinned(("dashboard", "kind"), [("admin", "admin"), ("members", "admin"), ("members", "member")])
 async def test_run_that_few_may_see_is_shown_with_a_token(tmp_path: Path, dashboard: str, kind: str) -> None:
     async with restarted_run(tmp_path / "run", access__dashboard=dashboard) as run:
         await run.play(2)

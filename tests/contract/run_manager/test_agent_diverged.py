@@ -40,6 +40,7 @@ def open_runaway(state: StateFile, worker: Worker) -> RunawayTrainer:
     return RunawayTrainer(open_model(state.model.LLM.spec))
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_run_that_diverges_ends_every_client_with_the_step_and_the_tensor() -> None:
     state = state_file(

@@ -11,6 +11,7 @@ import pytest
 
 from epochal.runtime.http.server import BoundedConnection, Endpoint, serving_app
 from tests.support.bounds import BOUND_S
+from tests.support.thinned import thinned
 
 
 async def application(_scope: Any, receive: Any, send: Any) -> None:
@@ -36,7 +37,7 @@ def connection_count() -> int:
     return sum(type(each) is BoundedConnection for each in gc.get_objects())  # isinstance would run properties
 
 
-@pytest.mark.parametrize(
+@thinned(
     "sent",
     [
         pytest.param(b"", id="nothing"),

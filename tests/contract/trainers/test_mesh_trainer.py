@@ -36,6 +36,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.local_training import rounds
+from tests.support.thinned import thinned
 
 SEQ_LEN = 16
 SEQUENCES = 200
@@ -106,16 +107,17 @@ def torch() -> None:
     need_module("torch")
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("mesh", "process_count", "batch_size", "inner_state"),
     [
         ("data=4", 1, 1, "reset"),
         ("data=2,fsdp=2,tensor=2", 3, 3, "keep"),
-        pytest.param("data=2,tensor=2", 2, 2, "keep", marks=pytest.mark.nightly),
-        pytest.param("tensor=3,data=1", 3, 4, "reset", marks=pytest.mark.nightly),
+        ("data=2,tensor=2", 2, 2, "keep"),
+        ("tensor=3,data=1", 3, 4, "reset"),
         # Each process receives from another, or sends to one.
-        pytest.param("tensor=2,data=3", 3, 2, "reset", marks=pytest.mark.nightly),
+        ("tensor=2,data=3", 3, 2, "reset"),
     ],
+    kept=1,
 )
 async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
     tmp_path: Path,
@@ -221,6 +223,7 @@ def silent_in(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int, str]]:
     return [(one["number"], one["pid"], one["state"]) for one in fields]
 
 
+@pytest.mark.nightly
 async def test_process_that_hangs_is_waited_for_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

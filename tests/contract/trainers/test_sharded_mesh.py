@@ -113,6 +113,7 @@ def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
             np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.nightly
 async def test_sharded_mesh_trains_as_one_process_does(tmp_path: Path) -> None:
     state = run_state(tmp_path)
     async with opened(state, "data=2,fsdp=2", 4, micro_batch=1) as trainer:

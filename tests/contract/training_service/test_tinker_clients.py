@@ -26,6 +26,7 @@ from epochal.training_service.tinker.requests import GAP_TIMEOUT_S
 from tests.support.bounds import BOUND_S
 from tests.support.drive.other_process import OtherProcess, other_process
 from tests.support.heavy import need_module
+from tests.support.thinned import thinned
 
 MODEL = NgramConfig(context=3, embedding=4, hidden=6)
 BASE_MODEL = "epochal-ngram:context=3,embedding=4,hidden=6"
@@ -343,7 +344,7 @@ DIGITS = "9" * 5000
 CREATE = {"session_id": "SESSION", "model_seq_id": 0}
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("path", "content", "statuses"),
     [
         ("/retrieve_future", {"request_id": "MODEL/9"}, {410}),

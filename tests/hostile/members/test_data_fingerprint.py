@@ -13,6 +13,7 @@ from epochal.state.phases import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import all_by_hand
 from tests.support.drive.processes import in_phase, in_training, prepared_run, real_run, run_command
+from tests.support.thinned import thinned
 
 SEQUENCES, LENGTH = 40, 16
 MADE_UP = "ab" * 32
@@ -34,6 +35,7 @@ def overrides(data: Path, **fields: Any) -> dict[str, Any]:
     return {"model__LLM__data_location": {"Local": str(data)}, "config__total_steps": 3} | fields
 
 
+@pytest.mark.nightly
 async def test_client_with_other_data_that_is_first_does_not_decide(tmp_path: Path) -> None:
     right, wrong = write_data(tmp_path / "right", SEQUENCES), write_data(tmp_path / "wrong", 2 * SEQUENCES)
     fields = overrides(right, config__init_min_clients=2, config__min_clients=2)
@@ -65,6 +67,7 @@ async def test_pinned_data_refuse_others_even_if_nobody_else_is_there(tmp_path: 
         await run.finish(without=(astray,))
 
 
+@pytest.mark.nightly
 async def test_operator_corrects_a_run_that_began_on_other_data(tmp_path: Path) -> None:
     right, wrong = write_data(tmp_path / "right", SEQUENCES), write_data(tmp_path / "wrong", 2 * SEQUENCES)
     async with prepared_run(tmp_path / "run", **overrides(right, config__total_steps=100_000)) as run:
@@ -87,7 +90,7 @@ async def test_operator_corrects_a_run_that_began_on_other_data(tmp_path: Path) 
         client.kill()
 
 
-@pytest.mark.parametrize("stranger_count", [2, 5])
+@thinned("stranger_count", [2, 5], kept=1)
 async def test_strangers_with_made_up_data_do_not_keep_a_run_at_step_one(tmp_path: Path, stranger_count: int) -> None:
     right = write_data(tmp_path / "right", SEQUENCES)
     limits = {"config__max_round_train_time": 3, "config__round_witness_time": 2, "config__warmup_time": 6}

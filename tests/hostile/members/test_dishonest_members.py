@@ -21,6 +21,7 @@ from tests.support.drive.dishonest_run import (
     play,
 )
 from tests.support.simulate.virtual_time import run_virtually
+from tests.support.thinned import thinned
 
 ROUNDS = 16
 BATCHES = 80
@@ -51,7 +52,7 @@ def played(attack: Attack) -> Played:
     return run_virtually(play(attack, small_state(), small_text()))
 
 
-@pytest.mark.parametrize("attack", MOST_LOSS, ids=lambda attack: attack.name)
+@thinned("attack", MOST_LOSS, ids=lambda attack: attack.name, kept=1)
 def test_dishonest_members_cost_the_model_little(attack: Attack) -> None:
     found = played(attack)
     assert found.loss <= MOST_LOSS[attack] * played(HONEST).loss
@@ -97,6 +98,7 @@ def test_bounds_leave_an_honest_run_as_it_is() -> None:
     assert played(HONEST).loss == pytest.approx(unbounded.loss, rel=SAME_LOSS)
 
 
+@pytest.mark.nightly
 def test_results_that_grow_with_the_learning_rate_are_not_too_long() -> None:
     found = run_virtually(play(HONEST, small_state(**LONG_WARMUP), small_text()))
     factors = found.factors()[False]

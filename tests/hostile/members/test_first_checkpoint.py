@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.serve import ServeOptions, serving
@@ -61,6 +62,7 @@ async def test_only_member_of_a_new_run_cannot_decide_what_it_starts_from(tmp_pa
         assert (await run.finish()).rounds == 2
 
 
+@pytest.mark.nightly
 async def test_elected_member_cannot_start_a_run_from_a_spoiled_model(tmp_path: Path) -> None:
     async with (
         real_run(tmp_path, access__genesis="members", config__init_min_clients=2, **RUN) as run,

@@ -16,6 +16,7 @@ from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import ByHand, all_by_hand
 from tests.support.drive.processes import RealRun, at_round, in_phase, in_training, real_run
+from tests.support.thinned import thinned
 
 HONEST = 3
 ROUND_S = 1.5
@@ -48,7 +49,7 @@ async def until_logged(run: RealRun, child: Child, event: str) -> dict[str, Any]
     return found[0]
 
 
-@pytest.mark.parametrize("claim", [1, 1_000_000])
+@thinned("claim", [1, 1_000_000], kept=1)
 async def test_silent_member_costs_three_rounds_and_rests(tmp_path: Path, claim: int) -> None:
     async with real_run(tmp_path, **STATE) as run, all_by_hand(run, 1, claim) as (silent,):
         for _ in range(HONEST):
@@ -81,6 +82,7 @@ async def deliver_every_round(hand: ByHand) -> None:
         document = await hand.watch.next()
 
 
+@pytest.mark.nightly
 async def test_witness_that_never_attests_is_not_waited_for(tmp_path: Path) -> None:
     overrides = STATE | {"config__round_witness_time": 20, "config__max_round_train_time": 20}
     async with real_run(tmp_path, **overrides) as run, all_by_hand(run, 1) as (silent,):
@@ -114,6 +116,7 @@ async def test_lurker_that_never_gets_ready_is_waited_for_once(tmp_path: Path) -
         assert left == ["3 of 4 members are ready, the others have had time", "3 of 4 members are ready"]
 
 
+@pytest.mark.nightly
 async def test_client_that_was_stopped_is_told_waits_and_takes_part_again(tmp_path: Path) -> None:
     overrides = STATE | {
         "config__init_min_clients": HONEST,

@@ -4,6 +4,8 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, in_training, real_run
@@ -31,6 +33,7 @@ async def test_second_process_with_a_key_is_refused_and_the_first_trains_on(tmp_
         assert len(run.events(first, "joined")) == 1, "the first one kept its session"
 
 
+@pytest.mark.nightly
 async def test_killed_client_returns_with_its_key_after_seconds(tmp_path: Path) -> None:
     async with real_run(tmp_path, 2, config__client_timeout_s=4 * BOUND_S, **LONG) as run:
         killed = run.clients[0]
@@ -52,6 +55,7 @@ async def test_key_of_a_client_that_left_is_free_at_once(tmp_path: Path) -> None
         assert run.events(returned, "coordinator_refuses_for_now") == []
 
 
+@pytest.mark.nightly
 async def test_suspended_process_that_wakes_up_ends_with_words(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, config__client_timeout_s=9, **LONG) as run:
         key = str(tmp_path / "suspended.key")

@@ -23,6 +23,7 @@ from epochal.state.config.data_location import Preprocessed
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S
 from tests.support.servers.data_http import FileServer, http_server
+from tests.support.thinned import thinned
 
 PAGE = Path(__file__).parents[3] / "docs" / "volunteer-safety.md"
 MAX_GROWTH_MB = 50
@@ -39,6 +40,7 @@ from epochal.state.config.data_location import Local, Preprocessed
 from epochal.state.errors import EpochalError
 from epochal.state.intervals import DataIds
 from epochal.state.model.tensors import parse_tensor_file
+from tests.support.thinned import thinned
 
 def peak_mb():
     with open("/proc/self/status") as status:
@@ -329,9 +331,7 @@ BOMBS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("write", "name", "kind", "mode", "expected"), BOMBS, ids=lambda part: getattr(part, "__name__", "")
-)
+@thinned(("write", "name", "kind", "mode", "expected"), BOMBS, ids=lambda part: getattr(part, "__name__", ""))
 def test_bomb_is_refused_before_it_takes_memory(
     tmp_path: Path, write: Callable[[Path], None], name: str, kind: str, mode: str, expected: str
 ) -> None:

@@ -100,6 +100,7 @@ async def test_encoder_of_an_allowed_package_packs(tmp_path: Path, site: Path, m
         assert (site / "imported").exists()
 
 
+@pytest.mark.nightly
 async def test_trainer_of_a_run_is_not_imported_by_the_null_trainer(
     tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.state.phases import RunState
@@ -65,6 +66,7 @@ async def test_members_that_fail_on_everything_take_no_good_batch_away(tmp_path:
         assert (report.rounds >= 25, report.quarantined) == (True, 0)
 
 
+@pytest.mark.nightly
 async def test_released_batch_is_applied_and_the_audit_balances(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data", BAD_INDEX)
     overrides = {"config__total_steps": 40, "model__LLM__data_location": {"Local": str(path)}}

@@ -27,11 +27,13 @@ from tests.support.data.states import state_file, state_text
 from tests.support.data.token_files import SEQ_LEN, write_tokens
 from tests.support.drive.processes import RealRun, prepared_run, run_command
 from tests.support.servers.data_http import FileServer, http_server
+from tests.support.thinned import thinned
 
 SECRET = '{"text": "what I asked my assistant last night"}\n'
 PAGE = Path(__file__).parents[3] / "docs" / "volunteer-safety.md"
 WRITES = """
 import json, os, sys
+from tests.support.thinned import thinned
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 def seen(event, arguments):
@@ -65,7 +67,7 @@ async def refused(run: RealRun, *arguments: str) -> str:
     return ran.err
 
 
-@pytest.mark.parametrize("kind", ["chats", "file", "rows", "local_mix"])
+@thinned("kind", ["chats", "file", "rows", "local_mix"])
 async def test_file_that_a_run_names_is_not_opened_unasked(tmp_path: Path, kind: str) -> None:
     secret = tmp_path / "home" / ".assistant" / "history.jsonl"
     secret.parent.mkdir(parents=True)

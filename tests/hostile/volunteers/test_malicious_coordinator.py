@@ -32,6 +32,7 @@ from epochal.trainers.genesis import make_first_model, model_layout
 from tests.support.data.states import state_file
 from tests.support.drive.watched_client import Watched, take_part, watching
 from tests.support.servers.malicious_coordinator import LIAR_HOST, Lie, lying
+from tests.support.thinned import thinned
 
 LONGEST_S = 4.0
 """Time that a client which goes on in spite of a lie is watched."""
@@ -185,7 +186,7 @@ def _lies_about_addresses(address: str) -> list[Lie]:
 PLACES = range(len(_lies_about_addresses("127.0.0.1:1")))
 
 
-@pytest.mark.parametrize("place", PLACES)
+@thinned("place", PLACES)
 async def test_address_in_a_document_is_not_connected(place: int, canaries: Canaries, tmp_path: Path) -> None:
     lie = _lies_about_addresses(f"127.0.0.1:{canaries.port}")[place]
     watched, told, ended = await _watch(lie, tmp_path)
@@ -193,7 +194,7 @@ async def test_address_in_a_document_is_not_connected(place: int, canaries: Cana
     assert _leaks(watched, canaries.folder, tmp_path) == [], ended
 
 
-@pytest.mark.parametrize("way", range(14))
+@thinned("way", range(14))
 async def test_address_written_in_another_way_is_not_connected(way: int, canaries: Canaries, tmp_path: Path) -> None:
     lie = Lie("StateFile", LOCATION, _http({"SingleUrl": f"http://{canaries.addresses()[way]}/x"}))
     watched, told, ended = await _watch(lie, tmp_path)
@@ -201,8 +202,8 @@ async def test_address_written_in_another_way_is_not_connected(way: int, canarie
     assert _leaks(watched, canaries.folder, tmp_path) == [], ended
 
 
-@pytest.mark.parametrize("variant", ["Local", "Preprocessed", "WeightedHttp"])
-@pytest.mark.parametrize("form", ["{}", "file://{}", "{}/../canary", "/proc/self/environ", "/etc/passwd"])
+@thinned("variant", ["Local", "Preprocessed", "WeightedHttp"])
+@thinned("form", ["{}", "file://{}", "{}/../canary", "/proc/self/environ", "/etc/passwd"])
 async def test_path_in_a_document_is_not_opened(variant: str, form: str, canaries: Canaries, tmp_path: Path) -> None:
     path = form.format(canaries.folder / "tokens.bin" if variant == "Local" else canaries.folder)
     watched, told, ended = await _watch(Lie("StateFile", LOCATION, {variant: path}), tmp_path)
@@ -219,7 +220,7 @@ CODE = [
 ]
 
 
-@pytest.mark.parametrize("lie", CODE, ids=lambda lie: ".".join((lie.document, *lie.steps)))
+@thinned("lie", CODE, ids=lambda lie: ".".join((lie.document, *lie.steps)))
 async def test_code_in_a_document_is_not_imported(lie: Lie, canaries: Canaries, tmp_path: Path) -> None:
     watched, told, ended = await _watch(lie, tmp_path)
     assert told
@@ -248,6 +249,7 @@ SWEPT = [field for field in document_fields() if field.document not in OF_OTHERS
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
+@pytest.mark.nightly
 @settings(max_examples=25, suppress_health_check=SLOW)
 @given(data=st.data(), field=st.sampled_from(SWEPT))
 def test_any_value_in_any_field_does_no_harm(

@@ -10,6 +10,7 @@ from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import HELD_IN_WITNESS, ByHand, all_by_hand, hold_in, joined_by_hand
 from tests.support.drive.processes import PATIENT, at_round, in_phase, in_training, real_run
+from tests.support.thinned import thinned
 
 SILENCE_S = 8
 """Silence after which the coordinator drops a client, in tests that wait for that."""
@@ -22,7 +23,7 @@ async def take_rounds_until(hand: ByHand, client_id: ClientId, *, present: bool)
         document = await hand.take_round(document)
 
 
-@pytest.mark.parametrize("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
+@thinned("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
 async def test_client_killed_in_a_phase_is_dropped_and_the_run_finishes(tmp_path: Path, phase: RunState) -> None:
     client_count, steps = (1, 1) if phase is RunState.COOLDOWN else (2, 6)
     hand_count = 2 if phase is RunState.ROUND_WITNESS else 1
@@ -71,6 +72,7 @@ async def test_client_that_stops_answering_leaves_the_roster_and_comes_back(tmp_
         await run.prove()
 
 
+@pytest.mark.nightly
 async def test_all_clients_gone_mid_epoch_others_rebuild_the_model(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 80, "config__client_timeout_s": SILENCE_S}
     async with real_run(tmp_path, **overrides) as run:

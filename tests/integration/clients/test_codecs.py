@@ -13,6 +13,7 @@ from epochal.state.results import METADATA_BOUND_BYTES
 from tests.support.bounds import BOUND_S
 from tests.support.drive.cli import PLAIN_OUTPUT, Ran
 from tests.support.drive.processes import in_training, real_run
+from tests.support.thinned import thinned
 
 STEPS = 3
 SPARSE: dict[str, Any] = {
@@ -31,7 +32,7 @@ CODECS: dict[str, tuple[dict[str, Any], float]] = {
 VALUE_BYTES = 4
 
 
-@pytest.mark.parametrize("name", CODECS)
+@thinned("name", CODECS)
 async def test_run_of_a_codec_ends_with_equal_replicas_and_a_clean_audit(name: str, tmp_path: Path) -> None:
     overrides, rate = CODECS[name]
     async with real_run(tmp_path, config__total_steps=STEPS, config__init_min_clients=2, **overrides) as run:
@@ -77,6 +78,7 @@ async def run_older(codecs: str, *arguments: str) -> Ran:
     return Ran(process.returncode, out.decode(), err.decode())
 
 
+@pytest.mark.nightly
 async def test_client_of_another_codec_version_is_refused_at_its_join(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=1, config__total_steps=1, merge__codec="int4") as run:
         for codecs in ("float32/1,int8/1", "float32/1,int4/2"):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
+from tests.support.thinned import thinned
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "mesh"
 ROWS = 21
@@ -31,16 +32,17 @@ def _texts(logs: Path) -> list[str]:
     return [log.read_text() for log in sorted(logs.glob("test_*_host*.log"))]
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("engine", "script", "shards"),
     [
         ("jax", "launch_2x2_test.sh", [2, 0]),
         ("torch", "launch_1x2_test.sh", [1, 0]),
-        pytest.param("jax", "launch_1x2_test.sh", [1, 0], marks=pytest.mark.nightly),
-        pytest.param("jax", "launch_2x1_test.sh", [1, 1], marks=pytest.mark.nightly),
-        pytest.param("torch", "launch_2x1_test.sh", [1, 1], marks=pytest.mark.nightly),
-        pytest.param("torch", "launch_2x2_test.sh", [1, 0, 1, 0], marks=pytest.mark.nightly),  # a process per device
+        ("jax", "launch_1x2_test.sh", [1, 0]),
+        ("jax", "launch_2x1_test.sh", [1, 1]),
+        ("torch", "launch_2x1_test.sh", [1, 1]),
+        ("torch", "launch_2x2_test.sh", [1, 0, 1, 0]),  # a process per device
     ],
+    kept=1,
 )
 async def test_source_meshes_say_what_the_source_says(
     tmp_path: Path, engine: str, script: str, shards: list[int]

@@ -39,6 +39,7 @@ async def test_light_clients_and_a_heavy_one_hold_the_same_replicas(
         assert "--trainer remote and --trainer-url URL are given together" in refused.err
 
 
+@pytest.mark.nightly
 async def test_service_that_is_killed_costs_rounds_and_not_the_run(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 14}
     async with prepared_run(tmp_path, **overrides) as run:

@@ -67,6 +67,7 @@ async def named(tmp_path: Path) -> AsyncIterator[NamedRun]:
         yield found
 
 
+@pytest.mark.nightly
 async def test_slow_upload_is_named_with_client_and_rate(named: NamedRun) -> None:
     document = await named.run.until(in_training(2))
     named.links[1].up.bytes_per_s = UP_BYTES_PER_S

@@ -16,6 +16,7 @@ from tests.support.heavy import need_module
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.nightly
 async def test_example_learns_through_the_sdk_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("tinker")
     monkeypatch.setenv("EPOCHAL_TRAINER_TOKEN", "only-for-us")

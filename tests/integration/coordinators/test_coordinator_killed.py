@@ -12,6 +12,7 @@ from epochal.state.phases import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import HELD_IN_WITNESS, all_by_hand, hold_in
 from tests.support.drive.processes import RealRun, in_phase, in_training, prepared_run, real_run
+from tests.support.thinned import thinned
 
 CLIENT_TIMEOUT_S = 5.0
 STARTS = 5
@@ -27,7 +28,7 @@ def dropped(run: RealRun) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
+@thinned("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
 async def test_coordinator_killed_in_a_phase_goes_on_where_it_was(tmp_path: Path, phase: RunState) -> None:
     client_count, steps = (1, 1) if phase is RunState.COOLDOWN else (2, 4)
     hand_count = 2 if phase is RunState.ROUND_WITNESS else 1
@@ -86,6 +87,7 @@ async def test_there_must_be_a_backup_to_be_restored(tmp_path: Path) -> None:
     assert "holds no run; restore the backup first" in ran.err
 
 
+@pytest.mark.nightly
 async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_path: Path) -> None:
     limits = {
         "config__warmup_time": CLIENT_TIMEOUT_S,

@@ -24,6 +24,7 @@ from tests.support.drive.processes import RealRun, at_round, in_phase, in_traini
 from tests.support.drive.replicas import Replica, Replicas, Surroundings, replicated_run
 from tests.support.servers.database_relay import DatabaseRelay, database_relay
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
+from tests.support.thinned import thinned
 
 CLIENT_TIMEOUT_S = 6.0
 STOPPED_S = 8.0
@@ -66,6 +67,7 @@ class OneDatabase:
         return f"{self.url}?run={self.run_id}"
 
 
+@pytest.mark.nightly
 async def test_two_runs_of_one_database_go_on_beside_each_other(tmp_path: Path, server: PostgresServer) -> None:
     url = server.new_database()
     folders = {name: tmp_path / name for name in ("first", "second")}
@@ -94,6 +96,7 @@ async def test_two_runs_of_one_database_go_on_beside_each_other(tmp_path: Path, 
         assert (await first.run.finish()).rounds == last_step
 
 
+@pytest.mark.nightly
 async def test_run_goes_on_without_the_replica_that_ticked(tmp_path: Path, server: PostgresServer) -> None:
     async with replicated_run(tmp_path, server, 2, config__total_steps=20) as replicas:
         run = replicas.run
@@ -103,6 +106,7 @@ async def test_run_goes_on_without_the_replica_that_ticked(tmp_path: Path, serve
         assert (await run.finish()).rounds == 20
 
 
+@pytest.mark.nightly
 async def test_replica_stopped_for_longer_than_its_lease_drops_nobody(tmp_path: Path, server: PostgresServer) -> None:
     limits = {"config__client_timeout_s": CLIENT_TIMEOUT_S, "config__total_steps": 60}
     async with replicated_run(tmp_path, server, 2, **limits) as replicas:
@@ -122,6 +126,7 @@ async def test_replica_stopped_for_longer_than_its_lease_drops_nobody(tmp_path: 
             assert "fell silent" not in changes
 
 
+@pytest.mark.nightly
 async def test_run_waits_for_its_database_and_goes_on_with_it(tmp_path: Path, server: PostgresServer) -> None:
     async with replicated_run(tmp_path, server, 2, config__total_steps=40) as replicas:
         run = replicas.run
@@ -222,7 +227,7 @@ POINTS = (
 )
 
 
-@pytest.mark.parametrize("killed_at", POINTS)
+@thinned("killed_at", POINTS, kept=1)
 async def test_message_whose_replica_is_killed_counts_once_or_not(
     tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
 ) -> None:
@@ -256,7 +261,7 @@ async def test_message_whose_replica_is_killed_counts_once_or_not(
         assert sum(b"pause_requested" in body for body in bodies) == 1
 
 
-@pytest.mark.parametrize("killed_at", POINTS)
+@thinned("killed_at", POINTS, kept=1)
 async def test_result_whose_replica_is_killed_is_there_whole_or_not(
     tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
 ) -> None:

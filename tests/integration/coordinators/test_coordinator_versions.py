@@ -60,6 +60,7 @@ async def coordinators(replicas: Replicas) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.nightly
 async def test_versions_with_the_same_rules_serve_one_run(tmp_path: Path, server: PostgresServer) -> None:
     async with replicated_run(tmp_path, server, 1, config__total_steps=12) as replicas:
         run = replicas.run
@@ -107,6 +108,7 @@ async def test_waiting_coordinator_ends_on_a_signal(tmp_path: Path, server: Post
         assert await newer.wait(BOUND_S) == -signal.SIGTERM
 
 
+@pytest.mark.nightly
 async def test_older_rules_are_refused_beside_newer_ones(tmp_path: Path, server: PostgresServer) -> None:
     async with (
         replicated_run(tmp_path, server, 1) as replicas,

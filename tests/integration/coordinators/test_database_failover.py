@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from epochal.state.phases import RunState
 from tests.support.drive.processes import in_phase, in_training
 from tests.support.drive.replicas import Replica, Replicas, replicated_run
@@ -28,6 +30,7 @@ def taken_for_older_copies(replicas: Replicas) -> bool:
     return any("older copy" in line["reason"] for line in blocked)
 
 
+@pytest.mark.nightly
 async def test_failover_to_a_synchronous_standby_changes_nothing(tmp_path: Path) -> None:
     with server_pair(is_synchronous=True) as pair:
         async with replicated_run(tmp_path, pair, config__total_steps=20) as replicas:
@@ -42,6 +45,7 @@ async def test_failover_to_a_synchronous_standby_changes_nothing(tmp_path: Path)
             assert not taken_for_older_copies(replicas)
 
 
+@pytest.mark.nightly
 async def test_failover_that_loses_records_gives_the_run_a_new_lineage(tmp_path: Path) -> None:
     with server_pair(is_synchronous=False) as pair:
         async with replicated_run(tmp_path, pair, config__total_steps=20) as replicas:
@@ -60,6 +64,7 @@ async def test_failover_that_loses_records_gives_the_run_a_new_lineage(tmp_path:
             assert returned["after"] == replicas.shown.lineages[1]
 
 
+@pytest.mark.nightly
 async def test_records_that_only_dead_coordinators_knew_are_void(tmp_path: Path) -> None:
     with server_pair(is_synchronous=False) as pair:
         async with replicated_run(tmp_path, pair, 1, config__total_steps=20) as replicas:

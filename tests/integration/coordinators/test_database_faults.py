@@ -19,6 +19,7 @@ from tests.support.drive.processes import PATIENT, in_training
 from tests.support.drive.replicas import Surroundings, replicated_run
 from tests.support.servers.database_relay import database_relay
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
+from tests.support.thinned import thinned
 
 MINUTE_S = 60.0
 LONG_PHASES = {"config__max_round_train_time": 60, "config__round_witness_time": 60}
@@ -82,10 +83,11 @@ def slow(own: OwnRole) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("fault", "said"),
     [(read_only, "read-only"), (out_of_connections, "too many connections"), (slow, "timeout")],
     ids=["read-only", "out of connections", "slow"],
+    kept=1,
 )
 async def test_run_holds_while_the_database_fails_and_goes_on(
     tmp_path: Path, server: PostgresServer, fault: Callable[[OwnRole], AbstractContextManager[None]], said: str
@@ -107,6 +109,7 @@ async def test_run_holds_while_the_database_fails_and_goes_on(
         assert await replicas.shown.void(run.store) == 0
 
 
+@pytest.mark.nightly
 async def test_run_goes_on_with_a_database_far_away(tmp_path: Path, server: PostgresServer) -> None:
     async with database_relay(server) as relay:
         around = Surroundings({0: relay, 1: relay})
@@ -118,6 +121,7 @@ async def test_run_goes_on_with_a_database_far_away(tmp_path: Path, server: Post
                 assert replicas.run.events(replica.child, "store_blocked") == []
 
 
+@pytest.mark.nightly
 async def test_replica_that_ticked_and_is_cut_off_is_replaced_and_returns(
     tmp_path: Path, server: PostgresServer
 ) -> None:
@@ -141,6 +145,7 @@ async def test_replica_that_ticked_and_is_cut_off_is_replaced_and_returns(
             assert (await run.finish()).rounds == 40
 
 
+@pytest.mark.nightly
 async def test_replicas_that_all_tick_serve_one_run(tmp_path: Path, server: PostgresServer) -> None:
     limits = {"config__init_min_clients": 2, "config__max_round_train_time": 1, "config__total_steps": 5}
     async with replicated_run(tmp_path, server, 3, **limits) as replicas:
@@ -157,6 +162,7 @@ async def test_replicas_that_all_tick_serve_one_run(tmp_path: Path, server: Post
         assert (await run.finish(without=(lost,))).rounds == 5
 
 
+@pytest.mark.nightly
 async def test_clocks_that_differ_by_minutes_end_nothing_too_early(tmp_path: Path, server: PostgresServer) -> None:
     clocks_s = {0: -MINUTE_S, 1: -MINUTE_S}
     limits = PATIENT | LONG_PHASES | {"config__init_min_clients": 2, "config__total_steps": 6}

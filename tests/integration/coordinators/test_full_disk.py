@@ -121,6 +121,7 @@ async def test_run_directory_that_cannot_be_written_refuses_to_start(tmp_path: P
         assert "Traceback" not in ran.err
 
 
+@pytest.mark.nightly
 async def test_run_whose_blobs_fill_makes_room_with_checkpoints_and_finishes(tmp_path: Path) -> None:
     limits: dict[str, Any] = FLOAT32 | {
         "blobs__max_total_bytes": FEW_ROUNDS_BYTES,
@@ -137,6 +138,7 @@ async def test_run_whose_blobs_fill_makes_room_with_checkpoints_and_finishes(tmp
         assert status.blob_bytes <= FEW_ROUNDS_BYTES
 
 
+@pytest.mark.nightly
 async def test_round_whose_results_do_not_all_fit_goes_on_with_those_that_do(tmp_path: Path) -> None:
     limits: dict[str, Any] = {
         "blobs__max_total_bytes": ONE_CHECKPOINT_BYTES * 4,

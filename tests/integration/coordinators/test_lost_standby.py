@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.drive.processes import in_training
 from tests.support.drive.replicas import replicated_run
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
@@ -15,6 +17,7 @@ def name_standby(server: PostgresServer, name: str) -> None:
     server.execute("SELECT pg_reload_conf()")
 
 
+@pytest.mark.nightly
 async def test_run_holds_while_commits_wait_for_a_standby_and_goes_on(tmp_path: Path) -> None:
     with postgres_server() as server:
         async with replicated_run(tmp_path, server, 1, config__total_steps=40) as replicas:

@@ -81,6 +81,7 @@ async def checkers_of(run: RealRun) -> set[str | None]:
     return found
 
 
+@pytest.mark.nightly
 async def test_run_moves_to_a_bucket_with_a_checker_and_back(
     tmp_path: Path, overwriting: tuple[S3Door, Overwriting]
 ) -> None:

@@ -13,6 +13,7 @@ from epochal.state.phases import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import hold_in, joined_by_hand
 from tests.support.drive.processes import PATIENT, RealRun, at_round, in_phase, in_training, prepared_run, real_run
+from tests.support.thinned import thinned
 
 AUDITS = 15
 """Audits of a run of many short epochs, whose blobs are swept meanwhile."""
@@ -165,6 +166,7 @@ async def test_allowed_edits_of_the_state_file_are_applied_and_logged(tmp_path: 
         assert (await run.finish()).rounds == 5
 
 
+@pytest.mark.nightly
 async def test_started_run_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
     async with finished_run(tmp_path, 2) as run:
         await run.stop_coordinator()
@@ -177,7 +179,7 @@ async def test_started_run_goes_on_from_its_own_checkpoint(tmp_path: Path) -> No
         assert (await run.finish()).rounds == 3
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("edit", "difference"),
     [
         ({"model__LLM__max_seq_len": 32}, "model.LLM.max_seq_len: 16 → 32"),

@@ -18,6 +18,7 @@ from tests.support.drive.processes import prepared_run
 from tests.support.drive.served import GENESIS
 from tests.support.servers.plain_http import PLAIN
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
+from tests.support.thinned import thinned
 
 
 class Said(logging.Handler):
@@ -69,6 +70,7 @@ async def test_coordinator_waits_for_a_database_that_is_down(
     assert (ready.result(), said.count) == (True, 1)
 
 
+@pytest.mark.nightly
 async def test_coordinator_waits_for_a_database_that_only_reads(
     tmp_path: Path, server: PostgresServer, said: Said
 ) -> None:
@@ -95,7 +97,7 @@ async def test_coordinator_ends_when_the_wait_is_over_or_none_is_asked_for(
     assert said.count == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@thinned("number", [signal.SIGTERM, signal.SIGINT], kept=1)
 async def test_waiting_coordinator_ends_at_once_by_a_signal(
     tmp_path: Path, server: PostgresServer, number: signal.Signals
 ) -> None:

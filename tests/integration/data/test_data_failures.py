@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from epochal.coordinator_client.api import DocumentMark
 from epochal.coordinator_client.http import MAX_CONNECTIONS
@@ -117,6 +118,7 @@ async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_pa
         assert allowed > ServerLimits().max_connections
 
 
+@pytest.mark.nightly
 async def test_sample_that_fails_on_three_clients_is_quarantined(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data", BAD_INDEX)
     overrides = {"config__total_steps": 30, "model__LLM__data_location": {"Local": str(path)}}
@@ -133,6 +135,7 @@ async def test_sample_that_fails_on_three_clients_is_quarantined(tmp_path: Path)
         assert report.applied == 30 * 12 - 1 or report.rounds >= 30
 
 
+@pytest.mark.nightly
 async def test_file_that_shrinks_loses_the_sample_that_is_cut_and_no_other(tmp_path: Path) -> None:
     first = write_tokens(tmp_path / "data")
     tokens = np.fromfile(first, "<u2")

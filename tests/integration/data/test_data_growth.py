@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tomli_w
 
 from epochal.coordinator_client.operator import connect_operator
@@ -110,6 +111,7 @@ async def test_appended_files_count_from_a_pass_of_their_own(tmp_path: Path) -> 
         assert (await run.status()).run_state is RunState.FINISHED
 
 
+@pytest.mark.nightly
 async def test_data_server_serves_appended_files_without_a_restart(tmp_path: Path) -> None:
     """The data have a manifest, so that their fingerprint is over contents, before and after. The first is pinned."""
     write_before(tmp_path / "data")

@@ -110,6 +110,7 @@ async def test_parquet_rows_of_any_length_are_packed(tmp_path: Path) -> None:
     assert (report.rounds, report.quarantined, report.applied) == (10, 0, 120)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("oversized", ["split", "drop"])
 async def test_data_pack_shows_the_fill_and_keeps_rows_that_a_run_reads(tmp_path: Path, oversized: str) -> None:
     need_module("pyarrow")
@@ -129,6 +130,7 @@ async def test_data_pack_shows_the_fill_and_keeps_rows_that_a_run_reads(tmp_path
     assert (report.rounds, report.quarantined) == (10, 0)
 
 
+@pytest.mark.nightly
 async def test_data_pack_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     need_module("pyarrow")
     import pyarrow.parquet

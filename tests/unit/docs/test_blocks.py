@@ -20,6 +20,7 @@ from epochal.state.config.state_file import parse_state
 from tests.integration.test_tutorials import EXECUTED
 from tests.support.deployment import parsed_command
 from tests.support.heavy import need_module
+from tests.support.thinned import thinned
 
 BLOCKS = blocks()
 STATE = (ROOT / "examples/states/local/state.toml").read_text(encoding="utf-8")
@@ -108,7 +109,7 @@ def test_page_with_steps_is_executed_by_a_test() -> None:
     assert with_steps == {str(page.relative_to(ROOT)) for page in EXECUTED}
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in BLOCKS}))
+@thinned("page", sorted({block.page for block in BLOCKS}))
 def test_blocks_of_a_page_are_taken_by_their_parser(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STORE_VARIABLE, "postgresql://epochal@db.example.org/runs")
     for block in BLOCKS:

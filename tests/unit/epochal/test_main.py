@@ -10,6 +10,7 @@ from epochal import __version__
 from epochal.cli.lazy import command_function, command_name
 from epochal.cli.main import ACCESS_COMMANDS, COMMANDS, DATA_COMMANDS, KEY_COMMANDS, QUARANTINE_COMMANDS
 from tests.support.drive.cli import heavy_imports_of, run_main
+from tests.support.thinned import thinned
 
 ALL_COMMANDS = COMMANDS | DATA_COMMANDS | QUARANTINE_COMMANDS | KEY_COMMANDS | ACCESS_COMMANDS
 
@@ -25,7 +26,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert heavy_imports_of(after_help_of()) == set()
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("command", "needed"),
     [
         ("check", {"pydantic"}),

@@ -13,6 +13,7 @@ from epochal.trainers.torch import remote_code
 from tests.support.heavy import need_module
 from tests.support.models.local_training import SEED, sequences_of
 from tests.support.models.tiny_llama import LLAMA, spec_of
+from tests.support.thinned import thinned
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def test_config_that_cannot_be_trained_names_the_line(spec: ModelSpec, message: 
         open_model(spec)
 
 
-@pytest.mark.parametrize(
+@thinned(
     "changed",
     [
         {"quantization_config": {"quant_method": "fp8"}, "auto_map": {"AutoConfig": "x.Y"}, "dtype": "bfloat16"},

@@ -13,6 +13,7 @@ from epochal.trainers.torch.known_models import is_of_transformers
 from epochal.trainers.torch.options import TorchOptions
 from tests.support.heavy import need_module
 from tests.support.models.tiny_llama import LLAMA_SPEC, spec_of
+from tests.support.thinned import thinned
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ except InvalidInput as error:
 """
 
 
-@pytest.mark.parametrize("error", ["ImportError('no tokenizers')", "AttributeError('numpy has no bool8')"])
+@thinned("error", ["ImportError('no tokenizers')", "AttributeError('numpy has no bool8')"], kept=1)
 def test_broken_transformers_is_named_whatever_it_raises(tmp_path: Path, error: str) -> None:
     need_module("torch")
     need_module("transformers")

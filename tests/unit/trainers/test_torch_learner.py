@@ -17,6 +17,7 @@ from epochal.trainers.torch.options import TorchOptions
 from tests.support.heavy import need_module, need_program
 from tests.support.models.local_training import ADAMW, SEED, sequences_of
 from tests.support.models.tiny_llama import LLAMA_SPEC, plain_llama, plain_loss, spec_of
+from tests.support.thinned import thinned
 
 LENGTHS = (9, 4, 30, 1, 17, 20)
 EXAMPLES = [Example(tokens) for tokens in sequences_of(*LENGTHS)]
@@ -89,7 +90,7 @@ def test_tied_weights_are_one_parameter() -> None:
     assert learner.evaluate(EXAMPLES).token_count == PREDICTED
 
 
-@pytest.mark.parametrize("rows", [None, 1, 2, 3])
+@thinned("rows", [None, 1, 2, 3])
 def test_loss_and_gradient_are_those_of_the_documents_alone(start: Tensors, rows: int | None) -> None:
     learner = loaded(start, micro_batch=rows)
     found = learner.accumulate(EXAMPLES)
@@ -140,6 +141,7 @@ def test_position_ids_of_the_data_are_the_model_s(start: Tensors) -> None:
         np.testing.assert_allclose(found.logprobs[0][1:], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_sliding_window_is_transformers_own() -> None:
     need_module("transformers")
     from transformers import AutoModelForCausalLM, MistralConfig
@@ -315,6 +317,7 @@ def test_compiled_model_has_the_same_loss_and_gradient(start: Tensors) -> None:
     assert_close(gradient_of(learner), alone(start, EXAMPLES[:1])[1])
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_compiler_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
@@ -385,6 +388,7 @@ def test_nothing_in_a_local_step_waits_for_the_device(start: Tensors, monkeypatc
     assert float(norm) > 0
 
 
+@pytest.mark.nightly
 def test_bias_that_chooses_experts_is_carried_and_no_step_changes_it() -> None:
     need_module("transformers")
     shape = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}

@@ -24,6 +24,7 @@ from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.installed_trainers import register
 from tests.support.models.local_training import SEED, bytes_of, plan_of, rounds
+from tests.support.thinned import thinned
 
 SAMPLES = 24
 
@@ -159,7 +160,7 @@ def test_class_that_cannot_be_made_is_named(kind: str, message: str) -> None:
         task_trainer(kind)
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("options", "message"),
     [
         ({"batch": "list"}, r"batch_of returned \(a int, a int\); allowed: a tensor, or a tuple or a dictionary"),

@@ -104,6 +104,7 @@ async def test_one_client_with_outer_rate_1_trains_as_a_bare_loop() -> None:
         np.testing.assert_allclose(replica.parameters[name], one.detach().numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.nightly
 async def test_one_client_with_inner_sgd_trains_as_a_loop_of_sgd() -> None:
     """AdamW without memory, whose `eps` dwarfs every gradient, takes SGD's steps at `eps` times its rate."""
     import torch
@@ -127,6 +128,7 @@ async def test_one_client_with_inner_sgd_trains_as_a_loop_of_sgd() -> None:
         np.testing.assert_allclose(replica.parameters[name], one.detach().numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.nightly
 async def test_loss_falls_over_rounds() -> None:
     trainer, sequences = torch_trainer(), sequences_of(*[32] * 8)
     found, _ = await rounds(trainer, plan_of(8, 8), await start_of(trainer), lambda: arriving(sequences), 6)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
 from epochal.coordinator.proof.backup import back_up
@@ -66,6 +67,7 @@ def kept(run: Served) -> Notice:
     return notice
 
 
+@pytest.mark.nightly
 async def test_invitations_and_notices_move_with_the_run(tmp_path: Path, database_server: PostgresServer) -> None:
     blobs, here, there, back = tmp_path / "blobs", tmp_path / "run", database_server.new_database(), tmp_path / "back"
     blobs.mkdir()

@@ -11,6 +11,7 @@ from epochal.coordinator.page.page_files import page_files
 from epochal.coordinator.page.page_words import MODULES
 from tests.support.contract import check_described
 from tests.support.drive.served import Served, problem
+from tests.support.thinned import thinned
 
 PAGE = Path(__file__).parents[4] / "coordinator" / "page" / "assets"
 OURS = [
@@ -31,7 +32,7 @@ async def test_root_is_not_found_for_who_reads_no_html(coordinator: Served, acce
     assert problem(answer) == "not-found"
 
 
-@pytest.mark.parametrize("name", sorted(page_files()))
+@thinned("name", sorted(page_files()))
 async def test_file_is_sent_as_it_is_on_disk_or_made(coordinator: Served, name: str) -> None:
     answer = await coordinator.http.get(f"/dashboard/{name}", headers={"Accept-Encoding": "identity"})
     assert answer.content == (MODULES[name]().encode() if name in MODULES else (PAGE / name).read_bytes())

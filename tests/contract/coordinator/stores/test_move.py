@@ -21,6 +21,7 @@ from tests.support.data.stored_blobs import blob_bytes
 from tests.support.drive.cli import Ran, run_main_in_thread
 from tests.support.drive.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
 from tests.support.servers.postgres_server import PostgresServer
+from tests.support.thinned import thinned
 
 SOON = {"config__waiting_for_members_extra_time": 0.001}
 
@@ -175,9 +176,7 @@ async def test_mark_in_a_database_is_taken_back_only_by_its_move(
     assert (await served_again(str(back))).clock.phase is RunState.ROUND_TRAIN
 
 
-@pytest.mark.parametrize(
-    "target", ["s3://bucket/run", "postgresl://user:s3cret@host/x", "postgresql:/user:s3cret@host/x"]
-)
+@thinned("target", ["s3://bucket/run", "postgresl://user:s3cret@host/x", "postgresql:/user:s3cret@host/x"])
 async def test_run_is_not_moved_to_what_is_no_store(
     target: str, run_dir: Path, url: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,6 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-import pytest
-
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.run import Run, new_run
@@ -34,6 +32,7 @@ from epochal.state.messages.requests import (
 from epochal.state.phases import RunState
 from epochal.state.wire import ClientId, Seed, client_id_of, sha256_hex
 from tests.support.data.states import state_file
+from tests.support.thinned import thinned
 
 FEW, MANY = 100, 2_500
 MOST_TIMES_STEPS = 1.5
@@ -251,7 +250,7 @@ def work_for(name: str, count: int) -> tuple[int, int]:
     return steps_of(work), peak_bytes_of(work)
 
 
-@pytest.mark.parametrize("name", STIMULI)
+@thinned("name", STIMULI)
 def test_work_for_a_stimulus_does_not_grow_with_the_members(name: str) -> None:
     (few_steps, few_bytes), (many_steps, many_bytes) = work_for(name, FEW), work_for(name, MANY)
     assert many_steps <= MOST_TIMES_STEPS * few_steps

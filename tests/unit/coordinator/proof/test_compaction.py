@@ -122,6 +122,7 @@ for at in range(1, 100):
 """
 
 
+@pytest.mark.nightly
 async def test_compaction_killed_at_any_write_loses_and_doubles_nothing(whole: Path, tmp_path: Path) -> None:
     to = tmp_path / "killed"
     program = (sys.executable, "-c", KILLED_AT_EVERY_WRITE, str(whole), str(to))

@@ -11,6 +11,7 @@ from epochal.runtime.files.ended_files import MAX_AGE_ROUNDS, MAX_RATIO, MIN_SPA
 from epochal.runtime.files.spool import FOLDER_PREFIX, Spool
 from epochal.state.errors import SpoolFull
 from epochal.state.wire import sha256_hex
+from tests.support.thinned import thinned
 
 LARGE = bytes(range(256)) * (MIN_SPARE_BYTES // 256 + 100)
 
@@ -29,7 +30,7 @@ def spool_with_a_spare_file(parent: Path, max_bytes: int | None = None) -> tuple
     return spool, inodes_in(parent)
 
 
-@pytest.mark.parametrize("size_bytes", [MIN_SPARE_BYTES, len(LARGE), len(LARGE) + 12_345])
+@thinned("size_bytes", [MIN_SPARE_BYTES, len(LARGE), len(LARGE) + 12_345])
 def test_file_takes_over_the_place_but_no_byte_of_an_ended_one(tmp_path: Path, size_bytes: int) -> None:
     spool, before = spool_with_a_spare_file(tmp_path)
     data = bytes(size_bytes)

@@ -21,6 +21,7 @@ from epochal.state.messages.requests import FailureKind, FailureReport
 from epochal.state.phases import RunState
 from epochal.state.wire import ClientId
 from tests.support.drive.machine_driver import Driver, client, in_round, refused
+from tests.support.thinned import thinned
 
 BAD = BatchId(5, 5)
 Fails = Callable[[ClientId, BatchId], bool]
@@ -71,8 +72,8 @@ def nobody(_: ClientId, __: BatchId) -> bool:
     return False
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("clients", [3, 5])
+@thinned("named", [False, True])
+@thinned("clients", [3, 5])
 def test_batch_that_three_members_fail_on_is_quarantined(named: bool, clients: int) -> None:
     driver = in_round(*range(1, clients + 1), config__init_min_clients=clients, config__total_steps=40)
     play_rounds(driver, everyone_on(BAD), 80, named=named)

@@ -18,6 +18,7 @@ from epochal.tools.plan.plans import Plan, PlanOptions
 from epochal.tools.plan.played_run import Links, Scale
 from epochal.tools.plan.shown import plan_json, plan_text
 from tests.support.data.states import state_file
+from tests.support.thinned import thinned
 
 LIKE = "100mbit/20mbit 40ms 10k tokens/s"
 ROOMY: dict[str, Any] = {
@@ -77,6 +78,7 @@ def test_same_plan_twice_is_the_same() -> None:
     assert planned(5) == planned(5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("parameters", [20_000, 1_000_000])
 def test_plan_in_which_few_stand_for_many_is_that_of_all(parameters: int) -> None:
     state, groups = run_of(160), [parse_clients(f"160 x {LIKE}")]
@@ -90,6 +92,7 @@ def test_plan_in_which_few_stand_for_many_is_that_of_all(parameters: int) -> Non
     assert few.machines.from_coordinator_bytes == pytest.approx(all_of_them.machines.from_coordinator_bytes, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_plan_of_ten_thousand_plays_few_of_each_group() -> None:
     groups = [parse_clients(f"9999 x {LIKE}"), parse_clients("1 x 10mbit 100ms 1k tokens/s")]
     found = plan_run(run_of(10_000), groups, PlanOptions(parameter_count=1000))
@@ -252,7 +255,7 @@ def test_unlimited_link_is_never_full() -> None:
     assert found.limit != "server"
 
 
-@pytest.mark.parametrize(("batches", "parameters"), [(1, 1000), (5, 1000), (16, 1000), (8, 300_000), (150, 1000)])
+@thinned(("batches", "parameters"), [(1, 1000), (5, 1000), (16, 1000), (8, 300_000), (150, 1000)])
 def test_plan_of_few_batches_for_many_clients_is_that_of_all(batches: int, parameters: int) -> None:
     sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), batches)
     state, groups = run_of(300, **sizes), [parse_clients(f"300 x {LIKE}")]

@@ -8,6 +8,7 @@ from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.played_run import Links
 from epochal.tools.plan.proposal import Proposal, proposed
 from tests.support.data.states import state_file
+from tests.support.thinned import thinned
 
 CLIENTS = {
     "a few at home": ["5 x 50mbit/10mbit 40ms 20k tokens/s"],
@@ -25,7 +26,7 @@ def proposal(name: str, parameters: int, total_tokens: int | None = None) -> Pro
     return proposed(draft, groups, options, total_tokens=total_tokens)
 
 
-@pytest.mark.parametrize(
+@thinned(
     ("name", "parameters"), [("a few at home", 50_000_000), ("many, and some fast ones", 50_000_000), ("one", 100_000)]
 )
 def test_run_as_proposed_goes_on_without_warnings(name: str, parameters: int) -> None:
