@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from epochal.cli.output.lines import LISTENING
+from epochal.cli.output.printing import LISTENING
 
 DOCUMENT_BYTES = 1500
 """About as long as a run document."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from epochal.cli.output.lines import LISTENING
+from epochal.cli.output.printing import LISTENING
 from epochal.state.errors import EpochalError
 from epochal.tools.testnet.child_processes import STOP_TIMEOUT_S, Child, Children
 from tests.support.data.states import state_text

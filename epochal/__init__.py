@@ -59,13 +59,13 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
         RunConnection as RunConnection, RunWentBack as RunWentBack, connect as connect,
     )
     from epochal.remote.history_arrays import HistoryArrays as HistoryArrays
-    from epochal.remote.local import LocalTraining as LocalTraining, run_local as run_local
-    from epochal.tools.plan.described import ClientGroup as ClientGroup, Link as Link, parse_clients as parse_clients
+    from epochal.remote.run_local import LocalTraining as LocalTraining, run_local as run_local
+    from epochal.tools.plan.scenario import ClientGroup as ClientGroup, Link as Link, parse_clients as parse_clients
     from epochal.tools.plan.planner import plan_run as plan_run
     from epochal.tools.plan.plans import Plan as Plan, PlanOptions as PlanOptions
     from epochal.tools.plan.played_run import Links as Links
-    from epochal.tools.prepare.options import PrepareOptions as PrepareOptions
-    from epochal.tools.prepare.preparing import PrepareProgress as PrepareProgress, prepare as prepare
+    from epochal.tools.prepare.prepare_options import PrepareOptions as PrepareOptions
+    from epochal.tools.prepare.pipeline import PrepareProgress as PrepareProgress, prepare as prepare
     from epochal.tools.prepare.publishing import Preparation as Preparation
     from epochal.tools.prepare.text_tokenizer import TokenizerIdentity as TokenizerIdentity
     from epochal.runtime.retry import RetryPolicy as RetryPolicy, system_jitter as system_jitter
@@ -104,15 +104,15 @@ _EXPORTS = {
     "epochal.data_providers.fetcher": "DataFetcher FetchSettings BatchReceiver",
     "epochal.remote.connection": "connect RunConnection RunWentBack",
     "epochal.remote.history_arrays": "HistoryArrays",
-    "epochal.remote.local": "run_local LocalTraining",
-    "epochal.tools.prepare.preparing": "prepare PrepareProgress",
-    "epochal.tools.prepare.options": "PrepareOptions",
+    "epochal.remote.run_local": "run_local LocalTraining",
+    "epochal.tools.prepare.pipeline": "prepare PrepareProgress",
+    "epochal.tools.prepare.prepare_options": "PrepareOptions",
     "epochal.tools.prepare.publishing": "Preparation",
     "epochal.tools.prepare.text_tokenizer": "TokenizerIdentity",
     "epochal.tools.plan.planner": "plan_run",
     "epochal.tools.plan.plans": "Plan PlanOptions",
     "epochal.tools.plan.played_run": "Links",
-    "epochal.tools.plan.described": "ClientGroup Link parse_clients",
+    "epochal.tools.plan.scenario": "ClientGroup Link parse_clients",
     "epochal.batching.packing.samples": "RawSample EncodedSample",
     "epochal.batching.packing.task_encoder": "TaskEncoder EncoderContext SkipSample stateless",
     "epochal.batching.packing.packer": "Packer PackingCounts packed",

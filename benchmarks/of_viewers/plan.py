@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from epochal.tools.plan.described import parse_clients
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import PlanOptions
+from epochal.tools.plan.scenario import parse_clients
 from tests.integration.test_plan_holds import KINDS, limited_run, measured, planned
 from tests.support.data.states import state_file
 

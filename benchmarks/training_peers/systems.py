@@ -29,7 +29,7 @@ from benchmarks.training_peers.workload import (
     WEIGHT_DECAY,
     WORKERS,
 )
-from epochal.cli.output.lines import LISTENING
+from epochal.cli.output.printing import LISTENING
 from epochal.state.errors import EpochalError
 
 ROOT = Path(__file__).parents[2]

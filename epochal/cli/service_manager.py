@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 
 log = logging.getLogger(__name__)
 

@@ -68,7 +68,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "blob_bytes": "their size",
     }
 )
-"""Fields of `epochal.tools.testnet.report.Report`, of an audit's report and of a backup's."""
+"""Fields of `epochal.tools.testnet.local_report.Report`, of an audit's report and of a backup's."""
 
 DECIDED: Mapping[DataDecision, str] = MappingProxyType(
     {

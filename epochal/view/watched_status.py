@@ -12,7 +12,7 @@ from rich.live import Live
 
 from epochal.cli.options.shared import trusted
 from epochal.cli.output.bars import terminal
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.retry import RetryPolicy

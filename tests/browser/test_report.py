@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from epochal.view.figures.report import write_report
+from epochal.view.figures.report_page import write_report
 from epochal.view.figures.run_record import RunRecord
 from tests.browser.test_accessibility import violations
 from tests.support.browser.browser import SIZES, opened

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from epochal.coordinator.proof.audit import audit_store
-from epochal.tools.testnet.report import compare_digests
+from epochal.tools.testnet.local_report import compare_digests
 from tests.chaos.faults import Faults
 from tests.chaos.machines import Site
 from tests.chaos.network import FillableDisk, Network

@@ -12,7 +12,7 @@ import typer
 from epochal.batching.data_check import DataFindings, DataNeeds, look_at_data
 from epochal.batching.packing.packed_batches import Packing
 from epochal.cli.options.shared import JsonOption
-from epochal.cli.output.lines import run_to_end, say
+from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.description import description_of
 from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import AnyLocation, parse_location

@@ -23,8 +23,8 @@ from epochal.batching.packing.packer import Packer, PackingCounts, indices_held
 from epochal.batching.packing.samples import RawSample, raw_samples
 from epochal.batching.packing.task_encoder import EncoderContext, TaskEncoder, open_encoder
 from epochal.cli.options.shared import JsonOption
-from epochal.cli.output.lines import run_to_end, say
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.file_names import PARQUET_SUFFIX
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.opening import OpenOptions, open_location

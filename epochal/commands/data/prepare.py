@@ -9,19 +9,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.cli.output.screens import can_be_drawn_on
 from epochal.runtime.long_work import BYTES, long_work
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import EpochalError
 from epochal.tools.init.next_commands import next_commands
-from epochal.tools.prepare import preparing
+from epochal.tools.prepare import pipeline
 from epochal.tools.prepare.appending import discard_append
-from epochal.tools.prepare.options import PrepareOptions
-from epochal.tools.prepare.preparing import PrepareProgress
+from epochal.tools.prepare.pipeline import PrepareProgress
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.publishing import OURS, TRAIN, VALIDATION, Preparation, fingerprint_of
 from epochal.tools.prepare.sources import text_suffix_hint
-from epochal.tools.prepare.working import discard_unfinished
+from epochal.tools.prepare.work_folder import discard_unfinished
 
 DEFAULTS = PrepareOptions()
 STEPS_SHOWN = 10
@@ -169,7 +169,7 @@ def prepare(
         (discard_append if append else discard_unfinished)(out)
     try:
         with _bar() if can_be_drawn_on(sys.stderr) else _lines() as show:
-            made = preparing.prepare(sources, tokenizer, out, options, show)
+            made = pipeline.prepare(sources, tokenizer, out, options, show)
     except KeyboardInterrupt:
         raise EpochalError("interrupted; the same command goes on where this one stopped") from None
     _report(made, appended=append)

@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
-from epochal.cli.options.webhooks import missing_variables
-from epochal.cli.output.lines import run_to_end
+from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.webhook_addresses import missing_variables
+from epochal.cli.output.printing import run_to_end
 from epochal.state.config.data_file import DataConfig, check_together, parse_data_config
 from epochal.state.config.mistakes import parse_tree
 from epochal.state.config.partly import valid_part
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.config.support import unsupported_values
 from epochal.state.errors import InvalidConfig, InvalidInput, Unsupported
-from epochal.tools.plan.described import parse_clients
+from epochal.tools.plan.scenario import parse_clients
 from epochal.tools.state_files import read_text, unpinned_data
 from epochal.trainers.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
-    from epochal.tools.plan.described import ClientGroup
+    from epochal.tools.plan.scenario import ClientGroup
     from epochal.tools.run_inputs import NamedFiles
 
 HINT = "--no-files leaves out the data, checkpoint and task encoder that the files name"

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.cli.options.admin_token import AdminToken, given_token
-from epochal.cli.options.permissions import (
+from epochal.cli.options.permission_options import (
     AllowLocalOption,
     AllowNetworkOption,
     AllowPackageOption,
@@ -19,11 +19,11 @@ from epochal.cli.options.permissions import (
 )
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, trusted
 from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
-from epochal.cli.output.lines import run_to_end
+from epochal.cli.output.printing import run_to_end
 from epochal.runtime.permissions import Permissions
+from epochal.tools.doctor.connectivity import Asked, look_at_way
 from epochal.tools.doctor.findings import Finding
-from epochal.tools.doctor.machine import look_at_machine
-from epochal.tools.doctor.way import Asked, look_at_way
+from epochal.tools.doctor.local_machine import look_at_machine
 
 MARKS = {"ok": ("✓", "ok", "green"), "note": ("·", "note", "yellow"), "problem": ("✗", "problem", "bold red")}
 

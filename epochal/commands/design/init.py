@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar, get_args
 
 import typer
 
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.commands.operate.access import checked_keys
 from epochal.runtime.files.durable_files import create_file
 from epochal.state.errors import InvalidInput
@@ -27,11 +27,11 @@ from epochal.tools.init.choices import (
 )
 from epochal.tools.init.files import NewRun, Written, files_of
 from epochal.tools.init.next_commands import next_commands
-from epochal.tools.plan.described import UNLIMITED, ClientGroup, parse_clients, parse_link
+from epochal.tools.plan.plan_text import plan_text
 from epochal.tools.plan.planner import check_groups
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.played_run import Links
-from epochal.tools.plan.shown import plan_text
+from epochal.tools.plan.scenario import UNLIMITED, ClientGroup, parse_clients, parse_link
 from epochal.tools.prepare.run_files import run_id_of
 
 MODELS = ", ".join((NGRAM, *LLAMAS))

@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import JsonOption
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.costs import Costs, calibrated
-from epochal.tools.plan.described import UNLIMITED, parse_clients, parse_count, parse_link
+from epochal.tools.plan.plan_text import plan_json, plan_text
 from epochal.tools.plan.planner import check_groups, plan_run
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.played_run import Links
-from epochal.tools.plan.shown import plan_json, plan_text
+from epochal.tools.plan.scenario import UNLIMITED, parse_clients, parse_count, parse_link
 from epochal.tools.state_files import read_supported_state
 
 

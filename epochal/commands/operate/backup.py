@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from epochal.cli.options.shared import JsonOption
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.coordinator.proof.backup import BackupReport, back_up, verify_backup
 from epochal.coordinator.store.open import DATABASE_SCHEMES, is_database
 from epochal.runtime.http.shown_urls import without_password

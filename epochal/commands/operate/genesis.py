@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import CoordinatorCaOption, UrlArgument
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.http import CoordinatorClient

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from epochal.cli.options.shared import JsonOption, StoreArgument
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.coordinator.store.open import need_driver
 from epochal.state.errors import InvalidInput
 

@@ -13,15 +13,15 @@ from epochal.cli.options.shared import (
     VerboseOption,
     trusted,
 )
-from epochal.cli.output.lines import run_to_end, say
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import run_to_end, say
 from epochal.cli.shutdown import interruption
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.http.shown_urls import without_password
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import Refusal
-from epochal.tools.check_results.checker import Checker
+from epochal.tools.check_results.result_checker import Checker
 
 MAX_PARALLEL = 64
 

@@ -23,8 +23,8 @@ from epochal.cli.options.client_data import (
 )
 from epochal.cli.options.client_name import NameOption, checked_name_option
 from epochal.cli.options.client_trainer import ClientTrainer
-from epochal.cli.options.mirrors import MirrorOption, mirror_opener
-from epochal.cli.options.permissions import (
+from epochal.cli.options.mirror_option import MirrorOption, mirror_opener
+from epochal.cli.options.permission_options import (
     AllowLocalOption,
     AllowNetworkOption,
     AllowPackageOption,
@@ -32,7 +32,7 @@ from epochal.cli.options.permissions import (
     OwnRunOption,
     show_permissions,
 )
-from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import (
     LogFormatOption,
     MetricsHostOption,
@@ -54,8 +54,8 @@ from epochal.cli.options.torch_trainer import (
     torch_options,
 )
 from epochal.cli.output.client_log import log_event
-from epochal.cli.output.lines import run_to_end, say
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import run_to_end, say
 from epochal.cli.shutdown import Interrupts, end_at_next_signal, end_within
 from epochal.coordinator_client.client_key import ClientKey, load_key, load_or_create_key
 from epochal.coordinator_client.http import CoordinatorClient

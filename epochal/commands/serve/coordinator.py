@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from epochal import __version__
-from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import (
     RUNS_FOLDER,
     STORE_VARIABLE,
@@ -24,9 +24,9 @@ from epochal.cli.options.shared import (
     TlsKeyOption,
     VerboseOption,
 )
-from epochal.cli.options.webhooks import webhooks_of
-from epochal.cli.output.lines import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
+from epochal.cli.options.webhook_addresses import webhooks_of
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
 from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
 from epochal.coordinator.round_traces import trace_round

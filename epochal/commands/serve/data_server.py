@@ -17,8 +17,8 @@ from epochal.cli.options.shared import (
     VerboseOption,
     trusted,
 )
-from epochal.cli.output.lines import LISTENING, run_to_end, say
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import LISTENING, run_to_end, say
 from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
 from epochal.coordinator_client.follow import DocumentFeed

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from epochal.batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
-from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import (
     AllowedHostOption,
     HostOption,
@@ -21,8 +21,8 @@ from epochal.cli.options.shared import (
     VerboseOption,
     trainer_token,
 )
-from epochal.cli.output.lines import LISTENING, run_to_end
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import LISTENING, run_to_end
 from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
 from epochal.runtime.clock import SystemClock

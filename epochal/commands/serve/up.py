@@ -15,17 +15,17 @@ from rich.live import Live
 
 from epochal.cli.options.shared import RUNS_FOLDER
 from epochal.cli.output.bars import work_line
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.cli.shutdown import Interrupts
 from epochal.runtime.long_work import LongWork, WorkDisplay, shown_on
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.messages.requests import RunStatus
 from epochal.tools.testnet.demos import demo_of
+from epochal.tools.testnet.local_report import Report
 from epochal.tools.testnet.local_run import LocalRun, LocalRunOptions, Show
-from epochal.tools.testnet.report import Report
 from epochal.trainers.registry import NULL
 from epochal.view.check_report import print_checks
-from epochal.view.figures.report import REPORT_NAME
+from epochal.view.figures.report_page import REPORT_NAME
 from epochal.view.status_panel import status_line, status_panel, status_words
 
 

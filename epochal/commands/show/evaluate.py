@@ -10,13 +10,13 @@ import typer
 
 from epochal.cli.options.admin_token import AdminToken
 from epochal.cli.options.data_place import check_place
-from epochal.cli.options.permissions import (
+from epochal.cli.options.permission_options import (
     AllowLocalOption,
     AllowNetworkOption,
     AllowPackageOption,
     CredentialsForOption,
 )
-from epochal.cli.options.remote_code import TrustRemoteCodeOption, trust_code
+from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption
 from epochal.cli.options.torch_trainer import (
     AttentionOption,
@@ -26,8 +26,8 @@ from epochal.cli.options.torch_trainer import (
     check_machine,
     torch_options,
 )
-from epochal.cli.output.lines import run_to_end, say
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.locations import parse_location
 from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.errors import InvalidInput

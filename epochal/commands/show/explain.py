@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.runtime.explanations import GROUPS, explanation_of, explanations, kinds_like
 from epochal.state.errors import InvalidInput
 

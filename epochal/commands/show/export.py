@@ -8,8 +8,8 @@ import typer
 
 from epochal.cli.options.admin_token import AdminToken
 from epochal.cli.options.shared import CoordinatorCaOption
-from epochal.cli.output.lines import run_to_end, say
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import run_to_end, say
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.run_address import (
     DEFAULT_RECONNECT_S,

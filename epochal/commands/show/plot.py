@@ -9,7 +9,7 @@ import typer
 
 from epochal.cli.options.admin_token import AdminToken, given_token
 from epochal.cli.options.shared import CoordinatorCaOption
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import ExtraMissing, InvalidInput
 from epochal.tools.checkpoints.run_address import RunArgument

@@ -8,7 +8,7 @@ import typer
 
 from epochal.cli.options.admin_token import AdminToken, given_token
 from epochal.cli.options.shared import CoordinatorCaOption
-from epochal.cli.output.lines import say
+from epochal.cli.output.printing import say
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.run_address import RunArgument
 
@@ -22,7 +22,7 @@ def report(
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Write a run as one page of HTML: figures, charts, audit, members and configuration. It needs no network."""
-    from epochal.view.figures.report import write_report
+    from epochal.view.figures.report_page import write_report
     from epochal.view.figures.run_record import read_record
 
     if out.is_dir() or not out.absolute().parent.is_dir():

@@ -8,7 +8,7 @@ import typer
 
 from epochal.cli.options.admin_token import AdminToken, given_token
 from epochal.cli.options.shared import CoordinatorCaOption, UrlArgument, trusted
-from epochal.cli.output.lines import run_to_end
+from epochal.cli.output.printing import run_to_end
 from epochal.cli.output.screens import can_be_drawn_on
 from epochal.coordinator_client.viewing import ViewerClient
 from epochal.runtime.http.shown_urls import without_password
@@ -47,8 +47,8 @@ def watch(
         _check_terminal()
         run_to_end(_view(url, policy, token, tls_ca))
         return
-    from epochal.view.sinks.following import FollowOptions, follow_into
-    from epochal.view.sinks.named import named_sinks
+    from epochal.view.sinks.round_writer import FollowOptions, follow_into
+    from epochal.view.sinks.sinks_by_name import named_sinks
 
     sinks = named_sinks(to)
 

@@ -19,7 +19,7 @@ from epochal.runtime.http.shown_urls import without_password
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.messages.evaluations import EvaluationReport
-from epochal.tools.checkpoints.runs import ServedRun, StoredRun
+from epochal.tools.checkpoints.readable_run import ServedRun, StoredRun
 
 RunArgument = Annotated[
     str,

@@ -12,8 +12,8 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream
-from epochal.tools.checkpoints.following import Say, follow_checkpoints, take_checkpoint
-from epochal.tools.checkpoints.runs import RunView, WatchedRun
+from epochal.tools.checkpoints.each_checkpoint import Say, follow_checkpoints, take_checkpoint
+from epochal.tools.checkpoints.readable_run import RunView, WatchedRun
 from epochal.tools.export.destinations import Destination, step_in, step_name
 from epochal.tools.export.folder import ExportedModel, making, read_note, reported, write_export
 from epochal.trainers.sources.float_types import FloatType

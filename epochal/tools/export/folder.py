@@ -33,7 +33,7 @@ from epochal.state.errors import InvalidDocument, InvalidInput, ModelUnavailable
 from epochal.state.model.value_checks import check_values
 from epochal.state.wire import parse_document
 from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream
-from epochal.tools.export.plan import WeightsShard, plan_export
+from epochal.tools.export.file_layout import WeightsShard, plan_export
 from epochal.trainers.sources.float_types import FloatType, from_float32
 from epochal.trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE
 from epochal.trainers.sources.origin import COMMIT_KEY

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from epochal.state.config.model import LocalCheckpoint
 from epochal.state.errors import InvalidInput, ModelUnavailable
-from epochal.tools.checkpoints.runs import RunView
+from epochal.tools.checkpoints.readable_run import RunView
 from epochal.trainers.sources.opening import names_a_source, open_source, parse_source
 from epochal.trainers.sources.origin import origin_of
 from epochal.trainers.sources.protocol import ModelSource

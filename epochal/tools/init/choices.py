@@ -16,7 +16,7 @@ from epochal.state.config.data_location import DummyData, Server, SingleUrl
 from epochal.state.config.state_file import MAX_RUN_ID_BYTES
 from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from epochal.state.errors import InvalidInput
-from epochal.tools.plan.described import parse_clients, parse_count
+from epochal.tools.plan.scenario import parse_clients, parse_count
 
 NGRAM = "ngram"
 BYTES_VOCABULARY = 256

@@ -19,9 +19,9 @@ from epochal.state.config.schema import TokenSize
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import EpochalError, InternalError
 from epochal.tools.init.choices import ChosenData, ChosenModel
-from epochal.tools.plan.described import ClientGroup
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.proposal import Proposal, proposed
+from epochal.tools.plan.scenario import ClientGroup
 
 WARM_UP_PART = 50
 """One part in so many of the local steps warms the learning rate up."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from epochal.state.wire import ClientId
-from epochal.tools.plan.described import ClientGroup
 from epochal.tools.plan.played_client import PlayedClient
 from epochal.tools.plan.played_coordinator import PlayedRound
 from epochal.tools.plan.played_line import Stages
+from epochal.tools.plan.scenario import ClientGroup
 
 ROUND_TRIPS = 6
 """About as many follow one another while a witness learns of results, fetches them, and learns of the last."""

@@ -14,13 +14,13 @@ from epochal.state.config.state_file import RunConfig, StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.schedule import global_batch_size
 from epochal.tools.plan.bottleneck import bottleneck
-from epochal.tools.plan.described import MAX_CLIENTS, ClientGroup
-from epochal.tools.plan.limits import round_notes
+from epochal.tools.plan.exceeded_limits import round_notes
 from epochal.tools.plan.plans import PARTS, Machines, Plan, PlanOptions
 from epochal.tools.plan.played_coordinator import PlayedRound
 from epochal.tools.plan.played_line import ANSWER_BYTES
 from epochal.tools.plan.played_run import PlayedRun, Scale, play
 from epochal.tools.plan.round_figures import applied_batches, group_plans, path_of
+from epochal.tools.plan.scenario import MAX_CLIENTS, ClientGroup
 from epochal.tools.plan.sizes import RunSizes
 from epochal.tools.plan.timers import timer_notes
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from epochal.tools.plan.costs import Costs
-from epochal.tools.plan.described import ClientGroup
 from epochal.tools.plan.played_run import Links
+from epochal.tools.plan.scenario import ClientGroup
 from epochal.tools.plan.sizes import RunSizes
 
 MAX_PLAYED_CLIENTS = 256

@@ -20,7 +20,6 @@ from epochal.state.intervals import total_batches
 from epochal.state.messages.requests import Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
 from epochal.state.phases import RunState
 from epochal.state.wire import ClientId, Sha256, client_id_of
-from epochal.tools.plan.described import ClientGroup
 from epochal.tools.plan.played_coordinator import digest
 from epochal.tools.plan.played_line import (
     ANSWER_BYTES,
@@ -32,6 +31,7 @@ from epochal.tools.plan.played_line import (
     Surroundings,
 )
 from epochal.tools.plan.played_witness import PlayedWitness
+from epochal.tools.plan.scenario import ClientGroup
 from epochal.tools.plan.shared_links import Direction, PlayedTransfer, begin_transfer
 from epochal.tools.plan.virtual_time import Part, Process
 

@@ -8,8 +8,8 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Refused
 from epochal.state.wire import ClientId
 from epochal.tools.plan.costs import Costs
-from epochal.tools.plan.described import ClientGroup
 from epochal.tools.plan.played_coordinator import PlayedCoordinator
+from epochal.tools.plan.scenario import ClientGroup
 from epochal.tools.plan.shared_links import (
     Direction,
     PlayedTransfer,

@@ -14,10 +14,10 @@ from epochal.state.documents import CheckpointRef
 from epochal.state.election import witness_count
 from epochal.state.phases import RunState
 from epochal.tools.plan.costs import Costs
-from epochal.tools.plan.described import UNLIMITED, ClientGroup, Link
 from epochal.tools.plan.played_client import Copies, PlayedClient
 from epochal.tools.plan.played_coordinator import PlayedCoordinator, PlayedRound, digest
 from epochal.tools.plan.played_line import Surroundings
+from epochal.tools.plan.scenario import UNLIMITED, ClientGroup, Link
 from epochal.tools.plan.shared_links import ServerLink
 from epochal.tools.plan.sizes import RunSizes
 from epochal.tools.plan.virtual_time import Timeline

@@ -6,12 +6,12 @@ from statistics import median
 
 from epochal.state.intervals import total_batches
 from epochal.state.wire import ClientId
-from epochal.tools.plan.described import ClientGroup
 from epochal.tools.plan.plans import PARTS, GroupPlan
 from epochal.tools.plan.played_client import PlayedClient
 from epochal.tools.plan.played_coordinator import PlayedRound
 from epochal.tools.plan.played_line import Stages
 from epochal.tools.plan.played_run import PlayedRun, Scale
+from epochal.tools.plan.scenario import ClientGroup
 
 
 def applied_batches(measured: Sequence[PlayedRound], clients: Mapping[ClientId, PlayedClient]) -> float:

@@ -13,7 +13,7 @@ from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.model.tensors import TensorLayout
 from epochal.tools.model_size import FLOAT32_BYTES, ModelSize
-from epochal.tools.plan.described import MAX_PARAMETERS
+from epochal.tools.plan.scenario import MAX_PARAMETERS
 
 HEADER_BYTES = 500
 """About as many bytes of a result are its header (`state/results.py`)."""

@@ -13,8 +13,8 @@ from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
 from epochal.run_manager.steps.witness import WAITING_SHARE
 from epochal.state.config.state_file import StateFile
 from epochal.state.election import witness_count
-from epochal.tools.plan.described import ClientGroup, parse_clients
 from epochal.tools.plan.played_run import Links
+from epochal.tools.plan.scenario import ClientGroup, parse_clients
 from epochal.tools.plan.sizes import RunSizes
 
 DEFAULT_LINE = "100mbit/100mbit 40ms"

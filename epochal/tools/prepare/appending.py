@@ -19,14 +19,14 @@ from epochal.runtime.os_errors import reason_of
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.generations import MAX_GENERATIONS
 from epochal.state.wire import strict_json
-from epochal.tools.prepare.complete import change_of_sources
-from epochal.tools.prepare.done import DoneSoFar
-from epochal.tools.prepare.options import PrepareOptions, differences
+from epochal.tools.prepare.prepare_options import PrepareOptions, differences
 from epochal.tools.prepare.publishing import APPENDED, PREPARATION, TRAIN, VALIDATION, Finished, Preparation, published
+from epochal.tools.prepare.resume_state import DoneSoFar
 from epochal.tools.prepare.run_files import data_toml
+from epochal.tools.prepare.same_result import change_of_sources
 from epochal.tools.prepare.shards import shard_name
 from epochal.tools.prepare.sources import Sources
-from epochal.tools.prepare.working import changes, locked
+from epochal.tools.prepare.work_folder import changes, locked
 from epochal.tools.row_files import part_name
 
 APPENDING = ".appending"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from epochal.tools.prepare.options import PrepareOptions
 from epochal.tools.prepare.parquet_rows import row_batches
 from epochal.tools.prepare.portions import (
     BLANK_LINES,
@@ -23,7 +22,8 @@ from epochal.tools.prepare.portions import (
     Portion,
     Position,
 )
-from epochal.tools.prepare.reading import BadFile, DecompressedReader, RangeReader, RawFile, TextStream
+from epochal.tools.prepare.prepare_options import PrepareOptions
+from epochal.tools.prepare.source_bytes import BadFile, DecompressedReader, RangeReader, RawFile, TextStream
 from epochal.tools.prepare.sources import Sources, SourceText
 
 _LINE = re.compile(rb"\n")

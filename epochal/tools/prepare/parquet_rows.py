@@ -5,7 +5,7 @@ from typing import Any
 
 from epochal.state.errors import ExtraMissing
 from epochal.tools.prepare.portions import PORTION_BYTES
-from epochal.tools.prepare.reading import EXTRA, BadFile, RawFile
+from epochal.tools.prepare.source_bytes import EXTRA, BadFile, RawFile
 
 MAX_ROWS = 1024
 """Maximum number of rows that are decoded at a time."""

@@ -18,7 +18,7 @@ from epochal.data_providers.sources.manifest import MANIFEST_NAME, manifest_text
 from epochal.runtime.files.durable_files import replace_file, sync_folder
 from epochal.runtime.os_errors import reason_of
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.tools.prepare.options import DATA_ADDRESS
+from epochal.tools.prepare.prepare_options import DATA_ADDRESS
 from epochal.tools.prepare.run_files import RunShape, data_toml, run_id_of, state_toml
 from epochal.tools.prepare.text_tokenizer import NamedTokenizer, TokenizerIdentity
 

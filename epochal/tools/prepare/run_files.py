@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from epochal.tools.prepare.options import DATA_ADDRESS
+from epochal.tools.prepare.prepare_options import DATA_ADDRESS
 from epochal.tools.prepare.text_tokenizer import BYTES_VOCABULARY, TokenizerIdentity
 
 TOKENS_OF_A_ROUND = 65_536

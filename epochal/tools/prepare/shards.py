@@ -15,7 +15,7 @@ from epochal.data_providers.encoding import MAX_NAME_CHARS, TokenEncoding
 from epochal.data_providers.sources.manifest import hashed_file
 from epochal.runtime.os_errors import reason_of
 from epochal.state.errors import EpochalError
-from epochal.tools.prepare.done import DoneSoFar
+from epochal.tools.prepare.resume_state import DoneSoFar
 from epochal.tools.prepare.text_tokenizer import TokenizerIdentity
 
 

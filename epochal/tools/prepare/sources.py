@@ -27,7 +27,7 @@ from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import S3, Azure, Gcp
 from epochal.state.errors import InvalidInput
 from epochal.tools.prepare.file_kinds import READ, FileKind, kind_of
-from epochal.tools.prepare.reading import BadFile, RangeReader
+from epochal.tools.prepare.source_bytes import BadFile, RangeReader
 
 MAX_FILES = 1_000_000
 WINDOW_BYTES = 4 * 1024**2

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from epochal.runtime.hub import hub, hub_error, hub_failures, repeated
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
-from epochal.tools.prepare.reading import EXTRA
+from epochal.tools.prepare.source_bytes import EXTRA
 
 BYTES = "bytes"
 BYTES_SHA256 = hashlib.sha256(b"bytes").hexdigest()

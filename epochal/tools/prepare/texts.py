@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from epochal.data_providers.protocol import CorruptData
-from epochal.tools.prepare.options import PrepareOptions
 from epochal.tools.prepare.portions import BLANK_LINES, MAX_BLANK_BYTES, Place, Portion
+from epochal.tools.prepare.prepare_options import PrepareOptions
 
 DIGEST_BYTES = 16
 """Size of a document's digest: two different texts among 10¹² have the same one with a probability of 10⁻¹⁵."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeAlias
 
-from epochal.cli.output.lines import LISTENING
+from epochal.cli.output.printing import LISTENING
 from epochal.state.errors import EpochalError
 
 STOP_TIMEOUT_S = 10.0

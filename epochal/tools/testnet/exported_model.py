@@ -8,8 +8,8 @@ import numpy as np
 from epochal.coordinator.store.open import open_store_reader
 from epochal.state.errors import EpochalError
 from epochal.state.model.tensors import Tensors
-from epochal.tools.checkpoints.parameters import read_parameters
-from epochal.tools.checkpoints.runs import StoredRun
+from epochal.tools.checkpoints.checkpoint_parameters import read_parameters
+from epochal.tools.checkpoints.readable_run import StoredRun
 from epochal.tools.export.exporter import Exporter, ExportOptions
 from epochal.trainers.genesis import model_layout
 from epochal.trainers.sources.float_types import FloatType

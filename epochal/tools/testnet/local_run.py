@@ -18,7 +18,7 @@ import tomli_w
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE
 from epochal.cli.options.shared import DATA_SERVER_TOKEN_VARIABLE
-from epochal.cli.output.lines import ADMIN_TOKEN_SHOWN
+from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN
 from epochal.coordinator.auth.data_server_tokens import data_server_token_from
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.store.directory.run_directory import TESTNET_FOLDER
@@ -35,9 +35,9 @@ from epochal.tools.testnet.child_processes import Child, Children
 from epochal.tools.testnet.demo_data import DemoData, write_demo_data
 from epochal.tools.testnet.demos import demo_of
 from epochal.tools.testnet.exported_model import export_and_load
-from epochal.tools.testnet.report import Report, compare_digests
+from epochal.tools.testnet.local_report import Report, compare_digests
 from epochal.trainers.registry import NULL
-from epochal.view.figures.report import REPORT_NAME, write_report
+from epochal.view.figures.report_page import REPORT_NAME, write_report
 from epochal.view.figures.run_record import RunRecord, read_record
 
 HOST = "127.0.0.1"

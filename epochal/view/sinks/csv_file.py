@@ -16,7 +16,7 @@ from epochal.runtime.files.durable_files import sync_folder
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.history import FIGURES, FLOAT_FIGURES, RoundFigures, merged
-from epochal.view.sinks.protocol import Mark, SinkFailed, SinkLock, SinkPlace, check_run, last_common
+from epochal.view.sinks.sink import Mark, SinkFailed, SinkLock, SinkPlace, check_run, last_common
 
 COLUMNS = ("run_id", "lineage", *FIGURES)
 TAIL_BYTES = 64 * 1024

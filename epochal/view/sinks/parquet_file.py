@@ -18,7 +18,7 @@ from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.history import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures, merged
 from epochal.view.sinks.csv_file import CsvSink
-from epochal.view.sinks.protocol import Mark, SinkFailed, SinkPlace, check_run, last_common
+from epochal.view.sinks.sink import Mark, SinkFailed, SinkPlace, check_run, last_common
 
 MERGE_ROWS = 4096
 """Number of rows beside the file from which they are merged into it at once."""

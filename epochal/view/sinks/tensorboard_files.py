@@ -17,8 +17,8 @@ from typing import Any
 from epochal.runtime.files.durable_files import make_folder, replace_file
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.history import RoundFigures
-from epochal.view.sinks.protocol import Mark, SinkFailed, SinkLock, SinkPlace, last_common, run_name
 from epochal.view.sinks.scalars import place_of, scalars_of
+from epochal.view.sinks.sink import Mark, SinkFailed, SinkLock, SinkPlace, last_common, run_name
 
 _NAME = re.compile(r"events\.out\.tfevents\.([0-9]{10})\.epochal-([0-9a-f]{1,64})")
 """TensorBoard reads files in the order of their names."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from epochal.runtime.visible_text import visible
 from epochal.state.messages.history import RoundFigures
-from epochal.view.sinks.protocol import Mark, SinkFailed, SinkPlace, plain_name
 from epochal.view.sinks.scalars import place_of, scalars_of
+from epochal.view.sinks.sink import Mark, SinkFailed, SinkPlace, plain_name
 
 KEPT_WITHIN_S = 30.0
 """Time within which trackio must have written rows to its database; its thread does so twice a second."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from epochal.runtime.visible_text import visible
 from epochal.state.messages.history import RoundFigures
-from epochal.view.sinks.protocol import Mark, SinkFailed, SinkPlace, plain_name
 from epochal.view.sinks.scalars import place_of, scalars_of
+from epochal.view.sinks.sink import Mark, SinkFailed, SinkPlace, plain_name
 
 _FILE_HEAD_BYTES = 7
 """Size of `:W&B`, two bytes and a version, with which W&B's files begin."""

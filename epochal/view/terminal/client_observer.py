@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from epochal.cli.output.client_log import log_event
-from epochal.cli.output.lines import say
 from epochal.cli.output.logs import LogFormat
+from epochal.cli.output.printing import say
 from epochal.cli.output.screens import can_be_drawn_on
 from epochal.run_manager.events import Event, Observer
 from epochal.runtime.tracing.requests import requests_traced_by

@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from epochal.state.shown.glossary import WORDS
-from epochal.view.terminal.pages import facts
+from epochal.view.terminal.run_page import facts
 
 KEYS = (
     ("1 to 7, Tab", "pages; ? this one; q or Ctrl-C leaves"),

@@ -11,8 +11,8 @@ from rich.text import Text
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.visible_text import visible
 from epochal.state.shown.join_guide import JoinGuide
-from epochal.view.terminal.pages import facts
-from epochal.view.terminal.picture import RunPicture
+from epochal.view.terminal.run_page import facts
+from epochal.view.terminal.view_state import RunPicture
 
 KEY_FILE = "epochal.key"
 INDENT = "   "

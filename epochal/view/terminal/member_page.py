@@ -13,8 +13,8 @@ from epochal.runtime.visible_text import visible
 from epochal.state.messages.member_rows import MemberDetail, MemberFigures
 from epochal.state.shown.glossary import FATES, PARTS
 from epochal.view.table_words import COUNTED_FOR_LESS
-from epochal.view.terminal.flowing import Flow
-from epochal.view.terminal.pages import facts
+from epochal.view.terminal.run_page import facts
+from epochal.view.terminal.word_wrap import Flow
 
 MAX_SHOWN_ROUNDS = 50
 MAX_SHOWN_REASONS = 5

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from epochal.runtime.visible_text import visible
 from epochal.state.shown.actions import ActionArgument, OperatorAction
-from epochal.view.terminal.flowing import Flow
 from epochal.view.terminal.operator_desk import ACTIONS, OperatorDesk
-from epochal.view.terminal.picture import RunPicture
+from epochal.view.terminal.view_state import RunPicture
+from epochal.view.terminal.word_wrap import Flow
 
 ACTION_KEYS = {"p": "pause", "r": "resume", "f": "finish", "t": "unfinish", "i": "invite", "e": "eject"}
 MAX_SHOWN_ACTIONS = 200

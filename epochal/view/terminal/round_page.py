@@ -12,9 +12,9 @@ from epochal.state.messages.history import Moment, RoundDetail, RoundFigures
 from epochal.state.shown.explanation import ClientMedians, SpeedExplanation
 from epochal.state.shown.glossary import FATES, PARTS
 from epochal.view.figures.charts import PART_WORDS, BarRow, Waterfall, waterfall
-from epochal.view.terminal.charts import letter_bar
-from epochal.view.terminal.flowing import Flow
-from epochal.view.terminal.picture import RunPicture
+from epochal.view.terminal.character_charts import letter_bar
+from epochal.view.terminal.view_state import RunPicture
+from epochal.view.terminal.word_wrap import Flow
 
 COLOURS = {
     "document": "dim",

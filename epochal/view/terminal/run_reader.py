@@ -17,7 +17,7 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import CoordinatorUnreachable, Refused
 from epochal.state.refusals import Refusal, Retry
 from epochal.state.wire import ClientId
-from epochal.view.terminal.picture import RunPicture
+from epochal.view.terminal.view_state import RunPicture
 
 STATUS_S = 1.0
 """Time between two requests for the status."""

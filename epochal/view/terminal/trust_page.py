@@ -15,8 +15,8 @@ from epochal.state.messages.member_rows import RefusalCount
 from epochal.state.messages.requests import FailedBatches, RunStatus
 from epochal.state.shown.trust import TrustView
 from epochal.view.table_words import DECIDED
-from epochal.view.terminal.pages import facts
-from epochal.view.terminal.picture import RunPicture
+from epochal.view.terminal.run_page import facts
+from epochal.view.terminal.view_state import RunPicture
 
 MAX_SHOWN_FAILURES = 5
 MAX_SHOWN_CLIENTS = 4

@@ -11,18 +11,18 @@ from textual.widgets import Input, Static
 
 from epochal.runtime.visible_text import visible
 from epochal.state.wire import ClientId
-from epochal.view.terminal.flowing import GAP, Flow
 from epochal.view.terminal.glossary import help_page
 from epochal.view.terminal.join_page import join_page
 from epochal.view.terminal.member_page import member_page
 from epochal.view.terminal.members_page import MAX_FILTER_CHARS, MembersTable, members_page
 from epochal.view.terminal.operate_page import ACTION_KEYS, operate_page
 from epochal.view.terminal.operator_desk import MAX_ANSWER_CHARS, OperatorDesk
-from epochal.view.terminal.pages import CURVES, LOSS, place_line, run_page
-from epochal.view.terminal.picture import RunPicture
 from epochal.view.terminal.round_page import round_page
+from epochal.view.terminal.run_page import CURVES, LOSS, place_line, run_page
 from epochal.view.terminal.run_reader import RunReader
 from epochal.view.terminal.trust_page import trust_page
+from epochal.view.terminal.view_state import RunPicture
+from epochal.view.terminal.word_wrap import GAP, Flow
 
 DRAW_S = 0.5
 """Time between two drawings."""

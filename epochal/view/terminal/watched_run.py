@@ -15,8 +15,8 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.task_errors import first_error
 from epochal.state.errors import EpochalError
 from epochal.view.terminal.operator_desk import OperatorDesk
-from epochal.view.terminal.picture import RunPicture
 from epochal.view.terminal.run_reader import RunReader
+from epochal.view.terminal.view_state import RunPicture
 from epochal.view.terminal.watch_app import WatchApp
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)

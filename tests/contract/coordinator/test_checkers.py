@@ -14,8 +14,8 @@ from epochal.coordinator.machine.stimuli import STIMULI, ResultRejected, ResultV
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.wire import parse_document, sha256_hex
-from epochal.tools.check_results import checker as checking
-from epochal.tools.check_results.checker import Checker
+from epochal.tools.check_results import result_checker as checking
+from epochal.tools.check_results.result_checker import Checker
 from tests.support.data.object_blobs import PREFIX
 from tests.support.data.spooled import spooled
 from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, measured, problem, training

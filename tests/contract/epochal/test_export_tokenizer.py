@@ -8,7 +8,7 @@ import pytest
 
 from epochal.state.config.model import ModelSpec
 from epochal.state.errors import InvalidInput
-from epochal.tools.checkpoints.runs import RunView
+from epochal.tools.checkpoints.readable_run import RunView
 from epochal.tools.export.tokenizer import find_tokenizer
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module

@@ -20,11 +20,11 @@ import pytest
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.tools.prepare.options import PrepareOptions
-from epochal.tools.prepare.pool import EncodingPool, WorkerLost
-from epochal.tools.prepare.preparing import PrepareProgress, prepare
+from epochal.tools.prepare.pipeline import PrepareProgress, prepare
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.texts import digest_of
-from epochal.tools.prepare.working import WORKING
+from epochal.tools.prepare.work_folder import WORKING
+from epochal.tools.prepare.worker_pool import EncodingPool, WorkerLost
 from tests.support.bounds import BOUND_S
 from tests.support.data.prepared import documents_in, everything_in, write_records
 from tests.support.drive.cli import run_main
@@ -144,7 +144,7 @@ class Stop(Exception):
 def test_an_interrupted_one_goes_on_to_the_same_bytes(
     sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epochal.tools.prepare.preparing.COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr("epochal.tools.prepare.pipeline.COMMIT_EVERY_S", 0.0)
     begun: list[int] = []
 
     def stop_at(count: int) -> Any:
@@ -190,7 +190,7 @@ def test_a_killed_one_goes_on_to_the_same_bytes(sources: Path, made: Path, tmp_p
 def test_what_was_taken_before_an_interruption_is_kept(
     sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epochal.tools.prepare.preparing.COMMIT_EVERY_S", BOUND_S)
+    monkeypatch.setattr("epochal.tools.prepare.pipeline.COMMIT_EVERY_S", BOUND_S)
     shown: list[PrepareProgress] = []
 
     def show(progress: PrepareProgress) -> None:
@@ -239,8 +239,8 @@ def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
             super().__init__(*arguments)
             pools.append(self)
 
-    monkeypatch.setattr("epochal.tools.prepare.preparing.EncodingPool", KeptPool)
-    monkeypatch.setattr("epochal.tools.prepare.preparing.COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr("epochal.tools.prepare.pipeline.EncodingPool", KeptPool)
+    monkeypatch.setattr("epochal.tools.prepare.pipeline.COMMIT_EVERY_S", 0.0)
 
     def kill(progress: PrepareProgress) -> None:
         if progress.read_bytes:
@@ -330,7 +330,7 @@ def test_what_is_bad_can_be_skipped_or_mended_on_the_way(tmp_path: Path) -> None
 
 
 def test_a_source_that_changed_after_it_was_begun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.tools.prepare.preparing.COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr("epochal.tools.prepare.pipeline.COMMIT_EVERY_S", 0.0)
     first = write_records(tmp_path / "texts" / "a.jsonl", ["fine"] * 20)
     (tmp_path / "texts" / "b.jsonl").write_text("bad")
     with pytest.raises(InvalidInput, match=r"b\.jsonl, line 1"):

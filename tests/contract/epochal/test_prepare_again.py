@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from epochal.state.errors import InvalidInput
-from epochal.tools.prepare.options import PrepareOptions
-from epochal.tools.prepare.preparing import prepare
+from epochal.tools.prepare.pipeline import prepare
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from tests.support.data.prepared import everything_in, write_records
 from tests.support.drive.cli import run_main
 from tests.support.servers.data_http import FileServer, http_server

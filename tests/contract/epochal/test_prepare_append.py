@@ -13,8 +13,8 @@ from epochal.data_providers.providers.following import found_among
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.sources.manifest import verify_folder
 from epochal.tools.prepare.appending import APPENDING
-from epochal.tools.prepare.options import PrepareOptions
-from epochal.tools.prepare.preparing import PrepareProgress, prepare
+from epochal.tools.prepare.pipeline import PrepareProgress, prepare
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from tests.support.data.prepared import documents_in, everything_in, write_records
 from tests.support.drive.cli import Ran, run_main
 from tests.support.heavy import need_module

@@ -14,8 +14,8 @@ from epochal.data_providers.protocol import IGNORED_LABEL
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
-from epochal.tools.prepare.options import PrepareOptions
-from epochal.tools.prepare.preparing import PrepareProgress, prepare
+from epochal.tools.prepare.pipeline import PrepareProgress, prepare
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from tests.support.data.prepared import everything_in
 from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from epochal.state.errors import InvalidInput
-from epochal.tools.prepare.options import PrepareOptions
-from epochal.tools.prepare.preparing import prepare
+from epochal.tools.prepare.pipeline import prepare
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
 

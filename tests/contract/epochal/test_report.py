@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from epochal.state.wire import ClientId
 from epochal.view.figures.charts import MAX_MARKS, Line, LineChart, charts_of, smoothed, ticks, waterfall
-from epochal.view.figures.report import report_html
+from epochal.view.figures.report_page import report_html
 from epochal.view.figures.run_record import RunRecord, read_record
 from epochal.view.figures.svg import HEIGHT, chart_svg
 from tests.support.bounds import BOUND_S

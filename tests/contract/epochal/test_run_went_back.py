@@ -11,8 +11,8 @@ import pytest
 from epochal.coordinator_client.viewing import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.view.terminal import run_reader
-from epochal.view.terminal.picture import RunPicture
 from epochal.view.terminal.run_reader import RunReader
+from epochal.view.terminal.view_state import RunPicture
 from tests.support.bounds import BOUND_S
 from tests.support.drive.restarted_run import RestartedRun, restarted_run
 from tests.support.servers.event_stream import viewing

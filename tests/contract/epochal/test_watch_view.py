@@ -19,8 +19,8 @@ from epochal.state.messages.evaluations import EvaluationReport
 from epochal.state.wire import Sha256
 from epochal.view.terminal import run_reader, watch_app
 from epochal.view.terminal.operator_desk import OperatorDesk
-from epochal.view.terminal.picture import RunPicture
 from epochal.view.terminal.run_reader import RunReader
+from epochal.view.terminal.view_state import RunPicture
 from epochal.view.terminal.watch_app import WatchApp
 from tests.support.bounds import BOUND_S
 from tests.support.drive.restarted_run import RestartedRun, restarted_run

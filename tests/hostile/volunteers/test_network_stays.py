@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from epochal.cli.options.permissions import permissions_in_words
+from epochal.cli.options.permission_options import permissions_in_words
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.mirrors import Mirror
 from epochal.coordinator_client.stored_blobs import StoredBlobs
@@ -29,7 +29,7 @@ from epochal.state.messages.blobs import UploadGrant
 from epochal.state.messages.requests import Challenge, ChallengeRequest
 from epochal.state.shown.join_guide import JoinData, JoinGuide
 from epochal.state.wire import Sha256, canonical_json
-from epochal.tools.doctor.way import Asked, look_at_way
+from epochal.tools.doctor.connectivity import Asked, look_at_way
 from epochal.trainers.sources.opening import open_source
 from tests.support.data.spooled import spooled
 from tests.support.drive.processes import run_command

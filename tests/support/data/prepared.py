@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from epochal.tools.prepare.cutting import Cutter
-from epochal.tools.prepare.options import PrepareOptions
 from epochal.tools.prepare.portions import Portion, Position
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.sources import Sources
 from epochal.tools.prepare.texts import Documents
 

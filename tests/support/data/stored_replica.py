@@ -4,7 +4,7 @@ from pathlib import Path
 
 from epochal.coordinator.store.open import open_store_reader
 from epochal.state.model.replica import Replica, parse_checkpoint
-from epochal.tools.checkpoints.runs import StoredRun
+from epochal.tools.checkpoints.readable_run import StoredRun
 
 
 async def newest_replica(run_dir: Path) -> Replica:

@@ -11,7 +11,7 @@ from epochal.state.messages.evaluations import Evaluation
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex
-from epochal.tools.checkpoints.runs import RunView
+from epochal.tools.checkpoints.readable_run import RunView
 from tests.support.data.states import state_file
 
 SPEC = ModelSpec(architecture=Architecture.HF_LLAMA, hf={"model_type": "llama", "rope_theta": 10000.0})

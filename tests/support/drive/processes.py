@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import httpx
 
-from epochal.cli.output.lines import LISTENING
+from epochal.cli.output.printing import LISTENING
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator_client.api import DocumentMark
 from epochal.coordinator_client.client_key import ClientKey
@@ -31,7 +31,7 @@ from epochal.state.messages.requests import RunStatus
 from epochal.state.phases import RunState
 from epochal.state.wire import ClientId, parse_document
 from epochal.tools.testnet.child_processes import Child, Children, start_epochal
-from epochal.tools.testnet.report import compare_digests
+from epochal.tools.testnet.local_report import compare_digests
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_text
 from tests.support.data.watched_file import writes_to

@@ -12,7 +12,7 @@ from typing import IO, Any, Protocol
 
 import httpx
 
-from epochal.cli.output.lines import LISTENING
+from epochal.cli.output.printing import LISTENING
 from epochal.tools.testnet.child_processes import Child, Children
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import ADMIN_LINE, RealRun, prepared_run

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Self
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE
-from epochal.cli.output.lines import ADMIN_TOKEN_SHOWN
+from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN
 from tests.support.bounds import BOUND_S
 
 STEP = re.compile(r"^<!-- machine ([AB])(?:, ([^\n]*))? -->\n(?:```\w+\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epochal.cli.options.client_trainer import ClientTrainer
-from epochal.cli.options.mirrors import mirror_opener
+from epochal.cli.options.mirror_option import mirror_opener
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.session import ClientProfile

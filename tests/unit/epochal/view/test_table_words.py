@@ -13,7 +13,7 @@ from epochal.state.messages.evaluations import Evaluation
 from epochal.state.phases import RunState
 from epochal.state.shown.glossary import PHASES
 from epochal.state.wire import Sha256
-from epochal.tools.testnet.report import Report
+from epochal.tools.testnet.local_report import Report
 from epochal.view.check_report import print_checks
 from epochal.view.status_panel import status_panel
 from epochal.view.table_words import CHECKS, STATUS

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from epochal.state.errors import InvalidInput
-from epochal.tools.plan.described import ClientGroup, Link, parse_clients, parse_count, parse_link
+from epochal.tools.plan.scenario import ClientGroup, Link, parse_clients, parse_count, parse_link
 
 
 def test_clients_of_the_manual_are_read() -> None:

@@ -12,11 +12,11 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.costs import Costs, calibrated
-from epochal.tools.plan.described import ClientGroup, Link, parse_clients, parse_link
+from epochal.tools.plan.plan_text import plan_json, plan_text
 from epochal.tools.plan.planner import plan_run, sizes_of_rounds
 from epochal.tools.plan.plans import Plan, PlanOptions
 from epochal.tools.plan.played_run import Links, Scale
-from epochal.tools.plan.shown import plan_json, plan_text
+from epochal.tools.plan.scenario import ClientGroup, Link, parse_clients, parse_link
 from tests.support.data.states import state_file
 from tests.support.thinned import thinned
 

@@ -3,10 +3,10 @@
 import pytest
 
 from epochal.state.errors import InvalidInput
-from epochal.tools.plan.described import parse_clients, parse_link
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.played_run import Links
 from epochal.tools.plan.proposal import Proposal, proposed
+from epochal.tools.plan.scenario import parse_clients, parse_link
 from tests.support.data.states import state_file
 from tests.support.thinned import thinned
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from epochal.tools.plan.described import parse_clients, parse_link
 from epochal.tools.plan.played_run import Links
+from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.plan.sizes import RunSizes
 from epochal.tools.plan.timers import TimerNote, modest_clients, shown_bytes, timer_notes
 from tests.support.data.states import state_file

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from epochal.state.errors import EpochalError
 from epochal.tools.prepare.cutting import Cutter
-from epochal.tools.prepare.options import PrepareOptions
 from epochal.tools.prepare.portions import PORTION_BYTES, Position
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.sources import Sources
 from epochal.tools.prepare.texts import Documents
 from tests.support.data.prepared import mistakes_of, portions_of, texts_of, write_records
@@ -222,7 +222,7 @@ def test_compressed_parquet_is_read_too(tmp_path: Path, monkeypatch: pytest.Monk
     assert texts_of(path, PrepareOptions()) == texts
     later = portions_of(path, PrepareOptions(), Position(0, 37))
     assert [part.decode() for portion in later for part in portion.parts] == texts[37:]
-    monkeypatch.setattr("epochal.tools.prepare.reading.MAX_SPOOLED_BYTES", 100)
+    monkeypatch.setattr("epochal.tools.prepare.source_bytes.MAX_SPOOLED_BYTES", 100)
     (mistake,) = mistakes_of(path, PrepareOptions())
     assert mistake.startswith(f"{path} expands to more bytes than are decompressed: at most 100")
     monkeypatch.undo()

@@ -9,7 +9,7 @@ from epochal.state.config.data_file import check_together, parse_data_config
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.prepare.file_kinds import FileKind, kind_of
-from epochal.tools.prepare.options import PrepareOptions, differences
+from epochal.tools.prepare.prepare_options import PrepareOptions, differences
 from epochal.tools.prepare.run_files import RunShape, data_toml, state_toml
 from epochal.tools.prepare.text_tokenizer import TokenizerIdentity
 

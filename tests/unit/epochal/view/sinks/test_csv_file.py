@@ -9,7 +9,7 @@ import pytest
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.history import RoundFigures, merged, without
 from epochal.view.sinks.csv_file import COLUMNS, CsvSink
-from epochal.view.sinks.protocol import Mark, SinkFailed, SinkPlace
+from epochal.view.sinks.sink import Mark, SinkFailed, SinkPlace
 from tests.support.data.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, row, rows
 from tests.support.killed_sink import LAST, RUN_ID, feed, kill_at_every_line
 

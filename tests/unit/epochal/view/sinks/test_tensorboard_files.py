@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from epochal.view.sinks.protocol import Mark, SinkPlace
 from epochal.view.sinks.scalars import scalars_of
+from epochal.view.sinks.sink import Mark, SinkPlace
 from tests.support.data.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, row, rows
 from tests.support.heavy import need_module
 from tests.support.killed_sink import LAST, RUN_ID, feed, kill_at_every_line

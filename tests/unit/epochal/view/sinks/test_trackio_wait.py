@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epochal.view.sinks.protocol import SinkFailed
+from epochal.view.sinks.sink import SinkFailed
 from epochal.view.sinks.trackio_run import TrackioSink
 from tests.support.data.figure_rows import LINEAGE, rows
 from tests.support.heavy import need_module

@@ -39,10 +39,10 @@ from epochal.view.terminal.member_page import member_page
 from epochal.view.terminal.members_page import COLUMNS, MembersTable, members_page
 from epochal.view.terminal.operate_page import operate_page
 from epochal.view.terminal.operator_desk import OperatorDesk
-from epochal.view.terminal.pages import run_page
-from epochal.view.terminal.picture import RunPicture
 from epochal.view.terminal.round_page import round_page
+from epochal.view.terminal.run_page import run_page
 from epochal.view.terminal.trust_page import trust_page
+from epochal.view.terminal.view_state import RunPicture
 from tests.support.data.documents import run_document
 from tests.support.data.hostile_texts import BIDI, OBEYED, TEXTS
 from tests.unit.epochal.view.terminal.test_run_pages import client, detail, drawn, member, row

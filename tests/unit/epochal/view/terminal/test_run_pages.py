@@ -29,14 +29,14 @@ from epochal.state.shown.join_guide import JoinData, JoinGuide, JoinRoom
 from epochal.state.shown.trust import TrustView
 from epochal.state.wire import ClientId, Sha256
 from epochal.view.figures.charts import waterfall
-from epochal.view.terminal.charts import AXIS_CHARS, column_chart, letter_bar, smoothed
+from epochal.view.terminal.character_charts import AXIS_CHARS, column_chart, letter_bar, smoothed
 from epochal.view.terminal.join_page import join_page
 from epochal.view.terminal.member_page import member_page
 from epochal.view.terminal.members_page import COLUMNS, MembersTable, members_page
-from epochal.view.terminal.pages import run_page
-from epochal.view.terminal.picture import MAX_ROWS, RunPicture
 from epochal.view.terminal.round_page import bar_of, round_page, waterfall_lines
+from epochal.view.terminal.run_page import run_page
 from epochal.view.terminal.trust_page import trust_page
+from epochal.view.terminal.view_state import MAX_ROWS, RunPicture
 from tests.support.data.documents import run_document
 from tests.unit.epochal.view.test_status_panel import status_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from epochal.runtime.os_errors import reason_of
 from epochal.state.errors import InvalidInput
-from epochal.tools.prepare.options import differences
+from epochal.tools.prepare.prepare_options import differences
 from epochal.tools.prepare.publishing import OURS, TRAIN, published
 
 WORKING = ".preparing"

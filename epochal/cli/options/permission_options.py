@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.output.lines import say
 from epochal.cli.output.logs import LogFormat
+from epochal.cli.output.printing import say
 from epochal.data_providers.locations import parse_location, permissions_of_owner
 from epochal.data_providers.sources.http.source import HttpOptions, without_secrets
 from epochal.runtime.permissions import Permissions

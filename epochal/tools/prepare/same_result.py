@@ -12,7 +12,7 @@ from typing import Any
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.sources.hub_dataset import HUB_SCHEME
 from epochal.state.errors import InvalidInput
-from epochal.tools.prepare.options import DATA_ADDRESS, PrepareOptions
+from epochal.tools.prepare.prepare_options import DATA_ADDRESS, PrepareOptions
 from epochal.tools.prepare.publishing import Preparation, published
 from epochal.tools.prepare.sources import Sources
 

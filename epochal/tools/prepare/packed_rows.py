@@ -24,7 +24,7 @@ from epochal.state.config.state_file import PackingConfig
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.permutation import permutation_key, permute
 from epochal.tools.prepare.chats import LAST, LEARNT, MARKED_TOKEN_BYTES, TOKEN_BITS
-from epochal.tools.prepare.options import PrepareOptions
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.publishing import TRAIN, Finished
 from epochal.tools.prepare.sources import Sources
 from epochal.tools.row_files import part_name, write_rows

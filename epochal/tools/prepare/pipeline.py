@@ -18,20 +18,20 @@ from epochal.data_providers.locations import parse_location
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.tools.prepare.appending import APPENDING, Earlier, appending_folder, complete_append, publish_appended
 from epochal.tools.prepare.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
-from epochal.tools.prepare.complete import complete_before
 from epochal.tools.prepare.counts import MAX_NAMED, PrepareCounts
 from epochal.tools.prepare.cutting import Cutter
-from epochal.tools.prepare.done import DoneSoFar
-from epochal.tools.prepare.options import PrepareOptions
-from epochal.tools.prepare.pool import EncodingPool
+from epochal.tools.prepare.packed_rows import check_are_records, packed_into_rows, samples_folder
 from epochal.tools.prepare.portions import EncodedPortion, Portion, Position
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.publishing import TRAIN, VALIDATION, Finished, Preparation, publish, published
-from epochal.tools.prepare.rows import check_are_records, packed_into_rows, samples_folder
+from epochal.tools.prepare.resume_state import DoneSoFar
+from epochal.tools.prepare.same_result import complete_before
 from epochal.tools.prepare.shards import ShardWriter
 from epochal.tools.prepare.sources import Sources
 from epochal.tools.prepare.text_tokenizer import NamedTokenizer, find_tokenizer
 from epochal.tools.prepare.texts import DIGEST_BYTES
-from epochal.tools.prepare.working import WORKING, changes, other_options, working_folder
+from epochal.tools.prepare.work_folder import WORKING, changes, other_options, working_folder
+from epochal.tools.prepare.worker_pool import EncodingPool
 
 COMMIT_EVERY_S = 2.0
 MAX_FILES_NAMED = 10_000

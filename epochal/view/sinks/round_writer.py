@@ -14,7 +14,7 @@ from epochal.coordinator_client.round_feed import OtherLineage, RoundFeed
 from epochal.coordinator_client.viewing import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.messages.history import RoundFigures, without
-from epochal.view.sinks.protocol import FigureSink, Mark
+from epochal.view.sinks.sink import FigureSink, Mark
 
 
 @dataclass(frozen=True, slots=True)

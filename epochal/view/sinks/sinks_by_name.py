@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from epochal.state.errors import ExtraMissing, InvalidInput
-from epochal.view.sinks.protocol import FigureSink
+from epochal.view.sinks.sink import FigureSink
 
 MAX_SINKS = 16
 """Maximum number of sinks of one command."""

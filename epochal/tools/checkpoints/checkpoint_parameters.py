@@ -12,7 +12,7 @@ from epochal.state.model.layout_difference import layout_difference
 from epochal.state.model.tensors import Float32Array, TensorLayout, Tensors
 from epochal.state.model.value_checks import check_values
 from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream
-from epochal.tools.checkpoints.runs import WatchedRun
+from epochal.tools.checkpoints.readable_run import WatchedRun
 
 PIECE_NUMBERS = 1 << 20
 """Numbers that are read at a time (4 MiB)."""

@@ -1,4 +1,4 @@
-"""A process that encodes portions: `python -m epochal.tools.prepare.worker`. It ends when its input does.
+"""A process that encodes portions: `python -m epochal.tools.prepare.encoding_worker`. It ends when its input does.
 
 Messages are pickled, with their length before them. Both ends are this program's own.
 """
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from epochal.state.errors import EpochalError
 from epochal.tools.prepare.chats import ChatEncoder
-from epochal.tools.prepare.options import PrepareOptions
 from epochal.tools.prepare.portions import EncodedPortion, Portion
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.text_tokenizer import Encoder, NamedTokenizer
 from epochal.tools.prepare.texts import Documents, digest_of, in_words
 

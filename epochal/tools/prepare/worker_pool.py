@@ -18,10 +18,10 @@ from typing import Self
 import epochal
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.tools.prepare.chats import ChatOptions
-from epochal.tools.prepare.options import PrepareOptions
+from epochal.tools.prepare.encoding_worker import receive, send
 from epochal.tools.prepare.portions import PORTION_BYTES, EncodedPortion, Portion
+from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.text_tokenizer import NamedTokenizer
-from epochal.tools.prepare.worker import receive, send
 
 PENDING_BYTES = 3 * PORTION_BYTES
 END_TIMEOUT_S = 10.0
@@ -53,7 +53,7 @@ class EncodingPool:
             "OPENBLAS_NUM_THREADS": "1",
         }
         # -P: a file of the user's folder is not taken for a library's
-        command = [sys.executable, "-P", "-m", "epochal.tools.prepare.worker"]
+        command = [sys.executable, "-P", "-m", "epochal.tools.prepare.encoding_worker"]
         try:
             for _ in range(self._count):
                 pipe = subprocess.PIPE

@@ -8,7 +8,7 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, ModelUnavailable, Refused, StoreBlocked
 from epochal.state.refusals import Refusal, Retry
-from epochal.tools.checkpoints.runs import RunView, WatchedRun
+from epochal.tools.checkpoints.readable_run import RunView, WatchedRun
 
 MAX_MISSED_CHECKPOINTS = 3
 """Number of times that the newest checkpoint is deleted, because newer ones were made, before it has been read."""

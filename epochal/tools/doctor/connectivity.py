@@ -22,7 +22,7 @@ from epochal.state.messages.probe import MAX_PROBE_BYTES, ProbeReport
 from epochal.state.shown.join_guide import TORCH, JoinGuide
 from epochal.state.wire import parse_document
 from epochal.tools.doctor.findings import Finding, gib
-from epochal.tools.doctor.machine import PACKAGE, Machine
+from epochal.tools.doctor.local_machine import PACKAGE, Machine
 
 CONNECT_S = 10.0
 """Maximum time to open a connection."""

@@ -19,8 +19,8 @@ from epochal.state.intervals import counted_batches
 from epochal.state.messages.evaluations import newest_evaluations
 from epochal.state.messages.history import RoundFigures
 from epochal.state.shown.glossary import PHASES
-from epochal.view.terminal.charts import MARK, column_chart, smoothed
-from epochal.view.terminal.picture import RunPicture
+from epochal.view.terminal.character_charts import MARK, column_chart, smoothed
+from epochal.view.terminal.view_state import RunPicture
 
 SMOOTHING = 0.9
 MAX_SHOWN_EVALUATIONS = 3
