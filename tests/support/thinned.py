@@ -1,6 +1,7 @@
 """Cases of one rule of which every run tries some, and the nightly run (`make test-all`) all."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 from _pytest.mark.structures import ParameterSet
@@ -10,7 +11,7 @@ def thinned(
     names: str | tuple[str, ...],
     cases: Iterable[object],
     *,
-    ids: Sequence[str] | Callable[[object], str | None] | None = None,
+    ids: Sequence[str] | Callable[[Any], str | None] | None = None,
     kept: int = 2,
 ) -> pytest.MarkDecorator:
     """Return `pytest.mark.parametrize` whose cases are `nightly` but for the first, and the last if two are kept.

@@ -124,7 +124,7 @@ class ByHand(HandClient):
         found: tuple[ClientId, ...] = ()
         while True:
             query = ResultsQuery(head.step, head.attempt, len(found), LONG_POLL_S)
-            page = (await self.api.results(query)).page
+            page, _ = await self.api.results(query)
             found += tuple(result.client_id for result in page.results)
             if page.complete or (count is not None and len(found) >= count):
                 return found
