@@ -24,12 +24,12 @@ from epochal.data_providers.protocol import (
     SourceUnavailable,
     TokenBatch,
 )
-from epochal.data_providers.providers.following import order_of
+from epochal.data_providers.providers.growing_data import order_of
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
-from epochal.data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
-from epochal.data_providers.tcp.client import TcpDataProvider
+from epochal.data_providers.sources.byte_source import MAX_CONCURRENT_READS, run_bounded
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, TrainerFailed
 from epochal.state.intervals import DataIds

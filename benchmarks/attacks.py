@@ -35,7 +35,7 @@ from epochal.state.messages.requests import (
     ResultCommitment,
     ResultMetrics,
 )
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, sha256_hex
 from tests.support.drive.hand_client import HandClient
 

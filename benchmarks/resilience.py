@@ -23,8 +23,8 @@ from benchmarks.servers import RUN_ID, CoordinatorProcess, coordinator_process
 from epochal.cli.options.shared import DATA_SERVER_TOKEN_VARIABLE
 from epochal.coordinator.auth.data_server_tokens import data_server_token_from
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.data_providers.tcp.client import TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import DataError, EpochalError
 from epochal.tools.testnet.child_processes import Child

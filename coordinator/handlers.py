@@ -26,14 +26,14 @@ from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
 from epochal.coordinator.run.publication import Published, failed_data_of, standing_of
 from epochal.coordinator.run.service import CoordinatorService
+from epochal.state.client_names import shown_client
 from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome
 from epochal.state.errors import Refused
 from epochal.state.generations import DataAppend
 from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
-from epochal.state.messages.blobs import CheckerToken
-from epochal.state.messages.evaluations import EvaluationHistory, EvaluationReport
-from epochal.state.names import shown_client
+from epochal.state.messages.blob_messages import CheckerToken
+from epochal.state.messages.evaluation_reports import EvaluationHistory, EvaluationReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, client_id_of, sha256_hex
 

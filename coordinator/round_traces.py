@@ -1,8 +1,8 @@
 """Rounds that have ended as spans: the round itself, its phases, and the checks of results."""
 
-from epochal.runtime.tracing.names import TracedRound
 from epochal.runtime.tracing.spans import RoundSpan, SpanSink
-from epochal.state.messages.history import ClientFigures, RoundDetail
+from epochal.runtime.tracing.trace_ids import TracedRound
+from epochal.state.messages.history_rows import ClientFigures, RoundDetail
 
 MAX_TRACED_CLIENTS = 256
 """Maximum number of clients of a round whose results have spans."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from prometheus_client import CollectorRegistry
 
 from epochal.coordinator.api.app import create_app
-from epochal.coordinator.api.metrics import CoordinatorMetrics
+from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
 from epochal.coordinator.auth.admin import AdminToken
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.auth.nonces import JoinNonces
@@ -35,9 +35,9 @@ from epochal.coordinator.store.replication import Program
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.connections.descriptors import allow_connections, connection_limit
 from epochal.runtime.connections.shedding import ConnectionLimits, ServerConnections
-from epochal.runtime.http.hosts import allowed_hosts
-from epochal.runtime.http.server import SHUTDOWN_TIMEOUT_S, Endpoint
-from epochal.runtime.metrics.registry import new_registry
+from epochal.runtime.http.allowed_hosts import allowed_hosts
+from epochal.runtime.http.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
+from epochal.runtime.metrics.metrics_registry import new_registry
 from epochal.runtime.worker_thread import SharedThreads
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import StoreFailed, StoreLost
@@ -59,7 +59,7 @@ class ServeOptions:
         store: URL of the run's store.
         source: name of the state file in messages.
         is_restored: whether the store was restored from a backup.
-        allowed_hosts: names under which the coordinator answers; see `epochal.runtime.http.hosts.allowed_hosts`.
+        allowed_hosts: names under which the coordinator answers (`runtime/http/allowed_hosts.py`).
         new_admin_token: whether to replace the admin token.
         other_connections: maximum number of connections of other servers in the process.
         new_coordinator_key: whether to replace the key that signs tokens and tickets.

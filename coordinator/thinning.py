@@ -6,14 +6,14 @@ Merging takes 5 microseconds a row: a tenth of a second for a long run, each tim
 from collections.abc import Sequence
 from functools import reduce
 
-from epochal.state.messages.history import RoundFigures, merged
+from epochal.state.messages.history_rows import RoundFigures, merged
 
 USUAL_POINTS = (512, 1024, 4096)
 """Maximum numbers of rows for which the run's page, the terminal's and notebooks ask."""
 
 
 class Thinning:
-    """Merges rows as `epochal.state.messages.history.thinned` does, and keeps what was merged, for each of
+    """Merges rows as `epochal.state.messages.history_rows.thinned` does, and keeps what was merged, for each of
     `USUAL_POINTS`."""
 
     def __init__(self) -> None:

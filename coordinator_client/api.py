@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from epochal.state.checkpoint_parts import CheckpointManifest
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, Roster, RunDocument, WorkList
 from epochal.state.messages.requests import (

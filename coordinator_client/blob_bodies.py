@@ -17,8 +17,8 @@ from epochal.coordinator_client.stored_blobs import (
     StoreRefusal,
     body_from,
 )
-from epochal.runtime.http.client import read_whole, reason_of, streamed
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.http_client import read_whole, reason_of, streamed
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.worker_thread import finished
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from epochal.state.refusals import Refusal

@@ -14,22 +14,22 @@ from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEO
 from epochal.coordinator_client.resumed_uploads import ResumedUploads
 from epochal.coordinator_client.stored_blobs import StoredBlobs, StoredDownload
 from epochal.coordinator_client.wrong_address import WrongAddress, mistake_in
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.http.client import LeftRequests, Trust, check_url, open_lean_client, reason_of
-from epochal.runtime.http.hosts import address_in
+from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.allowed_hosts import address_in
+from epochal.runtime.http.http_client import LeftRequests, Trust, check_url, open_lean_client, reason_of
 from epochal.runtime.http.lean_transport import SHORT
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.config.blob_place import origin_of
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.config.support import is_served_id
 from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from epochal.state.generations import DataAppend, DataAppendSetting, DataHistory
 from epochal.state.intervals import BatchId
-from epochal.state.messages.blobs import (
+from epochal.state.messages.blob_messages import (
     CheckerToken,
     CheckVerdict,
     LeasedCheck,
@@ -38,7 +38,7 @@ from epochal.state.messages.blobs import (
     UploadProgress,
 )
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
-from epochal.state.messages.evaluations import Evaluation, EvaluationHistory, EvaluationReport
+from epochal.state.messages.evaluation_reports import Evaluation, EvaluationHistory, EvaluationReport
 from epochal.state.messages.requests import (
     REPORT_PATHS,
     Challenge,

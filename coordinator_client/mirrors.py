@@ -11,8 +11,8 @@ import httpx
 
 from epochal.coordinator_client.blob_bodies import append_blob
 from epochal.coordinator_client.plain_blobs import PlainBlobs
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.http.client import Trust, open_client
+from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.http_client import Trust, open_client
 from epochal.state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need

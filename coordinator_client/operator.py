@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator_client import OperatorClient
-from epochal.coordinator_client.shown_tokens import check_admin_token
-from epochal.runtime.http.client import Trust
+from epochal.coordinator_client.token_check import check_admin_token
+from epochal.runtime.http.http_client import Trust
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import BatchId
-from epochal.state.messages.access import InvitationView
+from epochal.state.messages.access_commands import InvitationView
 from epochal.state.messages.requests import RunStatus
 from epochal.state.wire import ClientId
 

@@ -1,8 +1,14 @@
 """`OperatorClient`: a coordinator as its operator asks it about access, the end of the run, audits and actions."""
 
-from epochal.coordinator_client.viewing import ViewerClient
-from epochal.state.messages.access import AccessList, FinishSetting, InvitationList, InvitationRequest, MadeInvitation
-from epochal.state.messages.audits import AuditHistory, AuditRecord
+from epochal.coordinator_client.viewer_client import ViewerClient
+from epochal.state.messages.access_commands import (
+    AccessList,
+    FinishSetting,
+    InvitationList,
+    InvitationRequest,
+    MadeInvitation,
+)
+from epochal.state.messages.audit_reports import AuditHistory, AuditRecord
 from epochal.state.wire import Sha256, canonical_json, parse_document
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from epochal.runtime.connections.reach import Reach
+from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.http.blocking_bodies import NotPlain, OpenFile, PlainAnswer, PlainHttp, PlainTimeouts, plain_place
-from epochal.runtime.http.client import is_temporary, reason_of, refusal_in
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.http_client import is_temporary, reason_of, refusal_in
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need

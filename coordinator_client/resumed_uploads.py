@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from epochal.state.errors import CoordinatorUnreachable, Refused
-from epochal.state.messages.blobs import UploadProgress
+from epochal.state.messages.blob_messages import UploadProgress
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256
 

@@ -12,12 +12,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from epochal.coordinator_client.viewing import MAX_PAGE_ROUNDS, ViewerClient
+from epochal.coordinator_client.viewer_client import MAX_PAGE_ROUNDS, ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
-from epochal.state.messages.history import HistoryPage
-from epochal.state.phases import RunState
+from epochal.state.messages.history_rows import HistoryPage
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Retry
 from epochal.state.wire import parse_document
 

@@ -20,9 +20,9 @@ from epochal.coordinator_client.api import THROUGH_STORE, CoordinatorApi, Forwar
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.coordinator_client.known_coordinators import KnownRun, check_session, known_beside
 from epochal.runtime.broadcast import Broadcast
-from epochal.runtime.http.hosts import host_in
+from epochal.runtime.http.allowed_hosts import host_in
 from epochal.runtime.retry import MAX_DELAY_S, Backoff, RetryPolicy
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
 from epochal.state.messages.requests import (
     Capabilities,
@@ -112,7 +112,7 @@ class ClientProfile:
 
     Attributes:
         instance: names this process, so that a second one with the same key can be told apart.
-        name: for people, as `epochal.state.names` allows it.
+        name: for people, as `epochal.state.client_names` allows it.
         software: the version of its program.
     """
 

@@ -17,11 +17,11 @@ import httpx
 
 from epochal.coordinator_client.api import THROUGH_STORE
 from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.http.client import is_temporary, raw_body, reaching_client, reason_of, streamed
+from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.http_client import is_temporary, raw_body, reaching_client, reason_of, streamed
 from epochal.state.config.blob_place import is_of_origin, origin_of
 from epochal.state.errors import InvalidDocument, Refused
-from epochal.state.messages.blobs import UploadGrant
+from epochal.state.messages.blob_messages import UploadGrant
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, parse_document
 

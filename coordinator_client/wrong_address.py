@@ -11,7 +11,7 @@ import ssl
 
 import httpx
 
-from epochal.runtime.http.client import causes_of, proxy_of, user_mistake
+from epochal.runtime.http.http_client import causes_of, proxy_of, user_mistake
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 
 PROBE_TIMEOUT_S = 5.0

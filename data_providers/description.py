@@ -1,4 +1,4 @@
-"""Describes a provider's data in a few words, for messages about data that differ (`state/datasets.py`)."""
+"""Describes a provider's data in a few words, for messages about data that differ (`state/dataset_descriptions.py`)."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from epochal.data_providers.order import DataFile, DataOrder
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
 from epochal.runtime.visible_text import visible
-from epochal.state.datasets import (
+from epochal.state.dataset_descriptions import (
     MAX_CONTENT_NAME_CHARS,
     MAX_DESCRIBED_FILES,
     MAX_DESCRIBED_NAME_CHARS,

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from epochal.data_providers.ahead import LARGEST_TOKEN_BYTES, AheadSamples, joined
+from epochal.data_providers.next_round_samples import LARGEST_TOKEN_BYTES, AheadSamples, joined
 from epochal.data_providers.protocol import (
     IGNORED_LABEL,
     CorruptData,

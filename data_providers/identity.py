@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from epochal.data_providers.protocol import dataset_fingerprint
-from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.byte_source import SourceFile
 
 BY_NAME = "names and sizes"
 BY_CONTENT = "contents"

@@ -3,8 +3,8 @@
 `--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder`,
 `gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet or
 JSON-lines file or of a `data.toml`, the path or URL of a mix (`….json`), `hf://datasets/NAME` of a dataset of the
-Hugging Face Hub, or `name://…` for a provider that another package registers (`data_providers/opening.py`). Where a run
-packs, the files hold records.
+Hugging Face Hub, or `name://…` for a provider that another package registers (`data_providers/open_data.py`). Where a
+run packs, the files hold records.
 """
 
 from dataclasses import dataclass

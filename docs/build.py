@@ -15,8 +15,8 @@ from docs import (
     grafana_dashboard,
     house_map,
     metrics_tables,
+    named_kinds,
     page_blocks,
-    said_kinds,
 )
 from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
@@ -81,7 +81,7 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Check or write the pages; return the exit code."""
-    problems = [*pages_without_place(), *said_kinds.mistakes(), *page_blocks.unchecked()]
+    problems = [*pages_without_place(), *named_kinds.mistakes(), *page_blocks.unchecked()]
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy/README.md"]
     for page in pages:
         text = page.read_text(encoding="utf-8")

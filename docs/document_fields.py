@@ -28,7 +28,7 @@ OTHER_READERS = frozenset(
         "coordinator_client/known_coordinators.py",  # a file of the client's own
         "coordinator_client/operator_client.py",  # for the run's operator
         "coordinator_client/round_feed.py",  # only shown, as what the next one reads
-        "coordinator_client/viewing.py",
+        "coordinator_client/viewer_client.py",
         "data_providers/tcp/server.py",  # what a data server is sent
     }
 )

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 
-from epochal.coordinator.api.metrics import CoordinatorMetrics
-from epochal.data_providers.tcp.metrics import DataServerMetrics
-from epochal.run_manager.metrics import ClientMetrics
+from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
+from epochal.data_providers.tcp.server_metrics import DataServerMetrics
+from epochal.run_manager.client_metrics import ClientMetrics
 from epochal.training_service.metrics import TrainingMetrics
 
 SUFFIXES = {"counter": "_total", "info": "_info"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from epochal.coordinator.api.app import create_app
-from epochal.coordinator.api.description import describe
+from epochal.coordinator.api.public_route_facts import describe
 from epochal.coordinator.handlers import Handlers
 from epochal.runtime.http.api_page import schema_text
 

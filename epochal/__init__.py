@@ -14,7 +14,7 @@ import importlib
 TYPE_CHECKING = False  # not from `typing`, which would take longer to import than this module
 if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as imports
     # fmt: off
-    from epochal.batching.chunking.columns import ColumnChunk as ColumnChunk, chunk_columns as chunk_columns
+    from epochal.batching.chunking.column_chunks import ColumnChunk as ColumnChunk, chunk_columns as chunk_columns
     from epochal.batching.chunking.datums import (
         Datum as Datum, EncodedTextChunk as EncodedTextChunk, ImageAssetPointerChunk as ImageAssetPointerChunk,
         ImageChunk as ImageChunk, ModelInput as ModelInput, TensorData as TensorData,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
         MeshLayout as MeshLayout, ProcessLoading as ProcessLoading, parse_mesh as parse_mesh,
         spread_over as spread_over,
     )
-    from epochal.batching.mesh.rows import (
+    from epochal.batching.mesh.mesh_rows import (
         GlobalBatch as GlobalBatch, RowArrays as RowArrays, RowReader as RowReader, global_batches as global_batches,
         loaded_indices as loaded_indices,
     )
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
         BatchReceiver as BatchReceiver, DataFetcher as DataFetcher, FetchSettings as FetchSettings,
     )
     from epochal.data_providers.providers.local import LocalDataProvider as LocalDataProvider
-    from epochal.data_providers.opening import open_provider as open_provider
+    from epochal.data_providers.open_data import open_provider as open_provider
     from epochal.data_providers.order import DataFile as DataFile, DataOrder as DataOrder
     from epochal.data_providers.protocol import (
         CorruptData as CorruptData, DataProvider as DataProvider, DatasetSpec as DatasetSpec,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
         SourceUnavailable as SourceUnavailable, TokenBatch as TokenBatch,
     )
     from epochal.data_providers.providers.ranged import RangedDataProvider as RangedDataProvider
-    from epochal.data_providers.sources.protocol import ByteSource as ByteSource, SourceFile as SourceFile
+    from epochal.data_providers.sources.byte_source import ByteSource as ByteSource, SourceFile as SourceFile
     from epochal.remote.connection import (
         RunConnection as RunConnection, RunWentBack as RunWentBack, connect as connect,
     )
@@ -69,7 +69,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     from epochal.tools.prepare.publishing import Preparation as Preparation
     from epochal.tools.prepare.text_tokenizer import TokenizerIdentity as TokenizerIdentity
     from epochal.runtime.retry import RetryPolicy as RetryPolicy, system_jitter as system_jitter
-    from epochal.state.config.model import ModelSpec as ModelSpec
+    from epochal.state.config.model_table import ModelSpec as ModelSpec
     from epochal.state.config.state_file import (
         PackingConfig as PackingConfig, StateFile as StateFile, parse_state as parse_state,
     )
@@ -97,10 +97,10 @@ _EXPORTS = {
         "DataProvider DatasetSpec TokenBatch IGNORED_LABEL SourceUnavailable CorruptData OutOfRange Rejected"
     ),
     "epochal.data_providers.order": "DataFile DataOrder",
-    "epochal.data_providers.sources.protocol": "ByteSource SourceFile",
+    "epochal.data_providers.sources.byte_source": "ByteSource SourceFile",
     "epochal.data_providers.providers.ranged": "RangedDataProvider",
     "epochal.data_providers.providers.local": "LocalDataProvider",
-    "epochal.data_providers.opening": "open_provider",
+    "epochal.data_providers.open_data": "open_provider",
     "epochal.data_providers.fetcher": "DataFetcher FetchSettings BatchReceiver",
     "epochal.remote.connection": "connect RunConnection RunWentBack",
     "epochal.remote.history_arrays": "HistoryArrays",
@@ -118,14 +118,14 @@ _EXPORTS = {
     "epochal.batching.packing.packer": "Packer PackingCounts packed",
     "epochal.batching.mesh.detect": "compute_batch_size layout_of_mesh",
     "epochal.batching.mesh.layout": "MeshLayout ProcessLoading parse_mesh spread_over",
-    "epochal.batching.mesh.rows": "GlobalBatch RowArrays RowReader global_batches loaded_indices",
+    "epochal.batching.mesh.mesh_rows": "GlobalBatch RowArrays RowReader global_batches loaded_indices",
     "epochal.batching.mesh.jax_mesh": "global_rows",
     "epochal.batching.mesh.torch_mesh": "RowBroadcast",
     "epochal.batching.chunking.datums": (
         "Datum ModelInput EncodedTextChunk ImageChunk ImageAssetPointerChunk TensorData"
     ),
     "epochal.batching.chunking.policies": "Chunk ChunkEnd ChunkLimits ChunkPolicy chunk_data exact",
-    "epochal.batching.chunking.columns": "ColumnChunk chunk_columns",
+    "epochal.batching.chunking.column_chunks": "ColumnChunk chunk_columns",
     "epochal.batching.round_plan": "RoundPlan",
     "epochal.trainers.protocol": "Trainer TrainedRound",
     "epochal.trainers.torch_task": "TorchTask",
@@ -135,7 +135,7 @@ _EXPORTS = {
     "epochal.coordinator_client.http": "CoordinatorClient",
     "epochal.runtime.retry": "RetryPolicy system_jitter",
     "epochal.state.config.state_file": "StateFile PackingConfig parse_state",
-    "epochal.state.config.model": "ModelSpec",
+    "epochal.state.config.model_table": "ModelSpec",
     "epochal.state.intervals": "BatchId DataIds",
     "epochal.state.errors": (
         "EpochalError InvalidInput InvalidConfig Mistake InvalidDocument InvalidResult Unsupported Refused "

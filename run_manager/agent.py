@@ -19,7 +19,7 @@ from epochal.run_manager.waiting import WaitingNotice
 from epochal.runtime.task_errors import first_error
 from epochal.state.documents import RunDocument
 from epochal.state.messages.round_times import LaterTimes, TimesReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 
 log = logging.getLogger(__name__)

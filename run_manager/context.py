@@ -6,25 +6,25 @@ from pathlib import Path
 from typing import Protocol
 
 from epochal.coordinator_client.session import CoordinatorSession
-from epochal.data_providers.ahead import AheadSamples
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings
+from epochal.data_providers.next_round_samples import AheadSamples
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.following import FollowingDataProvider
+from epochal.data_providers.providers.growing_data import FollowingDataProvider
+from epochal.run_manager.client_round_times import RoundTimes
 from epochal.run_manager.events import Observer, ResultSettled, ignore
-from epochal.run_manager.exchange.protocol import Exchange
+from epochal.run_manager.exchange.result_exchange import Exchange
 from epochal.run_manager.feedback.error_feedback import ErrorFeedback
 from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.checkpoint_download import CheckpointSource
 from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.replica.saving import SaveReplica
-from epochal.run_manager.round_times import RoundTimes
 from epochal.run_manager.round_view import RoundViews
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.model.tensors import Tensors, TensorStream

@@ -1,15 +1,15 @@
 """Fetches the samples of the provisional next round, while the present one ends.
 
 It is no step: steps go on meanwhile. The run document says what the next round is if nothing is lost; a document that
-names another one ends the fetching for the former. What is fetched is held in `data_providers/ahead.py`, from which the
-training step takes what its real assignment has.
+names another one ends the fetching for the former. What is fetched is held in
+`data_providers/next_round_samples.py`, from which the training step takes what its real assignment has.
 """
 
 import asyncio
 import logging
 
-from epochal.data_providers.ahead import AheadLimits
 from epochal.data_providers.fetcher import FetchSettings, plan_requests
+from epochal.data_providers.next_round_samples import AheadLimits
 from epochal.run_manager.context import StepContext
 from epochal.runtime.background_task import BackgroundTask
 from epochal.state.documents import RoundAhead, RunDocument

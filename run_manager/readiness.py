@@ -8,7 +8,7 @@ will be able to in time for the round that begins next (`run_manager/trainer_ope
 import asyncio
 
 from epochal.coordinator_client.session import CoordinatorSession
-from epochal.data_providers.providers.following import FollowingDataProvider
+from epochal.data_providers.providers.growing_data import FollowingDataProvider
 from epochal.run_manager.events import BecameReady, DataDiffers, Observer
 from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.trainer_opening import TrainerOpening
@@ -16,7 +16,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ReadyReport
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.refusals import Refusal
 
 LIMIT_PER_ROUND = 2.0

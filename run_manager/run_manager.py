@@ -18,9 +18,10 @@ from typing import TypeVar
 from epochal.batching.data_check import DataNeeds, look_at_appended, look_at_data
 from epochal.batching.packing.packed_batches import Packing
 from epochal.coordinator_client.session import CoordinatorSession
-from epochal.data_providers.ahead import AheadSamples
+from epochal.data_providers.next_round_samples import AheadSamples
 from epochal.data_providers.protocol import DataProvider, SourceUnavailable
-from epochal.data_providers.providers.following import FollowingDataProvider
+from epochal.data_providers.providers.growing_data import FollowingDataProvider
+from epochal.run_manager.client_round_times import RoundTimes
 from epochal.run_manager.context import ClientDependencies, RunAccess, StepContext, TentativeState
 from epochal.run_manager.events import Event, Observer
 from epochal.run_manager.exchange.star import StarExchange
@@ -30,14 +31,13 @@ from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from epochal.run_manager.replica.merger import Merger
 from epochal.run_manager.replica.saving import ReplicaSaving
-from epochal.run_manager.round_times import RoundTimes
 from epochal.run_manager.round_view import RoundViews
 from epochal.run_manager.step_state_machine import StepStateMachine
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.background_task import BackgroundTask
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from epochal.state.documents import RunDocument
@@ -45,10 +45,10 @@ from epochal.state.errors import Desync, InvalidInput, NotAllowed
 from epochal.state.merging import OuterStep
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.model.first_model import model_digest
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 from epochal.trainers.architectures import known_vocabulary
-from epochal.trainers.genesis import check_first_step, check_trainable
+from epochal.trainers.first_parameters import check_first_step, check_trainable
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import Desync
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.transition_table import TransitionTable
 from epochal.state.wire import ClientId
 

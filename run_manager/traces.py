@@ -16,8 +16,8 @@ from epochal.run_manager.events import (
     RoundTrained,
     WorkAssigned,
 )
-from epochal.runtime.tracing.names import TracedRound, traceparent
 from epochal.runtime.tracing.spans import Attributes, RoundSpan, SpanSink, new_span_id
+from epochal.runtime.tracing.trace_ids import TracedRound, traceparent
 from epochal.state.documents import RunDocument
 from epochal.state.wire import ClientId
 

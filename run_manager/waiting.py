@@ -7,7 +7,7 @@ import asyncio
 import logging
 
 from epochal.state.documents import RunDocument
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from epochal.runtime.connections.reach import Reach, parse_network
+from epochal.runtime.connections.allowed_addresses import Reach, parse_network
 from epochal.state.errors import NotAllowed
 
 

@@ -4,7 +4,7 @@ The roster is permuted: first the proven clients, by the round's assignment seed
 round's own seed. Each isolated interval goes whole to the first client in that order that has not failed on it and has
 nothing yet. Everyone else takes a contiguous part of the shared batches, in proportion to its share: integers by
 largest remainder, ties to the client that comes first in the permuted order, none above the ceiling of
-`state/ceiling.py`.
+`state/share_ceiling.py`.
 
 Where some of the clients are proven and others not, the others, whose keys cost nothing, get a quarter of the shared
 batches at most, whatever their number, and one of them at least; each of them counts alike, so that the seed gives
@@ -16,11 +16,11 @@ know a round's own seed before it begins, so nobody can choose keys that have th
 
 from collections.abc import Sequence
 
-from epochal.state.ceiling import apportion, apportion_below, largest_part
 from epochal.state.documents import Roster, RosterEntry, WorkList
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.permutation import shuffled_positions
+from epochal.state.share_ceiling import apportion, apportion_below, largest_part
 from epochal.state.wire import ClientId, Seed
 
 NEWCOMERS_PART = (1, 4)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.sparse import Indices, SparseCodec
 from epochal.state.errors import InternalError
 from epochal.state.model.tensors import Float32Array

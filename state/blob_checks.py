@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from epochal.state.errors import InternalError, InvalidDocument, InvalidResult
-from epochal.state.messages.blobs import MAX_RULE_CHARS, CheckVerdict, ParameterNames, ResultCheck
+from epochal.state.messages.blob_messages import MAX_RULE_CHARS, CheckVerdict, ParameterNames, ResultCheck
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
 from epochal.state.model.tensors import Readable, TensorLayout
 from epochal.state.results import ResultHeader, check_result

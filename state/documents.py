@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from epochal.state.ceiling import PARTS
 from epochal.state.intervals import BatchId, total_batches
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
+from epochal.state.share_ceiling import PARTS
 from epochal.state.wire import ClientId, Seed, Sha256
 from epochal.state.wire_document import WireDocument
 
@@ -57,7 +57,8 @@ class Roster(WireDocument):
     """The clients of one round, sorted by client id; frozen when the round starts.
 
     Attributes:
-        ceiling: the largest part of the round for one client, in millionths; None for the default (`state/ceiling.py`).
+        ceiling: the largest part of the round for one client, in millionths; None for the default
+            (`state/share_ceiling.py`).
     """
 
     clients: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_ROSTER)]

@@ -16,7 +16,7 @@ from typing import Literal, Self
 import numpy as np
 
 from epochal.state.averaging import Mean, Part, mean_over_all, mean_over_senders
-from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.documents import OutcomeEntry
 from epochal.state.errors import EpochalError, InternalError

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 
 from epochal.state.codecs.clipping import encoded_parts
-from epochal.state.codecs.named import FLOAT32, codec_named, find_codec
-from epochal.state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
+from epochal.state.codecs.codec import Block, Codec, EncodedTensor, parts_of
+from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named, find_codec
 from epochal.state.errors import InvalidResult
 from epochal.state.model.tensors import (
     BYTES_TYPE,
@@ -57,7 +57,7 @@ class ResultHeader:
         client_id: who trained, 32 hex characters.
         work_sha256: digest of the round's work list, 64 hex characters.
         replica_digest: of the replica from which the client trained, 64 hex characters.
-        codec: name of the codec (`state/codecs/named.py`).
+        codec: name of the codec (`state/codecs/codecs_by_name.py`).
     """
 
     run_id: str

@@ -11,7 +11,7 @@ learning rate is for a client's inner steps; nothing that machines agree on depe
 import math
 from dataclasses import dataclass
 
-from epochal.state.config.model import Constant, Cosine, Linear, LrSchedule
+from epochal.state.config.model_table import Constant, Cosine, Linear, LrSchedule
 from epochal.state.config.state_file import RunConfig
 
 

@@ -3,7 +3,7 @@
 Two things make a result count for less. One that is longer than `merge.norm_limit` times the usual one counts as if it
 had that length: factor limit · usual ÷ length. The usual length is the median of the last applied round, as much longer
 as learning rates have grown since, and for who took more steps as they are more; so it is known before a round's own
-results arrive. And no result has a larger weight than the ceiling (`state/ceiling.py`) allows.
+results arrive. And no result has a larger weight than the ceiling (`state/share_ceiling.py`) allows.
 
 An entry's factor is the product, computed in float64 from journalled numbers and rounded once to float32, so that the
 coordinator, its audit and every client find the same bits. Weights are not normalised again: what a factor takes
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from epochal.state.ceiling import largest_part
 from epochal.state.config.state_file import StateFile
+from epochal.state.share_ceiling import largest_part
 
 ENOUGH = 3
 """With fewer results of proven clients a round says nothing of the usual length, and nobody is blamed for it."""

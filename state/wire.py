@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from epochal.state.errors import InvalidDocument
-from epochal.state.limits import MAX_JSON_VALUES
+from epochal.state.reader_limits import MAX_JSON_VALUES
 
 ClientId = NewType("ClientId", str)
 """The first 16 bytes of SHA-256 of a client's Ed25519 public key, as 32 lowercase hex characters."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import EpochalError, InvalidInput, Mistake, Unsupported
 
 if TYPE_CHECKING:  # models are imported when one is opened: `epochal check` only asks which architectures there are
     from epochal.trainers.learner import Model
-    from epochal.trainers.torch.options import TorchOptions
+    from epochal.trainers.torch.torch_options import TorchOptions
 
 NUMPY, TORCH = "numpy", "torch"
 """The trainers that compute on this machine."""
@@ -73,7 +73,7 @@ def _open_hf(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
         import torch  # noqa: F401
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: F401 - which imports what they need
 
-        from epochal.trainers.torch.model import HfModel
+        from epochal.trainers.torch.causal_models import HfModel
 
     return HfModel(spec) if options is None else HfModel(spec, options)
 

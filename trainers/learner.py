@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model import AdamW
+from epochal.state.config.model_table import AdamW
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 

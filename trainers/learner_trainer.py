@@ -10,7 +10,7 @@ from epochal.batching.micro_batches import MicroBatch, micro_batches
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import AdamW
+from epochal.state.config.model_table import AdamW
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.learner import InnerState, Learner, Loss, LossOptions, Model, TentativeInnerState

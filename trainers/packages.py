@@ -13,12 +13,12 @@ from epochal.runtime.entry_points import check_registered, names_of, registered
 from epochal.runtime.import_by_name import import_by_name
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import TRAINER, AdamW, Architecture, ModelSpec
+from epochal.state.config.model_table import TRAINER, AdamW, Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.trainers.learner import Model
 from epochal.trainers.protocol import Trainer
-from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 ENTRY_POINT_GROUP = "epochal.trainers"
 _TRAINER_PARTS = (

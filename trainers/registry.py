@@ -7,15 +7,15 @@ from epochal.data_providers.tcp.client_connection import TicketOrAccess
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import AdamW, Architecture, DataType, DummyOptimizer, ModelSpec
+from epochal.state.config.model_table import AdamW, Architecture, DataType, DummyOptimizer, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput, Mistake, Unsupported
 from epochal.state.messages.requests import MAX_NAME_CHARS
 from epochal.trainers.architectures import NUMPY, TORCH, check_trainer, open_model
 from epochal.trainers.learner import Model
 from epochal.trainers.learner_trainer import LearnerTrainer
-from epochal.trainers.mesh.options import MeshOptions
-from epochal.trainers.mesh.trainer import MeshTrainer
+from epochal.trainers.mesh.mesh_options import MeshOptions
+from epochal.trainers.mesh.mesh_trainer import MeshTrainer
 from epochal.trainers.null import NullTrainer
 from epochal.trainers.packages import (
     TrainerSetup,
@@ -28,11 +28,11 @@ from epochal.trainers.packages import (
     trainer_of,
 )
 from epochal.trainers.protocol import Trainer
-from epochal.trainers.remote.client import TrainingServiceClient
-from epochal.trainers.remote.trainer import RemoteTrainer
-from epochal.trainers.remote.wire import SessionRequest
+from epochal.trainers.remote.remote_trainer import RemoteTrainer
+from epochal.trainers.remote.service_client import TrainingServiceClient
+from epochal.trainers.remote.service_messages import SessionRequest
 from epochal.trainers.torch.known_models import is_of_transformers
-from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 NULL, REMOTE = "null", "remote"
 TRAINERS = (NULL, NUMPY, REMOTE, TORCH)

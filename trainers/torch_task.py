@@ -19,7 +19,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model import TRAINER, ModelSpec
+from epochal.state.config.model_table import TRAINER, ModelSpec
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.learner_trainer import LearnerTrainer
@@ -27,7 +27,7 @@ from epochal.trainers.packages import TrainerSetup
 from epochal.trainers.torch.devices import is_device_failure, is_out_of_memory, reason_of
 from epochal.trainers.torch.learner import TorchLearner
 from epochal.trainers.torch.objective import BatchLoss, TensorBatch
-from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 Batch: TypeAlias = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 _ALONE, _PLACE, _NAME = "alone", "place ", "name "

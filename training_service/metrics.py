@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from epochal.runtime.metrics.registry import LATENCY_BUCKETS_S, HttpMetrics
+from epochal.runtime.metrics.metrics_registry import LATENCY_BUCKETS_S, HttpMetrics
 from epochal.runtime.worker_thread import Worker
 
 T = TypeVar("T")

@@ -10,15 +10,15 @@ from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, read_body, steady_body_pieces
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.wire import canonical_json, parse_document
-from epochal.trainers.remote.wire import (
+from epochal.trainers.remote.service_messages import (
     IDEMPOTENCY_KEY,
     SESSIONS,
     OptimStepRequest,
     SessionRequest,
     decode_examples,
 )
-from epochal.training_service.bodies import sender_of_request
-from epochal.training_service.description import MAX_KEY_CHARACTERS
+from epochal.training_service.body_room import sender_of_request
+from epochal.training_service.route_facts import MAX_KEY_CHARACTERS
 from epochal.training_service.service import TrainingService
 from epochal.training_service.sessions import TrainingSession
 

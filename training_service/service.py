@@ -12,8 +12,8 @@ from epochal.runtime.clock import Clock
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
-from epochal.trainers.remote.wire import ServiceLimits, SessionOpened, SessionRequest
-from epochal.training_service.bodies import BodyRoom
+from epochal.trainers.remote.service_messages import ServiceLimits, SessionOpened, SessionRequest
+from epochal.training_service.body_room import BodyRoom
 from epochal.training_service.metrics import TrainingMetrics
 from epochal.training_service.sessions import SessionBounds, SessionTable, TrainingSession
 

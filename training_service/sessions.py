@@ -14,21 +14,21 @@ from typing import Generic, TypeVar
 
 from epochal.batching.micro_batches import Example
 from epochal.runtime.clock import Clock
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import InvalidInput, Refused, TrainerFailed, Unsupported
 from epochal.state.model.tensors import InvalidTensorFile, encode_tensor_file, parse_tensor_file
 from epochal.state.model.value_checks import check_values
 from epochal.state.refusals import Refusal
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner import NO_INNER_STATE, Learner, Model
-from epochal.trainers.remote.wire import (
+from epochal.trainers.remote.service_messages import (
     FRAME_BYTES,
     MAX_PARAMETERS_BYTES,
     ChunkAnswer,
     OptimStepRequest,
     SessionRequest,
 )
-from epochal.training_service.bodies import MAX_PERCENT_OF_SENDER
+from epochal.training_service.body_room import MAX_PERCENT_OF_SENDER
 
 MAX_SESSIONS = 256
 IDLE_SESSION_S = 3600.0

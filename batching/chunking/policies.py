@@ -8,7 +8,8 @@ Two policies estimate the size of a datum before it is encoded, and limit a requ
   and 500,000 numbers**.
 
 The rules kept here: order is kept; a chunk is never empty; exactly the limit fits; a datum larger than the limit is a
-chunk by itself; one pass, in memory that does not grow. `chunk_data` (objects) and `columns.py` cut at the same places.
+chunk by itself; one pass, in memory that does not grow. `chunk_data` (objects) and `column_chunks.py` cut
+at the same places.
 
 A run of Epochal takes its limits from here and cuts columns. `chunk_data`, the estimates of a `Datum` and `exact` are
 for your own programs.

@@ -16,7 +16,7 @@ from epochal.data_providers.protocol import TokenBatch
 from epochal.data_providers.waits import WaitTimes
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import DataType
+from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import PackingConfig, StateFile
 from epochal.state.errors import DataError
 from epochal.state.intervals import BatchId, DataIds

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from epochal.batching.packing.rows import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
+from epochal.batching.packing.row_choice import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
 from epochal.batching.packing.samples import NO_INDEX, EncodedSample, RawSample, check_encoded, padded_row, part_of
 from epochal.batching.packing.task_encoder import SkipSample, TaskEncoder
 from epochal.data_providers.protocol import CorruptData, TokenBatch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure, per_second
-from epochal.batching.chunking.columns import chunk_columns
+from epochal.batching.chunking.column_chunks import chunk_columns
 from epochal.batching.chunking.datums import Datum, ModelInput, TensorData
 from epochal.batching.chunking.policies import BYTES, chunk_data
 from epochal.data_providers.protocol import TokenBatch

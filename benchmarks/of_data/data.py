@@ -19,8 +19,8 @@ from benchmarks.figures import Figure
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.object_store import ObjectStoreSource
-from epochal.data_providers.sources.protocol import SourceFile
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import S3
 from epochal.state.intervals import DataIds

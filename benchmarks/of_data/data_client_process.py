@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks.of_data.data_server_process import COUNT, HOST, PLACE, spec_of, stay_on_processor
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.tcp.client import TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.state.intervals import DataIds
 
 LENGTH = 2048

@@ -20,7 +20,7 @@ from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.ranged import RangedDataProvider, plan_ranges
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.sources.cached_source import CachedSource
-from epochal.data_providers.sources.http import multiplexing, pool
+from epochal.data_providers.sources.http import connection_pool, multiplexing
 from epochal.data_providers.sources.http.source import HttpSource
 from epochal.state.intervals import DataIds
 from tests.support.servers.certificates import self_signed
@@ -274,7 +274,7 @@ async def _over_http2(folder: Path, root: Path) -> list[Figure]:
     certificate = self_signed(folder)
     trusted = os.environ.get("SSL_CERT_FILE")
     os.environ["SSL_CERT_FILE"] = str(certificate[0])
-    pool.trusted.cache_clear()
+    connection_pool.trusted.cache_clear()
     try:
         with (
             nginx(folder / "single", root, max_ranges=1, certificate=certificate) as server,
@@ -283,7 +283,7 @@ async def _over_http2(folder: Path, root: Path) -> list[Figure]:
             first = await _single_ranges(port, float("inf"))
             second = await _single_ranges(port, multiplexing.FAR_S)
     finally:
-        pool.trusted.cache_clear()
+        connection_pool.trusted.cache_clear()
         del os.environ["SSL_CERT_FILE"]
         if trusted is not None:
             os.environ["SSL_CERT_FILE"] = trusted

@@ -11,13 +11,13 @@ import numpy as np
 from benchmarks.figures import Figure, per_second
 from benchmarks.plots import line_plot
 from epochal.batching.packing.packer import Packer, packed
-from epochal.batching.packing.rows import best_fit_decreasing, fill_row
+from epochal.batching.packing.row_choice import best_fit_decreasing, fill_row
 from epochal.batching.packing.samples import RawSample, raw_samples
 from epochal.batching.packing.task_encoder import EncoderContext, TaskEncoder
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch, Tokens
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import AdamW, NgramConfig
+from epochal.state.config.model_table import AdamW, NgramConfig
 from epochal.state.config.state_file import PackingConfig
 from epochal.state.intervals import BatchId
 from epochal.trainers.learner_trainer import LearnerTrainer

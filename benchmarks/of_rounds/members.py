@@ -15,7 +15,7 @@ from epochal.coordinator.machine.records import replay
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.runtime.connections.shedding import LOOPBACK
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.errors import EpochalError
 from epochal.state.messages.requests import Capabilities, JoinRequest, join_message
 from epochal.state.wire import canonical_json

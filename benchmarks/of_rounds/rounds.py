@@ -14,7 +14,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import document_of
 from epochal.coordinator.store.open import open_store_reader
 from epochal.state.errors import EpochalError
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import canonical_json
 from epochal.tools.testnet.child_processes import Children
 

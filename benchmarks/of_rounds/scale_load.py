@@ -15,7 +15,7 @@ from benchmarks.of_rounds.scale_members import Crowd, RawMember, check_sent
 from benchmarks.of_rounds.scale_serving import Serving, Used, serving
 from benchmarks.servers import LONG, RUN_ID
 from epochal.coordinator_client.client_key import ClientKey
-from epochal.state.config.model import NgramConfig
+from epochal.state.config.model_table import NgramConfig
 from epochal.state.errors import EpochalError
 from epochal.trainers.ngram.model import parameter_shapes
 from tests.support.data.states import state_text

@@ -25,7 +25,7 @@ from epochal.state.election import elect_witnesses
 from epochal.state.errors import EpochalError
 from epochal.state.messages.deliveries import encoded_delivery
 from epochal.state.messages.requests import Attestation, ReadyReport, ResultCommitment, ResultMetrics
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.results import ResultHeader, encode_result
 from epochal.state.wire import ClientId, Seed, Sha256, canonical_json, parse_document, sha256_hex
 

@@ -14,7 +14,7 @@ from benchmarks.of_training import quality
 from benchmarks.of_training.quality import CLIENT_LRS, DIGITS, UNIT, Run, clients_setting, make_missing
 from benchmarks.of_training.quality_training import CLIENTS, Setting
 from benchmarks.plots import spread_plot
-from epochal.state.codecs.named import codec_named
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.model.tensors import TensorLayout
 
 KEPT = Path(__file__).parent / "codec_results"

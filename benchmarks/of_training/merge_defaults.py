@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from epochal.batching.round_plan import plan_round
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import AdamW, Constant, NgramConfig
+from epochal.state.config.model_table import AdamW, Constant, NgramConfig
 from epochal.state.intervals import BatchId
 from epochal.state.merging import Contribution, OuterStep, merge
 from epochal.state.model.replica import Replica

@@ -17,10 +17,10 @@ from epochal.batching.micro_batches import Example
 from epochal.batching.round_plan import RoundPlan, plan_round
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.codecs.codec import EncodedTensor
+from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named
 from epochal.state.codecs.feedback import encode_with_feedback
-from epochal.state.codecs.named import FLOAT32, codec_named
-from epochal.state.codecs.protocol import EncodedTensor
-from epochal.state.config.model import AdamW, Architecture, Cosine, ModelSpec
+from epochal.state.config.model_table import AdamW, Architecture, Cosine, ModelSpec
 from epochal.state.errors import EpochalError
 from epochal.state.intervals import BatchId
 from epochal.state.merging import Contribution, OuterStep, merge
@@ -155,7 +155,7 @@ def train(setting: Setting, seed: int, text: Text) -> Trained:
 
 
 async def _trained(setting: Setting, seed: int, text: Text) -> Trained:
-    from epochal.trainers.torch.options import TorchOptions
+    from epochal.trainers.torch.torch_options import TorchOptions
 
     spec = ModelSpec(architecture=Architecture.HF_LLAMA, hf=CONFIG)
     model = open_model(spec, options=TorchOptions(device="cpu"))

@@ -22,7 +22,7 @@ from benchmarks.figures import Figure
 from benchmarks.of_training.torch_rounds import OPTIMIZER, RATE
 from benchmarks.servers import LONG, RUN_ID, coordinator_of
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import EpochalError
 from epochal.state.merging import Contribution, OuterStep, merge
 from epochal.state.model.replica import Replica
@@ -110,7 +110,7 @@ def _staged(layers: int, device: str) -> dict[str, Any]:
     import torch
     from transformers import LlamaForCausalLM  # imported before the first stage
 
-    from epochal.trainers.torch.options import TorchOptions
+    from epochal.trainers.torch.torch_options import TorchOptions
 
     assert LlamaForCausalLM
     spec = ModelSpec(architecture=Architecture.HF_LLAMA, hf=config_of(layers))

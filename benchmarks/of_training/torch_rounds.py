@@ -12,7 +12,7 @@ from benchmarks.figures import Figure
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch, Tokens
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.config.model import AdamW, Architecture, ModelSpec
+from epochal.state.config.model_table import AdamW, Architecture, ModelSpec
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
@@ -111,7 +111,7 @@ def _name(workload: Workload) -> str:
 
 
 async def _measured(workload: Workload) -> list[Figure]:
-    from epochal.trainers.torch.options import TorchOptions
+    from epochal.trainers.torch.torch_options import TorchOptions
 
     count = LOCAL_STEPS * workload.step_rows
     tokens = np.random.default_rng(0).integers(0, workload.config["vocab_size"], count * workload.length).astype("<u2")

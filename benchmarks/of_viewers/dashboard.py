@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.figures import Figure
 from benchmarks.of_viewers.history import played, state_of
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from tests.support.browser.browser import ARGUMENTS, opened
 
 if TYPE_CHECKING:

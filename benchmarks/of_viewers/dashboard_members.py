@@ -17,8 +17,8 @@ from benchmarks.figures import Figure
 from epochal.coordinator.machine.stimuli import ClientJoined
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.runtime.http.server import Endpoint
-from epochal.state.codecs.named import SPOKEN
+from epochal.runtime.http.http_server import Endpoint
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.messages.requests import Capabilities
 from epochal.state.wire import client_id_of
 from tests.support.browser.browser import ARGUMENTS, opened

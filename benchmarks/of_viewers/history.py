@@ -31,7 +31,7 @@ from epochal.coordinator.store.directory.segments import encode_mark, encode_seg
 from epochal.coordinator.store.memory import MemoryJournal
 from epochal.coordinator.store.open import open_store_reader
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.messages.requests import (
@@ -43,7 +43,7 @@ from epochal.state.messages.requests import (
     ResultMetrics,
 )
 from epochal.state.model.replica import Replica, checkpoint_bytes
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
 from tests.support.data.states import state_file
 

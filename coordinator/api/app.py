@@ -8,25 +8,25 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from epochal.coordinator.api.access import access_routes
-from epochal.coordinator.api.blobs import blob_routes
-from epochal.coordinator.api.checks import check_routes
-from epochal.coordinator.api.dashboard import dashboard_routes
-from epochal.coordinator.api.description import SUMMARY, describe
+from epochal.coordinator.api.access_routes import access_routes
+from epochal.coordinator.api.blob_routes import blob_routes
+from epochal.coordinator.api.check_routes import check_routes
+from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
 from epochal.coordinator.api.fresh_view import FreshView
-from epochal.coordinator.api.history import EventsEndpoint, history_routes
+from epochal.coordinator.api.history_routes import EventsEndpoint, history_routes
 from epochal.coordinator.api.hot_routes import HotRoutes
-from epochal.coordinator.api.join import join_routes
-from epochal.coordinator.api.long_poll import RunDocumentEndpoint
-from epochal.coordinator.api.members import member_routes
-from epochal.coordinator.api.membership import membership_routes
-from epochal.coordinator.api.metrics import CoordinatorMetrics
-from epochal.coordinator.api.operator import evaluation_routes, health_routes, operator_routes, origin_routes
-from epochal.coordinator.api.past import past_routes
-from epochal.coordinator.api.probe import probe_routes
-from epochal.coordinator.api.reading import reading_routes
-from epochal.coordinator.api.requests import RUN
-from epochal.coordinator.api.trust import trust_routes
+from epochal.coordinator.api.join_route import join_routes
+from epochal.coordinator.api.long_poll_route import RunDocumentEndpoint
+from epochal.coordinator.api.member_routes import member_routes
+from epochal.coordinator.api.membership_routes import membership_routes
+from epochal.coordinator.api.operator_routes import evaluation_routes, health_routes, operator_routes, origin_routes
+from epochal.coordinator.api.page_routes import dashboard_routes
+from epochal.coordinator.api.past_routes import past_routes
+from epochal.coordinator.api.probe_routes import probe_routes
+from epochal.coordinator.api.public_route_facts import SUMMARY, describe
+from epochal.coordinator.api.reading_routes import reading_routes
+from epochal.coordinator.api.request_parts import RUN
+from epochal.coordinator.api.trust_routes import trust_routes
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import LongPolls
@@ -36,10 +36,10 @@ from epochal.coordinator.views.run_history_views import HistoryViews
 from epochal.coordinator.views.trust_views import TrustViews
 from epochal.coordinator.views.version_views import PastViews
 from epochal.coordinator.views.viewers import Viewers
-from epochal.runtime.http.hosts import ANY_HOST, CheckedHosts
+from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
 from epochal.runtime.http.openapi import description_routes, only_get
 from epochal.runtime.http.route_errors import answer_errors
-from epochal.runtime.metrics.registry import MeasuredRequests, metrics_route, new_registry
+from epochal.runtime.metrics.metrics_registry import MeasuredRequests, metrics_route, new_registry
 from epochal.runtime.worker_thread import SharedThreads
 
 

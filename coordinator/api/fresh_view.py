@@ -11,7 +11,7 @@ something is not there, or not allowed, and nothing is accepted: such requests a
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from epochal.coordinator.api.requests import STALE_HEADER
+from epochal.coordinator.api.request_parts import STALE_HEADER
 from epochal.coordinator.handlers import Handlers
 from epochal.runtime.http.bodies import bearer_token
 from epochal.runtime.http.parameters import Query

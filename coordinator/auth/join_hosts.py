@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from epochal.runtime.connections.loopback import is_loopback
-from epochal.runtime.http.hosts import MAX_SHOWN_CHARS, canonical_host
+from epochal.runtime.http.allowed_hosts import MAX_SHOWN_CHARS, canonical_host
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import Refusal
 

@@ -10,7 +10,7 @@ from epochal.coordinator.auth.admin import OPERATOR
 from epochal.coordinator.blobs.transfers import PlaceCounts, Places, Transfer
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.runtime.http.server import MIN_READ_BYTES_PER_S
+from epochal.runtime.http.http_server import MIN_READ_BYTES_PER_S
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId

@@ -24,7 +24,7 @@ from epochal.runtime.keyed_locks import KeyedLocks
 from epochal.runtime.worker_thread import Worker
 from epochal.state.blob_checks import HashedReadable, names_of
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.messages.blobs import CheckVerdict, LeasedCheck, ParameterNames, ResultCheck, UploadGrant
+from epochal.state.messages.blob_messages import CheckVerdict, LeasedCheck, ParameterNames, ResultCheck, UploadGrant
 from epochal.state.messages.round_times import milliseconds
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from epochal.runtime.broadcast import Broadcast
 from epochal.state.errors import Refused
-from epochal.state.messages.blobs import CheckVerdict, LeasedCheck, RenewedLease, ResultCheck
+from epochal.state.messages.blob_messages import CheckVerdict, LeasedCheck, RenewedLease, ResultCheck
 from epochal.state.refusals import Refusal
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from epochal.coordinator.run.service import CoordinatorService
 from epochal.runtime.worker_thread import Worker
 from epochal.state.blob_checks import HashedReadable, verdict_on, verdict_on_arrival
 from epochal.state.errors import InternalError, Refused
-from epochal.state.messages.blobs import CheckVerdict, ResultCheck
+from epochal.state.messages.blob_messages import CheckVerdict, ResultCheck
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.messages.round_times import milliseconds
 from epochal.state.model.tensors import TensorLayout

@@ -33,7 +33,7 @@ from epochal.runtime.worker_thread import Worker
 from epochal.state.checkpoint_parts import CheckpointPart, parts_digest
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidDocument, Refused, StoreFailed
-from epochal.state.messages.blobs import UploadProgress
+from epochal.state.messages.blob_messages import UploadProgress
 from epochal.state.messages.requests import CheckpointReport
 from epochal.state.model.replica import (
     CheckpointForm,

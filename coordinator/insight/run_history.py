@@ -31,7 +31,7 @@ from epochal.coordinator.machine.records import Kept, opening_version
 from epochal.coordinator.store.journal import Journal
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.messages.history import Moment, RoundDetail
+from epochal.state.messages.history_rows import Moment, RoundDetail
 from epochal.state.refusals import Refusal
 
 log = logging.getLogger(__name__)

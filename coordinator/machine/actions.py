@@ -15,7 +15,7 @@ from epochal.coordinator.machine.operator_stimuli import (
 from epochal.state.config.changes import runtime_changes
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import BatchId
-from epochal.state.shown.actions import MAX_ARGUMENT_CHARS, ActionArgument
+from epochal.state.shown.operator_actions import MAX_ARGUMENT_CHARS, ActionArgument
 
 _SHOWN_BATCHES = 8
 _SHOWN_CHANGES = 8

@@ -2,7 +2,7 @@
 
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Handled, Run
-from epochal.state.messages.audits import AuditRecord, RecordedAudit
+from epochal.state.messages.audit_reports import AuditRecord, RecordedAudit
 
 MAX_AUDITS_KEPT = 16
 """Maximum number of audits that are kept: those that were reported last."""

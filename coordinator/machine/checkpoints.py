@@ -33,7 +33,7 @@ from epochal.coordinator.machine.stimuli import (
 from epochal.state.checkpoint_parts import check_cut, check_parts
 from epochal.state.documents import CheckpointRef, Roster
 from epochal.state.errors import InvalidDocument, Refused
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Seed, Sha256
 

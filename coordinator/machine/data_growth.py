@@ -17,7 +17,7 @@ from epochal.state.generations import (
     with_appended,
 )
 from epochal.state.intervals import MAX_INDEX
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 
 ROUNDS_AHEAD = 4

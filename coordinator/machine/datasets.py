@@ -10,7 +10,7 @@ reported later have a later turn, however many members have them. Only members w
 from epochal.coordinator.machine.data_growth import check_grown, with_needed_data
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import DataFingerprintSet
-from epochal.state.datasets import DatasetDescription, dataset_difference
+from epochal.state.dataset_descriptions import DatasetDescription, dataset_difference
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import DataDecision, DatasetView, ReadyReport
 from epochal.state.refusals import Refusal

@@ -5,7 +5,7 @@ from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.transitions import END_MOVED
 from epochal.state.errors import Refused
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 
 _UNDER_WAY = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.FINISHED)

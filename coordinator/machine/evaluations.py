@@ -8,7 +8,7 @@ from epochal.coordinator.machine.instructions import EvaluationRecorded
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.state.errors import Refused
-from epochal.state.messages.evaluations import Evaluation, EvaluationReport
+from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport
 from epochal.state.refusals import Refusal
 
 MAX_EVALUATIONS = 1000

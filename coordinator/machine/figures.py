@@ -12,7 +12,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.state.documents import Outcome
 from epochal.state.intervals import data_index_count, total_batches
 from epochal.state.messages.data_metrics import MAX_CLAIMED_S
-from epochal.state.messages.history import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
+from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
 from epochal.state.messages.round_times import MS_PER_S, LaterTimes, ResultMetrics
 from epochal.state.shown.trust import Vouched
 from epochal.state.weights import number_of

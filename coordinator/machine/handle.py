@@ -46,7 +46,7 @@ from epochal.coordinator.machine.transitions import decide
 from epochal.coordinator.machine.work import begin_round
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InternalError, Refused
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Seed
 

@@ -27,10 +27,10 @@ from epochal.coordinator.machine.instructions import (
 from epochal.coordinator.machine.member_book import MemberBook, MemberRecord
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.state.errors import InvalidDocument, StoreFailed
-from epochal.state.messages.history import RoundColumns, RoundDetail, RoundFigures, merged
+from epochal.state.messages.history_rows import RoundColumns, RoundDetail, RoundFigures, merged
 from epochal.state.messages.member_rows import RefusalCount
 from epochal.state.messages.round_times import LaterTimes
-from epochal.state.shown.actions import OperatorAction
+from epochal.state.shown.operator_actions import OperatorAction
 from epochal.state.shown.trust import Vouched
 from epochal.state.wire import ClientId, canonical_json, parse_document
 from epochal.state.wire_document import WireDocument

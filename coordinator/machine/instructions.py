@@ -11,10 +11,10 @@ from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.round import Round
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId
-from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.round_times import LaterTimes
-from epochal.state.phases import RunState
-from epochal.state.shown.actions import ActionArgument
+from epochal.state.phase_names import RunState
+from epochal.state.shown.operator_actions import ActionArgument
 from epochal.state.wire import ClientId
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from epochal.coordinator.machine.instructions import CheckpointRefused, MembershipChanged
 from epochal.state.documents import Count, HexId
-from epochal.state.messages.history import MAX_DETAIL_CHARS, ClientFigures, RoundDetail
+from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, ClientFigures, RoundDetail
 from epochal.state.messages.member_rows import MAX_REFUSALS_TOLD, RefusalCount, RefusalTold
 from epochal.state.wire import ClientId
 from epochal.state.wire_document import WireDocument

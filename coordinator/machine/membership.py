@@ -13,10 +13,10 @@ from epochal.coordinator.machine.parts.reliability import NEWCOMER
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
-from epochal.state.codecs.named import spoken_as
+from epochal.state.codecs.codecs_by_name import spoken_as
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import PROTOCOL_VERSION
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
 

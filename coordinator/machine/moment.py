@@ -11,8 +11,8 @@ from epochal.coordinator.machine.situation import situation_of
 from epochal.state.documents import RunDocument
 from epochal.state.generations import generation_at, passes_before
 from epochal.state.intervals import BatchId, coalesce, subtract
-from epochal.state.messages.history import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
-from epochal.state.phases import ROUND_PHASES
+from epochal.state.messages.history_rows import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
+from epochal.state.phase_names import ROUND_PHASES
 from epochal.state.shown.waiting_words import waiting_words
 from epochal.state.wire import ClientId
 

@@ -7,7 +7,7 @@ The rules kept here: of a kind the newest notice is kept; another one of that ki
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
-from epochal.state.config.notify import MAX_WEBHOOKS, NoticeKind
+from epochal.state.config.notify_table import MAX_WEBHOOKS, NoticeKind
 from epochal.state.shown.notices import Notice
 
 

@@ -6,7 +6,7 @@ They are part of the journal's format, as those of `coordinator/machine/stimuli.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from epochal.state.messages.audits import AuditRecord
+from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.wire import Sha256
 
 

@@ -20,7 +20,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.run import Run
 from epochal.state.intervals import total_batches
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 
 TRAIN_TIMES_KEPT = 16

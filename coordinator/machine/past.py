@@ -12,7 +12,7 @@ from epochal.coordinator.machine.records import Kept, Stop, opened_by, replay_un
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.situation import situation_of
 from epochal.state.documents import RunDocument
-from epochal.state.messages.history import Moment, RoundDetail
+from epochal.state.messages.history_rows import Moment, RoundDetail
 from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained
 from epochal.state.shown.waiting_words import speed_words
 

@@ -8,7 +8,7 @@ phase is a bug of ours; no peer can cause one.
 """
 
 from epochal.state.errors import InternalError
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.transition_table import TransitionTable
 
 UNINITIALIZED, WAITING, WARMUP, TRAIN, WITNESS, COOLDOWN, FINISHED, PAUSED = RunState

@@ -18,7 +18,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.transitions import steps_done
 from epochal.coordinator.machine.work import PlannedWork, plan_work, plan_work_for
 from epochal.state.documents import Roster, RosterEntry
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import ClientId, Sha256, document_digest
 
 _ANY_REPLICA = Sha256("")

@@ -24,7 +24,7 @@ from epochal.coordinator.machine.stimuli import (
 )
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import Attestation
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
 

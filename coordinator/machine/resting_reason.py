@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import MAX_REASON_CHARS
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 
 SHOWN_ID_DIGITS = 12
 """Digits of a client's id that people see, as in `epochal status`."""

@@ -29,7 +29,7 @@ from epochal.coordinator.machine.stimuli import RULES_VERSION
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import OtherRules, StoreFailed
 from epochal.state.intervals import BatchId, data_index_count
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.schedule import InnerSchedule
 from epochal.state.wire import ClientId, document_digest
 from epochal.state.wire_document import WireDocument

@@ -7,7 +7,7 @@ from itertools import islice
 from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.shown.explanation import shown_member
 from epochal.state.shown.waiting_words import MAX_NAMED, Situation
 from epochal.state.wire import ClientId

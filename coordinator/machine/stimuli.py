@@ -20,13 +20,13 @@ from epochal.coordinator.machine.operator_stimuli import (
     KeyRemoved,
 )
 from epochal.state.checkpoint_parts import CheckpointPart
-from epochal.state.config.model import ModelSpec
-from epochal.state.config.notify import NoticeKind
+from epochal.state.config.model_table import ModelSpec
+from epochal.state.config.notify_table import NoticeKind
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.generations import DataAppend
 from epochal.state.intervals import BatchId
-from epochal.state.messages.evaluations import EvaluationReport
+from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,

@@ -17,7 +17,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
 from epochal.state.intervals import counted_batches, total_batches
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 
 DRAIN_ROUNDS = 3

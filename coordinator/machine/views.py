@@ -11,7 +11,7 @@ from epochal.state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, Checkpoin
 from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
 from epochal.state.messages.requests import CheckpointReport, ResultCommitment
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, document_digest
 

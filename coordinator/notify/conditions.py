@@ -12,9 +12,9 @@ from statistics import fmean
 from epochal.coordinator.machine.notices import is_due
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.visible_text import visible
-from epochal.state.config.notify import NoticeKind
+from epochal.state.config.notify_table import NoticeKind
 from epochal.state.intervals import total_batches
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.shown.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 
 NEAR_BOUND_PERCENT = 90

@@ -27,7 +27,7 @@ from epochal.coordinator.store.open import Store
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.retry import RetryPolicy, retry_after_s
 from epochal.runtime.visible_text import visible
-from epochal.state.config.notify import NoticeKind
+from epochal.state.config.notify_table import NoticeKind
 from epochal.state.errors import EpochalError, StoreFailed
 from epochal.state.shown.notices import Notice
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from epochal.runtime.visible_text import visible
-from epochal.state.config.notify import NoticeKind, NotifyConfig, Webhook, WebhookShape, variable_of
+from epochal.state.config.notify_table import NoticeKind, NotifyConfig, Webhook, WebhookShape, variable_of
 from epochal.state.errors import InvalidInput
 from epochal.state.shown.notices import Notice
 

@@ -26,10 +26,10 @@ from epochal.coordinator.store.journal import JournalReader, StoredProof
 from epochal.coordinator.store.keys import KEY_LOST, CoordinatorKeyReader
 from epochal.coordinator.store.open import StoreReader, open_store_reader
 from epochal.runtime.long_work import long_work
+from epochal.state.client_names import shown_client
 from epochal.state.errors import StoreFailed
 from epochal.state.intervals import counted_batches, total_batches
-from epochal.state.names import shown_client
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 
 MAX_PROBLEMS = 20

@@ -17,8 +17,8 @@ from epochal.coordinator.machine.instructions import (
     SentToRest,
 )
 from epochal.coordinator.machine.run import Run
-from epochal.state.names import shown_client
-from epochal.state.phases import RunState
+from epochal.state.client_names import shown_client
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 
 log = logging.getLogger("epochal.coordinator.run.service")

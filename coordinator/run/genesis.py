@@ -17,7 +17,7 @@ from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.checkpoint_blobs import keep_in_parts
 from epochal.runtime.worker_thread import InlineWorker, Worker
 from epochal.state.checkpoint_parts import MAX_PARTS, CheckpointPart, parts_digest
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidDocument, InvalidInput, Refused

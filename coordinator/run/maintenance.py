@@ -16,7 +16,7 @@ from epochal.coordinator.machine.views import blobs_needed, state_file_text
 from epochal.coordinator.store.open import Store
 from epochal.runtime.broadcast import Broadcast
 from epochal.state.errors import StoreBlocked, StoreConflict, StoreFailed
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import Sha256
 
 log = logging.getLogger(__name__)

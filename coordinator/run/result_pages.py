@@ -9,7 +9,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import may_read_results
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import CommittedResult, ResultsPage
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, canonical_json
 

@@ -46,7 +46,7 @@ from epochal.coordinator.store.recorded_blobs import DROPPED_AT_A_TIME
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
 from epochal.state.messages.requests import RunStatus
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Seed, Sha256
 

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.open import Store
+from epochal.runtime.http.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
 from epochal.runtime.http.problem_json import problem_response
-from epochal.runtime.http.server import SHUTDOWN_TIMEOUT_S, Endpoint
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import OtherRules, Refused, StoreBlocked
 from epochal.state.refusals import Refusal

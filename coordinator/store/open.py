@@ -20,7 +20,7 @@ from epochal.coordinator.store.object_store.opening import NoteInFile, reader_wi
 from epochal.coordinator.store.recorded_blobs import RecordedBlobs
 from epochal.coordinator.store.replication import Program, Replication
 from epochal.runtime.clock import Clock
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import ExtraMissing, InvalidInput
 

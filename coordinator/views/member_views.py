@@ -24,7 +24,7 @@ from epochal.runtime.metrics.refusal_counts import RefusalCounts
 from epochal.runtime.worker_thread import Worker
 from epochal.state.documents import SHARE_UNITS_PER_BATCH
 from epochal.state.errors import Refused
-from epochal.state.messages.history import ClientFigures, RoundDetail
+from epochal.state.messages.history_rows import ClientFigures, RoundDetail
 from epochal.state.messages.member_rows import (
     MAX_MEMBERS_GONE,
     MemberColumns,

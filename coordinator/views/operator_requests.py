@@ -7,7 +7,7 @@ from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.machine import operator_stimuli as stimuli
 from epochal.coordinator.machine.run import Run
 from epochal.state.errors import Refused
-from epochal.state.messages.access import (
+from epochal.state.messages.access_commands import (
     AccessList,
     InvitationList,
     InvitationRequest,
@@ -16,7 +16,7 @@ from epochal.state.messages.access import (
     KeyView,
     MadeInvitation,
 )
-from epochal.state.messages.audits import AuditHistory, AuditRecord
+from epochal.state.messages.audit_reports import AuditHistory, AuditRecord
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, client_id_of, sha256_hex
 

@@ -23,7 +23,7 @@ from epochal.coordinator.thinning import USUAL_POINTS, Thinning
 from epochal.coordinator.views.strangers_time import StrangersTime
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused
-from epochal.state.messages.history import (
+from epochal.state.messages.history_rows import (
     HistoryPage,
     Moment,
     RoundColumns,

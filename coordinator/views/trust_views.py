@@ -5,7 +5,7 @@ from epochal.coordinator.machine.member_book import counts_of
 from epochal.coordinator.run.publication import failed_data_of
 from epochal.runtime.metrics.refusal_counts import RefusalCounts
 from epochal.state.intervals import total_batches
-from epochal.state.shown.actions import ActionsPage
+from epochal.state.shown.operator_actions import ActionsPage
 from epochal.state.shown.trust import MAX_SHOWN_QUARANTINED, TrustView
 from epochal.state.wire import ClientId
 

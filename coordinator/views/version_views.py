@@ -18,9 +18,9 @@ from epochal.coordinator.run.publication import failed_data_of
 from epochal.coordinator.views.member_views import member_rows
 from epochal.coordinator.views.run_history_views import EncodedPage, HistoryViews
 from epochal.state.intervals import total_batches
-from epochal.state.messages.history import ClientFigures
+from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.messages.member_rows import MAX_MEMBERS_GONE, MemberColumns, MembersPage
-from epochal.state.phases import ROUND_PHASES
+from epochal.state.phase_names import ROUND_PHASES
 from epochal.state.shown.trust import MAX_SHOWN_QUARANTINED, TrustView
 from epochal.state.wire import ClientId, canonical_json
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from epochal.data_providers.formats import columns
 from epochal.data_providers.formats.columns import as_ours, pyarrow, too_large
 from epochal.data_providers.protocol import CorruptData
-from epochal.state.limits import MAX_ARROW_BATCHES, MAX_ARROW_HEAD_BYTES
+from epochal.state.reader_limits import MAX_ARROW_BATCHES, MAX_ARROW_HEAD_BYTES
 
 FILE_MAGIC = b"ARROW1\0\0"
 FEATHER_V1_MAGIC = b"FEA1"

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from epochal.data_providers.protocol import CorruptData, SourceUnavailable
 from epochal.state.errors import ExtraMissing
-from epochal.state.limits import MAX_RECORDS_BYTES
-from epochal.state.limits import MAX_ROW_GROUP_BYTES as MAX_ROW_GROUP_BYTES
+from epochal.state.reader_limits import MAX_RECORDS_BYTES
+from epochal.state.reader_limits import MAX_ROW_GROUP_BYTES as MAX_ROW_GROUP_BYTES
 
 EXTRA = "pip install 'epochal[parquet]'"
 INPUTS = "inputs"

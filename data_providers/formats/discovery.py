@@ -17,7 +17,7 @@ from epochal.data_providers.formats import mds, megatron, npy
 from epochal.data_providers.formats.mds_table import records_of, shape_of
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
-from epochal.data_providers.sources.protocol import (
+from epochal.data_providers.sources.byte_source import (
     MAX_CONCURRENT_READS,
     ByteSource,
     SourceFile,
@@ -25,9 +25,9 @@ from epochal.data_providers.sources.protocol import (
     read,
     run_bounded,
 )
-from epochal.data_providers.sources.spool import DataSpool
+from epochal.data_providers.sources.derived_files import DataSpool
 from epochal.data_providers.sources.unpacked import PackedFile, UnpackedSource
-from epochal.state.limits import MAX_MDS_INDEX_BYTES
+from epochal.state.reader_limits import MAX_MDS_INDEX_BYTES
 
 MDS_TABLES_AT_A_TIME = 64
 """Number of shards whose offset tables are in memory together while a dataset is opened."""

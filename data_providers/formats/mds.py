@@ -19,10 +19,10 @@ from epochal.data_providers.file_names import MDS_INDEX_NAME
 from epochal.data_providers.formats.mds_table import RecordLayout, RecordsFile, records_of
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.compression import known_compression
-from epochal.data_providers.sources.protocol import SourceFile
 from epochal.data_providers.sources.unpacked import PackedFile
-from epochal.state.limits import MAX_SHARD_SAMPLES
+from epochal.state.reader_limits import MAX_SHARD_SAMPLES
 from epochal.state.wire import load_json
 
 SHARD_SUFFIX = ".mds"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
-from epochal.data_providers.sources.protocol import ByteSource, read
+from epochal.data_providers.sources.byte_source import ByteSource, read
 from epochal.state.errors import InternalError
 
 MAX_TABLE_BYTES = 256 * 1024**2

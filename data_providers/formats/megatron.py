@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
-from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.byte_source import SourceFile
 
 INDEX_SUFFIX = ".idx"
 TOKENS_SUFFIX = ".bin"

@@ -9,8 +9,8 @@ from typing import Any
 
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
-from epochal.data_providers.sources.protocol import SourceFile
-from epochal.state.limits import MAX_NPY_HEADER_BYTES
+from epochal.data_providers.sources.byte_source import SourceFile
+from epochal.state.reader_limits import MAX_NPY_HEADER_BYTES
 
 MAGIC = b"\x93NUMPY"
 HEAD_BYTES = MAX_NPY_HEADER_BYTES

@@ -14,7 +14,7 @@ from epochal.data_providers.formats import columns as row_columns
 from epochal.data_providers.formats.columns import INPUTS, too_large
 from epochal.data_providers.protocol import CorruptData
 from epochal.data_providers.sources.range_file import SeekableFile
-from epochal.state.limits import MAX_COLUMN_CHUNKS, MAX_COLUMN_DEPTH, MAX_PARQUET_FOOTER_BYTES, MAX_THRIFT_DEPTH
+from epochal.state.reader_limits import MAX_COLUMN_CHUNKS, MAX_COLUMN_DEPTH, MAX_PARQUET_FOOTER_BYTES, MAX_THRIFT_DEPTH
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epochal.data_providers.protocol import CorruptData
-from epochal.state.limits import MAX_LINE_BYTES, MAX_TAR_END_BYTES, MAX_TAR_HEADER_BYTES, MAX_TAR_MEMBERS
+from epochal.state.reader_limits import MAX_LINE_BYTES, MAX_TAR_END_BYTES, MAX_TAR_HEADER_BYTES, MAX_TAR_MEMBERS
 from epochal.state.wire import load_json
 
 BLOCK_BYTES = 512

@@ -22,8 +22,8 @@ from epochal.data_providers.protocol import (
     dataset_fingerprint,
     expecting,
 )
-from epochal.data_providers.sources.protocol import MAX_CONCURRENT_READS, run_bounded
-from epochal.state.datasets import DatasetDescription
+from epochal.data_providers.sources.byte_source import MAX_CONCURRENT_READS, run_bounded
+from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.errors import DataError, InternalError
 from epochal.state.intervals import MAX_INDEX, DataIds
 

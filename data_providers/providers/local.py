@@ -29,7 +29,6 @@ from epochal.data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.order import DataOrder
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
-from epochal.data_providers.providers.kept_file import FileVersion, KeptFile, read_whole
 from epochal.data_providers.providers.local_manifest import (
     contents_in,
     encodings_in,
@@ -39,8 +38,9 @@ from epochal.data_providers.providers.local_manifest import (
 )
 from epochal.data_providers.providers.local_places import cannot_open, files_below
 from epochal.data_providers.providers.mapped_file import MAX_VIEW_BYTES, MappedFile, mapped_if_told
+from epochal.data_providers.providers.unchanged_file import FileVersion, KeptFile, read_whole
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, Manifest
-from epochal.data_providers.sources.protocol import SourceFile
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
 

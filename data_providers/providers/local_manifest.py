@@ -15,7 +15,8 @@ import numpy as np
 from epochal.data_providers.encoding import TokenEncoding
 from epochal.data_providers.identity import Contents
 from epochal.data_providers.protocol import CorruptData, Rejected
-from epochal.data_providers.providers.kept_file import check_block
+from epochal.data_providers.providers.unchanged_file import check_block
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.manifest import (
     HEAD_BYTES,
     MANIFEST_NAME,
@@ -26,8 +27,7 @@ from epochal.data_providers.sources.manifest import (
     manifests_among,
     parse_manifest,
 )
-from epochal.data_providers.sources.protocol import SourceFile
-from epochal.state.limits import MAX_MANIFEST_BYTES
+from epochal.state.reader_limits import MAX_MANIFEST_BYTES
 
 CHECKED_BYTES = 64 * 1024**2
 """Approximate maximum number of bytes that are compared when a dataset is opened."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from epochal.data_providers.protocol import CorruptData, SourceUnavailable
-from epochal.data_providers.providers.kept_file import FileVersion, KeptFile, read_whole
 from epochal.data_providers.providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder
 from epochal.data_providers.providers.local_places import cannot_open, files_below
+from epochal.data_providers.providers.unchanged_file import FileVersion, KeptFile, read_whole
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.manifest import MANIFEST_NAME
-from epochal.data_providers.sources.protocol import SourceFile
 from epochal.data_providers.sources.range_file import SeekableFile
 
 if TYPE_CHECKING:

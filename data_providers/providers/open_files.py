@@ -20,10 +20,10 @@ from epochal.data_providers.providers.local_places import cannot_open, files_bel
 from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider, chosen_rows
 from epochal.data_providers.providers.ranged import RangedDataProvider
-from epochal.data_providers.providers.records import RecordsDataProvider
+from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.data_providers.providers.token_records import TokenRecordsDataProvider
-from epochal.data_providers.sources.protocol import ByteSource, closed_on_failure
-from epochal.data_providers.sources.spool import DataSpool
+from epochal.data_providers.sources.byte_source import ByteSource, closed_on_failure
+from epochal.data_providers.sources.derived_files import DataSpool
 from epochal.data_providers.splits import DEFAULT_SPLIT, names_of_split
 from epochal.state.errors import InvalidInput
 

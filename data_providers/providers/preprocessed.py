@@ -52,7 +52,7 @@ from epochal.data_providers.protocol import (
 )
 from epochal.data_providers.providers.local_places import cannot_open
 from epochal.data_providers.providers.local_source import LocalSource, LocalSourceFile
-from epochal.data_providers.sources.protocol import ByteSource, SourceFile
+from epochal.data_providers.sources.byte_source import ByteSource, SourceFile
 from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
 from epochal.data_providers.splits import DEFAULT_SPLIT, names_of_split
 from epochal.data_providers.waits import decoding

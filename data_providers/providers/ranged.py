@@ -16,7 +16,7 @@ from epochal.data_providers.identity import contents_of
 from epochal.data_providers.order import DataFile, DataOrder, Extent
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, TokenBatch, Tokens
 from epochal.data_providers.providers.read_ahead import ReadAhead
-from epochal.data_providers.sources.protocol import ByteSource, Wanted, closed_on_failure, read_many
+from epochal.data_providers.sources.byte_source import ByteSource, Wanted, closed_on_failure, read_many
 from epochal.data_providers.sources.unpacked import UnpackedSource
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds

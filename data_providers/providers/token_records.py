@@ -19,7 +19,7 @@ from epochal.data_providers.protocol import (
     dataset_fingerprint,
 )
 from epochal.data_providers.providers.ranged import ByteRange, ranges_of, read_ranges
-from epochal.data_providers.sources.protocol import ByteSource, closed_on_failure
+from epochal.data_providers.sources.byte_source import ByteSource, closed_on_failure
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
 

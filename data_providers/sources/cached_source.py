@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from epochal.data_providers.sources.byte_source import ByteSource, SourceFile, Wanted, read_many
 from epochal.data_providers.sources.cache import BLOCK_BYTES, FORMAT, REGION_BLOCKS, BlockCache, CacheBlock
-from epochal.data_providers.sources.protocol import ByteSource, SourceFile, Wanted, read_many
 
 MAX_SPARE_BYTES = 16 * 1024**2
 """Maximum size of the memory that a source keeps for its next fetch."""

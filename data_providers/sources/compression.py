@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from epochal.data_providers.protocol import CorruptData, Rejected
 from epochal.data_providers.waits import decoding
 from epochal.state.errors import ExtraMissing
-from epochal.state.limits import MAX_SNAPPY_BYTES, MAX_XZ_MEMORY_BYTES, MAX_ZSTD_WINDOW_BYTES
+from epochal.state.reader_limits import MAX_SNAPPY_BYTES, MAX_XZ_MEMORY_BYTES, MAX_ZSTD_WINDOW_BYTES
 
 SUFFIXES = {".zst": "zstd", ".gz": "gz", ".bz2": "bz2", ".xz": "xz"}
 """The compression that a file's name says."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from epochal.data_providers.file_names import PARQUET_SUFFIX, is_hidden
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.splits import names_of_split
 from epochal.runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
 from epochal.runtime.retry import RetryPolicy

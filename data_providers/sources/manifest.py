@@ -21,10 +21,17 @@ import numpy as np
 from epochal.data_providers.encoding import TokenEncoding
 from epochal.data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
 from epochal.data_providers.protocol import CorruptData
-from epochal.data_providers.sources.protocol import ByteSource, SourceFile, Wanted, closed_on_failure, read, read_many
+from epochal.data_providers.sources.byte_source import (
+    ByteSource,
+    SourceFile,
+    Wanted,
+    closed_on_failure,
+    read,
+    read_many,
+)
 from epochal.runtime.long_work import BYTES, LongWork, long_work
 from epochal.state.errors import InvalidInput
-from epochal.state.limits import MAX_MANIFEST_BYTES
+from epochal.state.reader_limits import MAX_MANIFEST_BYTES
 from epochal.state.wire import strict_json
 
 MANIFEST_NAME = "epochal-manifest.json"

@@ -9,7 +9,7 @@ from typing import Any, Self
 from epochal.data_providers.file_names import is_hidden
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from epochal.data_providers.sources.bucket_errors import request_error
-from epochal.data_providers.sources.protocol import SourceFile, Wanted, run_bounded
+from epochal.data_providers.sources.byte_source import SourceFile, Wanted, run_bounded
 from epochal.runtime.buckets import (
     Bucket,
     StoreAccess,

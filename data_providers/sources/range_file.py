@@ -13,7 +13,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from epochal.data_providers.protocol import SourceUnavailable
-from epochal.data_providers.sources.protocol import ByteSource, SourceFile
+from epochal.data_providers.sources.byte_source import ByteSource, SourceFile
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

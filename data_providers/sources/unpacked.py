@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import BinaryIO, NamedTuple, cast
 
 from epochal.data_providers.protocol import CorruptData
+from epochal.data_providers.sources.byte_source import ByteSource, SourceFile
 from epochal.data_providers.sources.compression import unpacked
+from epochal.data_providers.sources.derived_files import DataSpool, SpooledFile, SpoolSink
 from epochal.data_providers.sources.index_hashes import IndexHashes
-from epochal.data_providers.sources.protocol import ByteSource, SourceFile
 from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
-from epochal.data_providers.sources.spool import DataSpool, SpooledFile, SpoolSink
-from epochal.state.limits import ALWAYS_UNPACKED_BYTES, MAX_EXPANSION
+from epochal.state.reader_limits import ALWAYS_UNPACKED_BYTES, MAX_EXPANSION
 
 MAX_CONCURRENT_UNPACKS = 4
 MAX_PREFIX_BYTES = 1024**2

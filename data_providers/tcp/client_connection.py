@@ -31,10 +31,10 @@ from epochal.data_providers.tcp.frames import (
     json_frame,
     parse_header,
 )
+from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
 from epochal.runtime.connections.loopback import is_loopback
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.http.client import not_trusted
+from epochal.runtime.http.http_client import not_trusted
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import DataError, InternalError, InvalidDocument, InvalidInput
 from epochal.state.intervals import DataIds

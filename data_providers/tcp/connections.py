@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.tcp.gate import ANYONE
-from epochal.data_providers.tcp.limits import ServerLimits
 from epochal.data_providers.tcp.sending import PacedWriter
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.runtime.connections.per_address import ByAddress
 from epochal.state.wire import ClientId
 

@@ -24,9 +24,9 @@ from epochal.coordinator_client.follow import DocumentFeed
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
 from epochal.data_providers.tcp.frames import ANY_VERSION
 from epochal.runtime.broadcast import Broadcast
-from epochal.runtime.connections.rare_log import RareLog
+from epochal.runtime.connections.throttled_log import RareLog
 from epochal.runtime.retry import RetryPolicy
-from epochal.runtime.tracing.names import TracedRound
+from epochal.runtime.tracing.trace_ids import TracedRound
 from epochal.state.assignment import DataAssignments, assign_data_for_state, proven_ahead
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Roster, RoundAhead, RunDocument

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from epochal.data_providers.tcp.answers import SampleBytes
+from epochal.data_providers.tcp.answer_pieces import SampleBytes
 from epochal.data_providers.tcp.frames import HEADER_BYTES
-from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.data_providers.tcp.stream import ServerStream
 from epochal.state.errors import DataError
 

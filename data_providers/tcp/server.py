@@ -1,8 +1,8 @@
 """The TCP data server: serves one `DataProvider` to the clients that its gate admits (`frames.py` has the protocol).
 
 The requests of a connection are answered in order, and the next one is read only after the last answer was sent, so
-that a connection holds one answer in memory, of files only the piece that is being sent. `limits.py` bounds everything
-that a client can delay.
+that a connection holds one answer in memory, of files only the piece that is being sent. `server_limits.py` bounds
+everything that a client can delay.
 """
 
 import asyncio
@@ -19,9 +19,8 @@ from typing import NoReturn, TypeAlias
 import numpy as np
 
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
-from epochal.data_providers.tcp.accepting import accept_for_ever, listen, open_stream
 from epochal.data_providers.tcp.answer_memory import AnswerMemory
-from epochal.data_providers.tcp.answers import GivesBytes
+from epochal.data_providers.tcp.answer_pieces import GivesBytes
 from epochal.data_providers.tcp.connections import DataConnections, ServerConnection
 from epochal.data_providers.tcp.frames import (
     CONNECTION_REQUEST,
@@ -40,11 +39,12 @@ from epochal.data_providers.tcp.frames import (
     welcome_of,
 )
 from epochal.data_providers.tcp.gate import Gate
-from epochal.data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
+from epochal.data_providers.tcp.listening import accept_for_ever, listen, open_stream
 from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES, AnswerBroken, PacedWriter, SendBuffers, TooSlow
+from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS, ServerLimits
 from epochal.data_providers.tcp.stream import READ_AHEAD_BYTES, ServerStream
 from epochal.runtime.broadcast import Broadcast
-from epochal.runtime.connections.rare_log import RareLog
+from epochal.runtime.connections.throttled_log import RareLog
 from epochal.state.errors import DataError, InternalError, InvalidInput
 from epochal.state.wire import ClientId, parse_document
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from epochal.coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
-from epochal.coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.remote.background_loop import BackgroundLoop
 from epochal.remote.history_arrays import HistoryArrays
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import RunDocument
 from epochal.state.errors import EpochalError
-from epochal.state.messages.evaluations import Evaluation
-from epochal.state.messages.history import Moment, RoundDetail, RoundFigures
+from epochal.state.messages.evaluation_reports import Evaluation
+from epochal.state.messages.history_rows import Moment, RoundDetail, RoundFigures
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
 from epochal.state.messages.requests import RunStatus
 from epochal.state.shown.explanation import SpeedExplanation

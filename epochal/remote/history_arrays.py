@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.history import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures
+from epochal.state.messages.history_rows import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures
 
 
 class HistoryArrays:

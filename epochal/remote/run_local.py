@@ -20,7 +20,7 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile, dump_state
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidInput
 from epochal.state.messages.requests import RunStatus
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.tools.state_files import read_state
 from epochal.tools.testnet.child_processes import Children
 from epochal.tools.testnet.local_run import HOST, LocalRun, LocalRunOptions

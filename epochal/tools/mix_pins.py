@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from epochal.data_providers.opening import mix_text
+from epochal.data_providers.open_data import mix_text
 from epochal.state.config.data_location import UNKNOWN_DIGEST, WeightedHttp
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, Mistake

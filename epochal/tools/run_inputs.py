@@ -13,22 +13,28 @@ from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, RO
 from epochal.data_providers.formats.mds import SHARD_SUFFIXES
 from epochal.data_providers.locations import AnyLocation
 from epochal.data_providers.mixes.mix_file import parse_mix
-from epochal.data_providers.opening import OpenOptions, mix_file, open_described, open_location, run_data
+from epochal.data_providers.open_data import OpenOptions, mix_file, open_described, open_location, run_data
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.following import found_among
+from epochal.data_providers.providers.growing_data import found_among
 from epochal.data_providers.providers.local_places import files_below
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.config.data_file import DataConfig
 from epochal.state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
-from epochal.state.config.model import HF_ARCHITECTURES, DataType, LocalCheckpoint, ModelSpec
+from epochal.state.config.model_table import HF_ARCHITECTURES, DataType, LocalCheckpoint, ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.datasets import dataset_in_words
+from epochal.state.dataset_descriptions import dataset_in_words
 from epochal.state.errors import EpochalError, InvalidInput, Unsupported
 from epochal.tools.model_size import ModelSize, in_words, size_notes, size_problems
 from epochal.trainers.architectures import ARCHITECTURES, open_model
-from epochal.trainers.genesis import Note, check_config, look_at_source, make_first_model, step_of_own_checkpoint
+from epochal.trainers.first_parameters import (
+    Note,
+    check_config,
+    look_at_source,
+    make_first_model,
+    step_of_own_checkpoint,
+)
 
 TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", *SHARD_SUFFIXES)
 DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
@@ -74,7 +80,7 @@ async def open_what_state_names(
     Args:
         state: the state file, with stand-ins for its parts that are wrong.
         source: its name, for messages.
-        wrong_parts: its parts that are stand-ins (`epochal.state.config.partly`); nothing that depends on them is
+        wrong_parts: its parts that are stand-ins (`epochal.state.config.valid_part`); nothing that depends on them is
             opened.
         with_network: whether to open data on other machines.
     """

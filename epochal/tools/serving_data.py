@@ -13,19 +13,19 @@ from prometheus_client import CollectorRegistry
 
 from epochal.batching.data_check import DataNeeds, look_at_appended, look_at_data
 from epochal.coordinator_client.api import RunRequests
-from epochal.data_providers.opening import open_described
+from epochal.data_providers.open_data import open_described
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.following import FollowingDataProvider, FollowingFiles
-from epochal.data_providers.tcp.answers import GivesBytes
+from epochal.data_providers.providers.growing_data import FollowingDataProvider, FollowingFiles
+from epochal.data_providers.tcp.answer_pieces import GivesBytes
+from epochal.data_providers.tcp.answer_traces import DataServerTraces
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
-from epochal.data_providers.tcp.limits import DEFAULT_LIMITS
-from epochal.data_providers.tcp.metrics import DataServerMetrics
 from epochal.data_providers.tcp.server import DataServer
-from epochal.data_providers.tcp.traces import DataServerTraces
+from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
+from epochal.data_providers.tcp.server_metrics import DataServerMetrics
 from epochal.runtime.connections.descriptors import open_files_limit
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.connections.shedding import LOOPBACK
-from epochal.runtime.http.server import WouldBeUnencrypted
+from epochal.runtime.http.http_server import WouldBeUnencrypted
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.tracing.spans import SpanSink
 from epochal.state.config.data_file import check_sequence_length, check_together

@@ -16,10 +16,10 @@ from rich.text import Text
 from epochal.runtime.visible_text import visible
 from epochal.state.intervals import counted_batches
 from epochal.state.messages.data_metrics import DataWaitView
-from epochal.state.messages.evaluations import Evaluation, newest_evaluations
+from epochal.state.messages.evaluation_reports import Evaluation, newest_evaluations
 from epochal.state.messages.member_rows import MemberView
 from epochal.state.messages.requests import RunStatus
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import PHASES
 from epochal.state.shown.waiting_words import stands_words, with_limit
 from epochal.view.table_words import DECIDED, STATUS

@@ -18,7 +18,7 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import CoordinatorUnreachable, Refused
 from epochal.state.messages.requests import RunStatus
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Retry
 from epochal.state.wire import canonical_json
 from epochal.view.status_panel import status_line, status_panel

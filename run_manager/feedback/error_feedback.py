@@ -28,9 +28,9 @@ from epochal.run_manager.feedback.residual_file import (
 )
 from epochal.runtime.files.files_beside import FilesBeside
 from epochal.runtime.worker_thread import Worker
+from epochal.state.codecs.codec import Block, Codec
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.feedback import parts_with_feedback
-from epochal.state.codecs.named import codec_named
-from epochal.state.codecs.protocol import Block, Codec
 from epochal.state.documents import Outcome, RunDocument
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.model.tensors import Float32Array, TensorLayout, TensorStream, layout_of

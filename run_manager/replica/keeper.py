@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from epochal.run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
-from epochal.run_manager.exchange.protocol import Exchange
+from epochal.run_manager.exchange.result_exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.merged_outcomes import ExpectedOutcome, MergedOutcomes
 from epochal.run_manager.replica.merged_outcomes import HeldReplica as HeldReplica

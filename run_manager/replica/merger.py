@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from epochal.run_manager.replica.following import MergeProgress, following_digest
+from epochal.run_manager.replica.running_digest import MergeProgress, following_digest
 from epochal.runtime.files.spool import SpoolFile
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import EpochalError

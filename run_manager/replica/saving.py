@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 
 from epochal.run_manager.replica.merged_outcomes import HeldReplica
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import ModelUnavailable
 

@@ -13,7 +13,7 @@ from epochal.run_manager.steps.checkpoint import publish_checkpoint
 from epochal.runtime.background_task import BackgroundTask
 from epochal.state.documents import RunDocument
 from epochal.state.errors import Refused
-from epochal.state.phases import ROUND_PHASES
+from epochal.state.phase_names import ROUND_PHASES
 from epochal.state.refusals import Retry
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from epochal.run_manager.context import StepContext
 from epochal.run_manager.events import BlobSent, PartBegan, RoundFailed, RoundPart, RoundTrained, WorkAssigned
 from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.round_view import round_of
-from epochal.run_manager.steps.reported import reported_failure
+from epochal.run_manager.steps.failure_texts import reported_failure
 from epochal.runtime.files.spool import SpoolFile
 from epochal.runtime.visible_text import visible
 from epochal.state.documents import RunDocument

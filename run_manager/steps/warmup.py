@@ -8,14 +8,14 @@ from epochal.run_manager.context import StepContext
 from epochal.run_manager.replica.keeper import HeldReplica
 from epochal.run_manager.steps.checkpoint import publish_first_checkpoint
 from epochal.runtime.permissions import Permissions
-from epochal.state.config.model import LocalCheckpoint
+from epochal.state.config.model_table import LocalCheckpoint
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.model.replica import replica_digest
 from epochal.state.wire import Sha256
-from epochal.trainers.genesis import make_first_model
+from epochal.trainers.first_parameters import make_first_model
 from epochal.trainers.packages import check_may_open
-from epochal.trainers.sources.opening import open_source
+from epochal.trainers.sources.open_model import open_source
 
 
 class WarmupStep:

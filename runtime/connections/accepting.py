@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable
 
 from epochal.runtime.connections.per_address import sender_of
-from epochal.runtime.connections.rare_log import RareLog
 from epochal.runtime.connections.shedding import Connection, ServerConnections
+from epochal.runtime.connections.throttled_log import RareLog
 from epochal.runtime.os_errors import Obstacle, obstacle_of, reason_of
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, TypeAlias, TypeVar
 
-from epochal.runtime.connections.reach import Reach
+from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.state.errors import NotAllowed
 
 NEXT_ADDRESS_AFTER_S = 0.25

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from epochal.runtime.connections.accept_rates import AcceptRates, Price
 from epochal.runtime.connections.per_address import ByAddress
-from epochal.runtime.connections.rare_log import RareLog
+from epochal.runtime.connections.throttled_log import RareLog
 
 LOOPBACK = "127.0.0.1"
 """Address of a server that only programs of the same machine reach."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
-from epochal.runtime.connections.reach import Reach
 from epochal.state.errors import EpochalError
 
 MAX_LINES = 16

@@ -9,8 +9,8 @@ import secrets
 from base64 import b64encode
 from urllib.parse import urlsplit
 
+from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
-from epochal.runtime.connections.reach import Reach
 from epochal.state.errors import NotAllowed
 
 CONNECT_TIMEOUT_S = 10.0

@@ -20,8 +20,8 @@ from typing import Any
 import httptools
 import httpx
 
+from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
-from epochal.runtime.connections.reach import Reach
 from epochal.runtime.http import answer_bodies
 
 SHORT: Mapping[str, Any] = MappingProxyType({"epochal.short": True})

@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from epochal.runtime.connections.shedding import LOOPBACK, ConnectionLimits, ServerConnections
+from epochal.runtime.http.allowed_hosts import CheckedHosts, allowed_hosts
 from epochal.runtime.http.help_pages import help_routes
-from epochal.runtime.http.hosts import CheckedHosts, allowed_hosts
-from epochal.runtime.http.server import Endpoint, serving_app
-from epochal.runtime.metrics.registry import MetricsEndpoint, metrics_route
+from epochal.runtime.http.http_server import Endpoint, serving_app
+from epochal.runtime.metrics.metrics_registry import MetricsEndpoint, metrics_route
 
 MAX_SCRAPES = 16
 """Maximum number of connections of a server that shows metrics alone."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from epochal.runtime.explanations import HELP_PATH
-from epochal.runtime.metrics.registry import REFUSAL_IN_SCOPE
+from epochal.runtime.metrics.metrics_registry import REFUSAL_IN_SCOPE
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from epochal.runtime.http.problem_json import problem_response
-from epochal.runtime.metrics.registry import METHODS
+from epochal.runtime.metrics.metrics_registry import METHODS
 from epochal.state.errors import EpochalError, Refused
 from epochal.state.refusals import Refusal
 

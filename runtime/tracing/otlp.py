@@ -13,10 +13,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from epochal.runtime.connections.rare_log import RareLog
-from epochal.runtime.http.client import check_url
-from epochal.runtime.tracing.names import TracedRound
+from epochal.runtime.connections.throttled_log import RareLog
+from epochal.runtime.http.http_client import check_url
 from epochal.runtime.tracing.spans import NS_PER_S, RoundSpan, SpanSink
+from epochal.runtime.tracing.trace_ids import TracedRound
 from epochal.state.errors import ExtraMissing
 
 if TYPE_CHECKING:

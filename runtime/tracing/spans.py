@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from epochal.runtime.tracing.names import TracedRound
+from epochal.runtime.tracing.trace_ids import TracedRound
 
 Attributes = Mapping[str, str | int | float | bool]
 NS_PER_S = 1_000_000_000

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from epochal.state.codecs.named import codec_named
-from epochal.state.codecs.protocol import Block, Codec, parts_of
+from epochal.state.codecs.codec import Block, Codec, parts_of
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.model.tensors import Float32Array
 from epochal.state.model.value_checks import check_values
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from epochal.state.codecs.clipping import clipped
-from epochal.state.codecs.protocol import Block, Codec, EncodedTensor, parts_of
+from epochal.state.codecs.codec import Block, Codec, EncodedTensor, parts_of
 from epochal.state.model.tensors import Float32Array
 
 

@@ -1,6 +1,6 @@
 """The `float32` codec: values as they are, 4 bytes each."""
 
-from epochal.state.codecs.protocol import Block
+from epochal.state.codecs.codec import Block
 from epochal.state.model.tensors import Float32Array, Readable, TensorLayout, value_pieces
 from epochal.state.model.value_checks import check_values, sum_of_squares
 

@@ -15,8 +15,8 @@ with 7.
 import numpy as np
 import numpy.typing as npt
 
-from epochal.state.codecs.protocol import LEAST_SCALE
-from epochal.state.codecs.records import Bytes, RecordCodec
+from epochal.state.codecs.codec import LEAST_SCALE
+from epochal.state.codecs.record_codec import Bytes, RecordCodec
 from epochal.state.model.tensors import Float32Array
 from epochal.state.model.value_checks import sum_of_squares
 

@@ -7,8 +7,8 @@ codes (2 bits each, four in a byte). A value that was sent is ±l, without arith
 import numpy as np
 import numpy.typing as npt
 
-from epochal.state.codecs.protocol import LEAST_SCALE
-from epochal.state.codecs.records import Bytes, RecordCodec
+from epochal.state.codecs.codec import LEAST_SCALE
+from epochal.state.codecs.record_codec import Bytes, RecordCodec
 from epochal.state.errors import InternalError, InvalidResult
 from epochal.state.model.tensors import Float32Array
 from epochal.state.model.value_checks import sum_of_squares

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epochal.state.config.mistakes import show_at
-from epochal.state.config.model import P2P, P2PGcs
+from epochal.state.config.model_table import P2P, P2PGcs
 from epochal.state.config.state_file import StateFile
 
 CHANGEABLE = (

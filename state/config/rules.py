@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from epochal.state.config.mistakes import Rule
-from epochal.state.config.model import HF_ARCHITECTURES, Architecture, DataType
+from epochal.state.config.model_table import HF_ARCHITECTURES, Architecture, DataType
 
 
 def _decimal(number: float) -> Fraction:

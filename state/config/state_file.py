@@ -10,18 +10,18 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from epochal.state.ceiling import PARTS
 from epochal.state.checkpoint_parts import MAX_PART_BYTES, MIN_PART_BYTES
 from epochal.state.config.blob_place import OptionalBlobPlace, Origins
 from epochal.state.config.mistakes import broken_rules, parse_file
-from epochal.state.config.model import LlmConfig
-from epochal.state.config.notify import NotifyConfig
+from epochal.state.config.model_table import LlmConfig
+from epochal.state.config.notify_table import NotifyConfig
 from epochal.state.config.rules import RULES
 from epochal.state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
 from epochal.state.errors import InternalError
 from epochal.state.generations import StateGenerations
 from epochal.state.intervals import DataIds
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
+from epochal.state.share_ceiling import PARTS
 
 MAX_RUN_ID_BYTES = 32
 MAX_ACCESS_ENTRIES = 100_000
@@ -179,7 +179,7 @@ class MergeConfig(Section):
 
     @property
     def codec_name(self) -> str:
-        """Name of the codec in a result's metadata (`state/codecs/named.py`)."""
+        """Name of the codec in a result's metadata (`state/codecs/codecs_by_name.py`)."""
         return f"sparse-{self.sparse_keep}" if self.codec == "sparse" else self.codec
 
 

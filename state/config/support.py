@@ -6,7 +6,14 @@ from typing import Any
 
 from epochal.state.config.data_location import MAX_FILES, MIX_PIN, PINNED_LINE, DummyData, Server
 from epochal.state.config.mistakes import show
-from epochal.state.config.model import HF_ARCHITECTURES, Architecture, DataType, Distro, DummyCheckpoint, Ephemeral
+from epochal.state.config.model_table import (
+    HF_ARCHITECTURES,
+    Architecture,
+    DataType,
+    Distro,
+    DummyCheckpoint,
+    Ephemeral,
+)
 from epochal.state.config.schema import tag_of
 from epochal.state.config.state_file import MAX_RUN_ID_BYTES, StateFile
 from epochal.state.errors import Mistake, Unsupported

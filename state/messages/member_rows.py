@@ -13,7 +13,7 @@ from pydantic import Field
 from epochal.state.documents import Count, HexId
 from epochal.state.intervals import BatchId
 from epochal.state.messages.data_metrics import DataWaitView
-from epochal.state.messages.history import ClientFigures
+from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.wire_document import WireDocument
 
 MAX_MEMBERS_GONE = 1_000

@@ -10,16 +10,16 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from epochal.state.checkpoint_parts import MAX_PARTS, CheckpointPart
-from epochal.state.datasets import DatasetDescription
+from epochal.state.client_names import SEEN, ClientName, Software
+from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.documents import MAX_SHARE, Count, HexId, HexSha256
 from epochal.state.generations import DataGeneration
 from epochal.state.intervals import BatchId
-from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.member_rows import MemberView
 from epochal.state.messages.round_times import ResultMetrics as ResultMetrics
 from epochal.state.messages.round_times import TimesReport as TimesReport
-from epochal.state.names import SEEN, ClientName, Software
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 from epochal.state.wire_document import WireDocument
 
@@ -67,7 +67,7 @@ class Capabilities(WireDocument):
     Attributes:
         batches_per_round: its share of the work, relative to the others' shares.
         codecs: the codecs of results that it reads and writes, each with its format's version
-            (`state/codecs/named.py`); a client that does not say so has `float32` alone.
+            (`state/codecs/codecs_by_name.py`); a client that does not say so has `float32` alone.
     """
 
     batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = 1

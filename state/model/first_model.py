@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidDocument
 from epochal.state.model.digest import ReplicaDigest
 from epochal.state.model.replica import (

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.state.errors import EpochalError, InternalError
-from epochal.state.limits import MAX_TENSOR_HEADER_BYTES
+from epochal.state.reader_limits import MAX_TENSOR_HEADER_BYTES
 from epochal.state.wire import Sha256, check_json_values, unique_keys
 
 Float32Array = npt.NDArray[np.float32]

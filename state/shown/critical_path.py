@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from epochal.state.messages.history import ClientFigures, RoundDetail
+from epochal.state.messages.history_rows import ClientFigures, RoundDetail
 
 PartKind = Literal[
     "document", "replica", "download", "merge", "data", "train", "encode", "upload", "check",

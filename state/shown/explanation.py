@@ -12,9 +12,9 @@ from typing import Annotated
 
 from pydantic import Field
 
+from epochal.state.client_names import shown_client
 from epochal.state.documents import Count
-from epochal.state.messages.history import ClientFigures, RoundDetail, Seconds
-from epochal.state.names import shown_client
+from epochal.state.messages.history_rows import ClientFigures, RoundDetail, Seconds
 from epochal.state.shown.critical_path import FAILED_FATES, PartKind, Span, path_of
 from epochal.state.wire_document import WireDocument
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from epochal.state.messages.history import ClientFate
-from epochal.state.phases import RunState
+from epochal.state.messages.history_rows import ClientFate
+from epochal.state.phase_names import RunState
 from epochal.state.shown.critical_path import PartKind
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from epochal.state.codecs.named import codec_named
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.data_location import (
     S3,
     Azure,
@@ -23,7 +23,7 @@ from epochal.state.config.data_location import (
     SingleUrl,
     WeightedHttp,
 )
-from epochal.state.config.model import HF_ARCHITECTURES, TRAINER, Architecture, ModelSpec
+from epochal.state.config.model_table import HF_ARCHITECTURES, TRAINER, Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Count
 from epochal.state.model.tensors import TensorLayout

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from epochal.state.config.notify import MAX_WEBHOOKS, NoticeKind
+from epochal.state.config.notify_table import MAX_WEBHOOKS, NoticeKind
 from epochal.state.wire_document import WireDocument
 
 MAX_NOTICE_CHARS = 500

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from epochal.state.documents import Count, HexSha256
-from epochal.state.messages.audits import RecordedAudit
+from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.member_rows import RefusalCount
 from epochal.state.messages.requests import FailedBatches
 from epochal.state.wire_document import WireDocument

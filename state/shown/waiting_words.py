@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 
 STANDING_PHASES = frozenset({RunState.UNINITIALIZED, RunState.WAITING_FOR_MEMBERS, RunState.PAUSED})
 """The phases in which a run may stay without end."""

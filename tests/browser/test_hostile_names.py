@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
+from epochal.state.client_names import name_mistake
 from epochal.state.messages.member_rows import MEMBER_FIGURES
 from epochal.state.messages.requests import Capabilities, FailureReport
-from epochal.state.names import name_mistake
 from tests.support.browser.browser import opened
 from tests.support.browser.played_answers import Requests, play
 from tests.support.data import hostile_texts

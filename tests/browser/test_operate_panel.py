@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import PHASES
 from tests.support.bounds import BOUND_S
 from tests.support.browser.browser import opened

@@ -11,7 +11,7 @@ from epochal.data_providers.formats.discovery import discovery
 from epochal.data_providers.formats.mds_table import RecordsFile, records_of
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.ranged import Layout
-from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.state.errors import DataError
 from tests.fuzz.several_files import joined, split
 from tests.support.data.data_formats import driven

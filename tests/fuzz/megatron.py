@@ -4,7 +4,7 @@ import struct
 
 from epochal.data_providers.formats.discovery import discovery
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.state.errors import DataError
 from tests.fuzz.several_files import joined, split
 from tests.support.data.data_formats import driven

@@ -3,7 +3,7 @@
 Nothing but `BadMultipart` may be raised, and nothing but what a part held may be kept.
 """
 
-from epochal.data_providers.sources.http.filling import Filling
+from epochal.data_providers.sources.http.filled_buffer import Filling
 from epochal.data_providers.sources.http.multipart import BadMultipart, MultipartReader, boundary_of
 
 BOUNDARY = b"b"

@@ -10,7 +10,7 @@ import pytest
 
 from epochal.coordinator.run import long_polls, publication
 from epochal.coordinator.run.long_polls import Pool, ReaderKind
-from epochal.runtime.http import server as http_server
+from epochal.runtime.http import http_server as http_server
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.served import ADMIN, Served, WireClient, problem, served, served_over_sockets, training

@@ -10,7 +10,7 @@ import pytest
 
 from epochal.cli.main import EXIT_STORE_LOST
 from epochal.state.errors import Refused
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import joined_by_hand
 from tests.support.drive.processes import PATIENT, RealRun, in_phase, real_run

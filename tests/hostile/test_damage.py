@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from epochal.state.documents import RunDocument
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.processes import RealRun, in_training, real_run
 
 LONG = {"config__total_steps": 100_000}

@@ -13,9 +13,9 @@ from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.mapped_file import MAPS
 from epochal.data_providers.tcp.frames import HEADER_BYTES, FrameKind, parse_header
-from epochal.data_providers.tcp.limits import ServerLimits
 from epochal.data_providers.tcp.sending import READ_BYTES, SEND_PIECE_BYTES
 from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S
 from tests.support.data.data_files import SEED

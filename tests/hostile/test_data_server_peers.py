@@ -21,11 +21,11 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.sources.renewed_manifest import write_manifest
-from epochal.data_providers.tcp.client import TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
 from epochal.data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
-from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.runtime.connections.descriptors import allow_connections, open_files_limit
 from epochal.state.assignment import assign_data_for_state
 from epochal.state.documents import WorkList

@@ -18,9 +18,9 @@ from epochal.data_providers.tcp.frames import (
     json_frame,
     parse_header,
 )
-from epochal.data_providers.tcp.limits import ServerLimits
 from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES
 from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S

@@ -9,11 +9,11 @@ import pytest
 
 from epochal.data_providers.protocol import Rejected
 from epochal.data_providers.providers.dummy import DummyDataProvider
-from epochal.data_providers.tcp.client import TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.frames import FrameKind, frame_header
-from epochal.data_providers.tcp.limits import ServerLimits
 from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S

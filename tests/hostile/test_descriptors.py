@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.processes import RealRun, in_training, prepared_run, real_run
 
 DESCRIPTORS = 128

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator.proof.audit import audit_store
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, in_training, real_run
 from tests.support.thinned import thinned

@@ -8,7 +8,7 @@ from pathlib import Path
 from epochal.cli.shutdown import EXIT_INTERRUPTED
 from epochal.commands.serve.client import STOP_BOUND_S
 from epochal.run_manager.agent import LEAVE_REFUSED_S
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.tools.testnet.child_processes import Child
 from tests.integration.coordinators.test_full_disk import TORN_BYTES, fill_disk
 from tests.support.bounds import BOUND_S

@@ -11,7 +11,7 @@ import pytest
 
 from epochal.runtime.connections import accept_rates, accepting
 from epochal.runtime.connections.shedding import ConnectionLimits, ServerConnections, Shed
-from epochal.runtime.http.server import Endpoint, serving_app
+from epochal.runtime.http.http_server import Endpoint, serving_app
 from tests.support.bounds import BOUND_S
 from tests.support.drive.served import Served, WireClient, served_over_sockets
 from tests.support.servers.plain_http import PLAIN

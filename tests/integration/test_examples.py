@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.processes import in_training, prepared_run, run_command
 from tests.support.servers.data_http import FileServer, http_server
 from tests.support.thinned import thinned

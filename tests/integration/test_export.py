@@ -8,7 +8,7 @@ from pathlib import Path
 
 from epochal.state.model.replica import Replica
 from epochal.tools.export.destinations import step_name
-from epochal.trainers.sources.local import local_source
+from epochal.trainers.sources.local_model import local_source
 from tests.support.data.stored_replica import newest_replica
 from tests.support.drive.processes import real_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, in_phase, in_training, prepared_run

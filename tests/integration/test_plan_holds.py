@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from epochal.state.config.state_file import parse_state
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.tools.plan.costs import Costs
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions

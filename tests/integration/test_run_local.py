@@ -12,7 +12,7 @@ import pytest
 
 import epochal
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module

@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-from epochal.runtime.tracing.names import TracedRound
+from epochal.runtime.tracing.trace_ids import TracedRound
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, prepared_run
 from tests.support.heavy import need_module

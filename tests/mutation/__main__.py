@@ -25,7 +25,7 @@ from tests.mutation.mutants import Mutant, mutants_of, mutated, source_path
 from tests.mutation.session import MutationSession
 
 ROOT = Path(__file__).parents[2]
-CORE = ("state", "coordinator/machine")
+CORE = ("state", "state/model", "coordinator/machine", "coordinator/machine/parts")
 """Folders of the pure core. What `state/config` says of fields is data: left out."""
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 MAX_CPU_S = 120.0
@@ -79,7 +79,7 @@ class _MutatedFinder(importlib.abc.MetaPathFinder):
 def core_modules() -> list[str]:
     """Return the dotted names of the modules of the pure core."""
     files = [file for folder in CORE for file in sorted((ROOT / folder).glob("*.py")) if file.name != "__init__.py"]
-    return [str(file.relative_to(ROOT).with_suffix("")).replace("/", ".") for file in files]
+    return [f"epochal.{file.relative_to(ROOT).with_suffix('')}".replace("/", ".") for file in files]
 
 
 def all_mutants() -> list[Mutant]:

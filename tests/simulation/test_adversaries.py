@@ -19,7 +19,7 @@ from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import total_batches
 from epochal.state.model.tensors import Float32Array
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.trainers.architectures import open_model
 from epochal.trainers.null import NullTrainer
 from epochal.trainers.protocol import TrainedRound, Trainer

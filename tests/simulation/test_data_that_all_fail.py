@@ -8,7 +8,7 @@ from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.agent import EndReason
 from epochal.run_manager.events import RoundFailed
 from epochal.state.intervals import DataIds
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.simulate.simulated_client import with_data
 from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, prove, simulated_run

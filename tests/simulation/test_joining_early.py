@@ -3,7 +3,7 @@
 import asyncio
 
 from epochal.run_manager.events import BlobFetched, ReplicaHeld, StepEntered
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import BOUND_S, simulated_run

@@ -4,7 +4,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.transitions import DRAIN_ROUNDS
 from epochal.run_manager.agent import ClientEnd, EndReason
 from epochal.run_manager.events import ReplicaHeld, RoundTrained
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, SimulatedRun, prove, simulated_run, small_state
 from tests.support.simulate.virtual_time import in_virtual_time, run_virtually

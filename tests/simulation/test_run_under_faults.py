@@ -10,7 +10,7 @@ import pytest
 
 from epochal.run_manager.agent import EndReason
 from epochal.state.documents import Outcome
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.simulate.safety import SafetyBroken
 from tests.support.simulate.simulated_client import SimulatedClient
 from tests.support.simulate.simulated_coordinator import SlowJournal

@@ -15,7 +15,7 @@ from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.trainers.architectures import open_model
 from epochal.trainers.protocol import Trainer
 from tests.simulation.test_adversaries import PacedTrainer

@@ -16,7 +16,7 @@ from epochal.coordinator.machine.stimuli import STIMULI, ClientJoined, ClientWit
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
 from epochal.coordinator.store.memory import MemoryJournal, MemoryStore
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Refused, StoreConflict
 from epochal.state.messages.requests import Capabilities

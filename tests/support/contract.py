@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from epochal.coordinator.api.description import OPERATIONS
+from epochal.coordinator.api.public_route_facts import OPERATIONS
 from epochal.runtime.http.openapi import EVERY_REQUEST
 from epochal.state.refusals import PROBLEM_TYPE_PREFIX
 

@@ -10,11 +10,11 @@ from typer.main import get_command
 
 from epochal.cli.main import app
 from epochal.cli.options.secret_files import FILE_SUFFIX, SECRET_VARIABLES
-from epochal.coordinator.api.operator import health_routes
+from epochal.coordinator.api.operator_routes import health_routes
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
-from epochal.runtime.http.server import MAX_UNREAD_BYTES, SHUTDOWN_TIMEOUT_S
-from epochal.runtime.metrics.registry import MetricsEndpoint
+from epochal.runtime.http.http_server import MAX_UNREAD_BYTES, SHUTDOWN_TIMEOUT_S
+from epochal.runtime.metrics.metrics_registry import MetricsEndpoint
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

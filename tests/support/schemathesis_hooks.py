@@ -4,7 +4,7 @@ from typing import Any
 
 import schemathesis
 
-from epochal.state.names import MAX_CLIENT_NAME_CHARS, name_mistake
+from epochal.state.client_names import MAX_CLIENT_NAME_CHARS, name_mistake
 
 
 def runs_backwards(value: object) -> bool:

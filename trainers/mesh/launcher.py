@@ -19,10 +19,10 @@ from typing import Any, Self
 from epochal.data_providers.fetcher import FetchSettings
 from epochal.runtime.retry import MAX_DELAY_S
 from epochal.runtime.task_errors import first_error
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidDocument, InvalidInput
-from epochal.trainers.mesh.messages import (
+from epochal.trainers.mesh.mesh_messages import (
     Failed,
     Ready,
     Reply,
@@ -36,8 +36,8 @@ from epochal.trainers.mesh.messages import (
     write_document,
     write_tensor,
 )
-from epochal.trainers.mesh.options import MeshOptions
-from epochal.trainers.torch.micro_batches import DoesNotFit
+from epochal.trainers.mesh.mesh_options import MeshOptions
+from epochal.trainers.torch.micro_batch_sizes import DoesNotFit
 from epochal.trainers.torch.remote_code import is_remote_code_trusted
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from epochal.batching.mesh.layout import MeshLayout
-from epochal.batching.mesh.rows import RowReader, global_batches
+from epochal.batching.mesh.mesh_rows import RowReader, global_batches
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import Worker
@@ -25,7 +25,7 @@ from epochal.state.model.tensors import Float32Array
 from epochal.state.wire import canonical_json
 from epochal.trainers.learner import Loss
 from epochal.trainers.mesh.collectives import MeshCollectives
-from epochal.trainers.mesh.messages import INNER, PARAMETERS, Part, RoundTask, SentTensor
+from epochal.trainers.mesh.mesh_messages import INNER, PARAMETERS, Part, RoundTask, SentTensor
 
 T = TypeVar("T")
 

@@ -13,25 +13,26 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from epochal.batching.mesh.rows import loaded_indices
+from epochal.batching.mesh.mesh_rows import loaded_indices
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, failure_kind
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.following import FollowingDataProvider
+from epochal.data_providers.providers.growing_data import FollowingDataProvider
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.runtime.retry import system_jitter
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.config.model import AdamW, ModelSpec
+from epochal.state.config.model_table import AdamW, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, InvalidInput, Unsupported
 from epochal.state.intervals import BatchId
 from epochal.state.wire import canonical_json, parse_document
 from epochal.trainers.architectures import TORCH, open_model
 from epochal.trainers.mesh.collectives import Meeting, MeshCollectives
-from epochal.trainers.mesh.messages import (
+from epochal.trainers.mesh.data_parallel import SummedLearner
+from epochal.trainers.mesh.mesh_messages import (
     ENDED_WITH_AGENT,
     Failed,
     Ready,
@@ -46,8 +47,7 @@ from epochal.trainers.mesh.messages import (
     write_tensor,
 )
 from epochal.trainers.mesh.rounds import AgentTensors, CalledOff, MeshLearner, MeshRounds
-from epochal.trainers.mesh.summed import SummedLearner
-from epochal.trainers.torch.micro_batches import DoesNotFit
+from epochal.trainers.torch.micro_batch_sizes import DoesNotFit
 from epochal.trainers.torch.remote_code import trust_remote_code
 
 
@@ -114,7 +114,7 @@ class MeshWorker:
         self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker)
 
     def _sharded_learner(self, optimizer: AdamW | None) -> MeshLearner:
-        from epochal.trainers.torch.sharded import ShardableModel
+        from epochal.trainers.torch.sharded_learner import ShardableModel
         from epochal.trainers.torch.sharding import device_mesh
 
         assert isinstance(self._model, ShardableModel), "the agent checks the architecture"

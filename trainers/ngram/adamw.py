@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from epochal.state.config.model import AdamW
+from epochal.state.config.model_table import AdamW
 from epochal.state.model.tensors import Tensors
 
 FIRST, SECOND = "first/", "second/"

@@ -10,7 +10,7 @@ from threadpoolctl import ThreadpoolController
 
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL
-from epochal.state.config.model import AdamW, NgramConfig
+from epochal.state.config.model_table import AdamW, NgramConfig
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions, Shapes

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL
-from epochal.state.config.model import NgramConfig
+from epochal.state.config.model_table import NgramConfig
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Tensors
 

@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from epochal.state.config.model import MAX_HF_CONFIG_BYTES
+from epochal.state.config.model_table import MAX_HF_CONFIG_BYTES
 from epochal.state.errors import InvalidInput
 from epochal.state.model.tensors import Float32Array
 from epochal.state.wire import check_json_values, unique_keys
 from epochal.trainers.learner import Shapes
+from epochal.trainers.sources.model_source import ModelFile, ModelFolder
 from epochal.trainers.sources.origin import Origin
-from epochal.trainers.sources.protocol import ModelFile, ModelFolder
-from epochal.trainers.sources.reading import read_tensors
+from epochal.trainers.sources.safetensors_reader import read_tensors
 from epochal.trainers.sources.weights_file import WeightsFile, open_weights, read_bytes
 
 CONFIG_FILE = "config.json"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epochal.state.errors import InvalidInput, ModelUnavailable
-from epochal.trainers.sources.protocol import ModelSource
+from epochal.trainers.sources.model_source import ModelSource
 
 TOKENIZER_FILE, VOCABULARY_FILE = "tokenizer.json", "vocab.json"
 LISTS_OF_TOKENS = (TOKENIZER_FILE, VOCABULARY_FILE)

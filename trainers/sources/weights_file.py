@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from epochal.state.errors import InvalidInput
 from epochal.state.model.tensors import MAX_DIMENSIONS
 from epochal.state.wire import check_json_values, unique_keys
-from epochal.trainers.sources.protocol import ModelFile
+from epochal.trainers.sources.model_source import ModelFile
 
 MAX_WEIGHTS_HEADER_BYTES = 100_000_000
 """Maximum size of a header, as in the safetensors library."""

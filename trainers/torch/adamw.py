@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from epochal.state.config.model import AdamW
+from epochal.state.config.model_table import AdamW
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import InnerState

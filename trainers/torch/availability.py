@@ -6,7 +6,7 @@ import torch
 
 from epochal.state.errors import InvalidInput
 from epochal.trainers.torch.devices import Placement
-from epochal.trainers.torch.options import ATTENTIONS, TorchOptions
+from epochal.trainers.torch.torch_options import ATTENTIONS, TorchOptions
 
 FLASH_ATTENTION = "flash_attention_2"
 FLASH_PACKAGE = "flash_attn"

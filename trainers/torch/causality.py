@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import Mistake, Unsupported
 from epochal.trainers.torch.devices import is_out_of_memory
 from epochal.trainers.torch.forward_trial import (

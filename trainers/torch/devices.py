@@ -11,7 +11,7 @@ import torch
 from epochal.state.errors import InvalidInput, TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.torch.objective import TensorBatch
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 
 OUT_OF_MEMORY_SIGNS = (
     "out of memory",

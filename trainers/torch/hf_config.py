@@ -8,10 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import Mistake, Unsupported
 from epochal.trainers.sources.origin import CODE_COMMIT_KEY, CODE_KEY, MODEL_CLASSES, REPOSITORY_KEY
-from epochal.trainers.sources.reading import ROUTING_BIASES
+from epochal.trainers.sources.safetensors_reader import ROUTING_BIASES
 from epochal.trainers.torch.remote_code import is_remote_code_trusted
 
 MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architecture.HF_DEEPSEEK: "deepseek"}

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from epochal.state.config.model import HF_ARCHITECTURES, ModelSpec
+from epochal.state.config.model_table import HF_ARCHITECTURES, ModelSpec
 
 
 def is_of_transformers(spec: ModelSpec) -> bool:

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model import AdamW
+from epochal.state.config.model_table import AdamW
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions
 from epochal.trainers.torch.adamw import FusedAdamW
 from epochal.trainers.torch.devices import CopiesAhead, DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
-from epochal.trainers.torch.micro_batches import MicroBatchSize, grouped
+from epochal.trainers.torch.micro_batch_sizes import MicroBatchSize, grouped
 from epochal.trainers.torch.objective import Objective, TensorBatch
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from epochal.state.errors import InvalidInput
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.torch.devices import Placement, copied_out, copy_in
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 
 FIRST = 0
 """The process that exchanges whole tensors with the agent."""

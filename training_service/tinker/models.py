@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from epochal.runtime.files.durable_files import replace_file
-from epochal.state.config.model import AdamW, ModelSpec
+from epochal.state.config.model_table import AdamW, ModelSpec
 from epochal.state.errors import Refused, TrainerFailed
 from epochal.state.model.tensors import InvalidTensorFile, encode_tensor_file, parse_tensor_file
 from epochal.state.refusals import Refusal

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from epochal.state.datasets import DatasetDescription
+from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.wire_document import WireDocument
 
 MAX_DESCRIBED_DATASETS = 8

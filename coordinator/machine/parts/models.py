@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, parts_digest
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.documents import CheckpointRef, Outcome
 from epochal.state.model.first_model import model_digest
 from epochal.state.weights import UsualNorm

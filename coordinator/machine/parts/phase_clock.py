@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire_document import WireDocument
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.parts.compacted import CompactedJournal
-from epochal.state.messages.audits import RecordedAudit
-from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.audit_reports import RecordedAudit
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.shown.notices import Notice
 from epochal.state.wire import Sha256
 from epochal.state.wire_document import WireDocument

@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.errors import InvalidInput
 
 ALLOWED = "postgresql://USER@HOST:PORT/DATABASE?run=RUN_ID"

@@ -17,7 +17,7 @@ import h2.exceptions
 import h2.settings
 import httpx
 
-from epochal.data_providers.sources.http.connection import (
+from epochal.data_providers.sources.http.http1 import (
     MAX_HEAD_BYTES,
     SILENCE_TIMEOUT_S,
     Body,

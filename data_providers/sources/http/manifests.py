@@ -10,6 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from epochal.data_providers.protocol import CorruptData, Rejected
+from epochal.data_providers.sources.byte_source import (
+    MAX_CONCURRENT_READS,
+    ByteSource,
+    closed_on_failure,
+    read,
+    run_bounded,
+)
 from epochal.data_providers.sources.http.source import HttpOptions, HttpSource, file_names
 from epochal.data_providers.sources.manifest import (
     HEAD_BYTES,
@@ -20,14 +27,7 @@ from epochal.data_providers.sources.manifest import (
     looks_like_one,
     read_manifest,
 )
-from epochal.data_providers.sources.protocol import (
-    MAX_CONCURRENT_READS,
-    ByteSource,
-    closed_on_failure,
-    read,
-    run_bounded,
-)
-from epochal.runtime.connections.reach import Reach
+from epochal.runtime.connections.allowed_addresses import Reach
 
 log = logging.getLogger(__name__)
 

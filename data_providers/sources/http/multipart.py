@@ -10,7 +10,7 @@ whatever follows.
 import re
 from collections.abc import Sequence
 
-from epochal.data_providers.sources.http.filling import Filling
+from epochal.data_providers.sources.http.filled_buffer import Filling
 
 MAX_PART_HEAD_BYTES = 1024
 """Maximum size of what lies between two parts: a delimiter and the second one's header fields."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from epochal.data_providers.sources.http.connection import Body, BrokenConnection, Head
+from epochal.data_providers.sources.http.http1 import Body, BrokenConnection, Head
 from epochal.data_providers.sources.http.http2 import Http1Required, Http2Connection, request_head
 from epochal.data_providers.sources.http.target import HttpOrigin, Target
 

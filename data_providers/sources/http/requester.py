@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 import httpx
 
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
-from epochal.data_providers.sources.http.connection import Body, BrokenConnection, Discarded, Head, SilentConnection
+from epochal.data_providers.sources.http.connection_pool import MAX_CONNECTIONS, ConnectionPool
+from epochal.data_providers.sources.http.http1 import Body, BrokenConnection, Discarded, Head, SilentConnection
 from epochal.data_providers.sources.http.http2 import MAX_STREAMS
-from epochal.data_providers.sources.http.pool import MAX_CONNECTIONS, ConnectionPool
 from epochal.data_providers.sources.http.target import Target
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.tracing.requests import traced_request
+from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.tracing.request_spans import traced_request
 from epochal.state.errors import DataError
 
 ANSWER_TIMEOUT_S = 60.0

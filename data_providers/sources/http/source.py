@@ -17,7 +17,19 @@ from urllib.parse import unquote
 import httpx
 
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
-from epochal.data_providers.sources.http.answers import (
+from epochal.data_providers.sources.byte_source import (
+    MAX_CONCURRENT_READS,
+    SourceFile,
+    Wanted,
+    closed_on_failure,
+    run_bounded,
+)
+from epochal.data_providers.sources.http.attempts import Attempts
+from epochal.data_providers.sources.http.connection_pool import MAX_CONNECTIONS
+from epochal.data_providers.sources.http.filled_buffer import Filling
+from epochal.data_providers.sources.http.http1 import Body, Discarded, Head
+from epochal.data_providers.sources.http.multi_ranges import Servers, plan_groups, range_field, several_body
+from epochal.data_providers.sources.http.range_answers import (
     RangeBody,
     SeveralBody,
     UnfitAnswer,
@@ -26,21 +38,9 @@ from epochal.data_providers.sources.http.answers import (
     version_of,
     visible,
 )
-from epochal.data_providers.sources.http.attempts import Attempts
-from epochal.data_providers.sources.http.connection import Body, Discarded, Head
-from epochal.data_providers.sources.http.filling import Filling
-from epochal.data_providers.sources.http.pool import MAX_CONNECTIONS
 from epochal.data_providers.sources.http.requester import WITH_BYTES, Requester, without_secrets
-from epochal.data_providers.sources.http.several import Servers, plan_groups, range_field, several_body
-from epochal.data_providers.sources.protocol import (
-    MAX_CONCURRENT_READS,
-    SourceFile,
-    Wanted,
-    closed_on_failure,
-    run_bounded,
-)
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.http.client import is_temporary
+from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.http_client import is_temporary
 from epochal.runtime.retry import Backoff, RetryPolicy
 from epochal.state.errors import DataError, InvalidInput
 

@@ -9,7 +9,7 @@ import typer
 
 from epochal.cli.options.data_place import check_place
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import DataProvider
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.tcp.client_connection import DataServerAccess

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from epochal.state.client_names import MAX_CLIENT_NAME_CHARS, checked_client_name
 from epochal.state.errors import InvalidInput
-from epochal.state.names import MAX_CLIENT_NAME_CHARS, checked_client_name
 
 NameOption = Annotated[
     str | None,

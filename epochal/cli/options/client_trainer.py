@@ -18,10 +18,10 @@ from epochal.run_manager.context import RunAccess
 from epochal.runtime.garbage import no_collections
 from epochal.runtime.importing_call import ImportingCall
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.trainers.architectures import TORCH
-from epochal.trainers.mesh.options import MeshOptions
+from epochal.trainers.mesh.mesh_options import MeshOptions
 from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import (
     NULL,

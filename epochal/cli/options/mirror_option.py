@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from epochal.coordinator_client.mirrors import Mirror
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.http.client import check_url
+from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.http_client import check_url
 from epochal.state.config.state_file import StateFile
 
 MirrorOption = Annotated[

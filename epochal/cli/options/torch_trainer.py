@@ -8,7 +8,7 @@ import typer
 from epochal.state.errors import ExtraMissing, InvalidInput
 from epochal.trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
 from epochal.trainers.registry import TRAINERS
-from epochal.trainers.torch.options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
+from epochal.trainers.torch.torch_options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
 
 DeviceOption = Annotated[
     str | None,

@@ -18,7 +18,7 @@ from epochal.run_manager.events import (
     StepEntered,
     WorkAssigned,
 )
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.redacted_urls import without_password
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from epochal.cli.options.admin_token import AdminToken, required_token
 from epochal.cli.options.shared import CoordinatorCaOption, UrlArgument, trusted
 from epochal.coordinator_client.operator import config_of, connect_operator
 from epochal.data_providers.description import description_of
-from epochal.data_providers.opening import OpenOptions, open_location, run_data
+from epochal.data_providers.open_data import OpenOptions, open_location, run_data
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.following import found_among, order_of
+from epochal.data_providers.providers.growing_data import found_among, order_of
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.config.data_location import Server
-from epochal.state.config.model import DataType, ModelSpec
+from epochal.state.config.model_table import DataType, ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.datasets import dataset_difference
+from epochal.state.dataset_descriptions import dataset_difference
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.generations import DataAppend, Generations, SizedDataset
 from epochal.state.intervals import MAX_INDEX

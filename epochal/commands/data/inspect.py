@@ -17,7 +17,7 @@ from epochal.data_providers.description import description_of
 from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import AnyLocation, parse_location
 from epochal.data_providers.mixes.weighted import WeightedDataProvider
-from epochal.data_providers.opening import DATA_CONFIG_SUFFIX, OpenOptions, open_location, run_data
+from epochal.data_providers.open_data import DATA_CONFIG_SUFFIX, OpenOptions, open_location, run_data
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
@@ -29,7 +29,7 @@ from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.config.data_location import Local, Preprocessed, Server
-from epochal.state.config.model import DataType
+from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds

@@ -27,7 +27,7 @@ from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.file_names import PARQUET_SUFFIX
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.long_work import LongWork, long_work

@@ -10,9 +10,9 @@ from epochal.cli.options.webhook_addresses import missing_variables
 from epochal.cli.output.printing import run_to_end
 from epochal.state.config.data_file import DataConfig, check_together, parse_data_config
 from epochal.state.config.mistakes import parse_tree
-from epochal.state.config.partly import valid_part
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.config.support import unsupported_values
+from epochal.state.config.valid_part import valid_part
 from epochal.state.errors import InvalidConfig, InvalidInput, Unsupported
 from epochal.tools.plan.scenario import parse_clients
 from epochal.tools.state_files import read_text, unpinned_data

@@ -11,7 +11,7 @@ from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator_client import OperatorClient
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.access import AccessList
+from epochal.state.messages.access_commands import AccessList
 from epochal.state.wire import canonical_json
 
 _KEY = re.compile(r"[0-9a-f]{64}")

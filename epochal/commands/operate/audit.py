@@ -55,7 +55,7 @@ def audit(
 async def _recorded(address: Any, fields: dict[str, Any]) -> str:
     """Report an audit to the run's coordinator; return why that is not possible, or ""."""
     from epochal.coordinator.store.open import open_store_reader
-    from epochal.state.messages.audits import AuditRecord
+    from epochal.state.messages.audit_reports import AuditRecord
     from epochal.tools.checkpoints.readable_run import StoredRun
 
     async with address.operating(StoredRun(open_store_reader(address.place))) as (served, obstacle):

@@ -12,7 +12,7 @@ from epochal.cli.options.shared import JsonOption
 from epochal.cli.output.printing import say
 from epochal.coordinator.proof.backup import BackupReport, back_up, verify_backup
 from epochal.coordinator.store.open import DATABASE_SCHEMES, is_database
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.errors import InvalidInput
 from epochal.view.check_report import print_checks
 

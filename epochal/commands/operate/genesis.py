@@ -15,8 +15,8 @@ from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidDocument, InvalidInput
 from epochal.state.model.first_model import FirstModel, first_checkpoint
 from epochal.state.model.tensors import Float32Array
-from epochal.trainers.genesis import make_first_model
-from epochal.trainers.sources.opening import parse_source
+from epochal.trainers.first_parameters import make_first_model
+from epochal.trainers.sources.open_model import parse_source
 
 
 def genesis(

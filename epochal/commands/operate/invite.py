@@ -14,9 +14,9 @@ from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgum
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import revoke_invitation
 from epochal.coordinator_client.operator_client import OperatorClient
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.access import (
+from epochal.state.messages.access_commands import (
     MAX_INVITATION_S,
     MAX_INVITATION_USES,
     InvitationList,

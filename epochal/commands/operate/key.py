@@ -8,8 +8,8 @@ import typer
 from epochal.coordinator_client.client_key import create_key, load_key
 from epochal.coordinator_client.known_coordinators import forget as forget_known
 from epochal.coordinator_client.known_coordinators import known_beside
-from epochal.runtime.http.client import check_url
-from epochal.runtime.http.hosts import address_in
+from epochal.runtime.http.allowed_hosts import address_in
+from epochal.runtime.http.http_client import check_url
 from epochal.state.errors import InvalidInput
 
 KeyPath = Annotated[Path, typer.Argument(metavar="PATH", help="File of the private key.")]

@@ -18,7 +18,7 @@ from epochal.coordinator_client.operator_client import OperatorClient
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import Sha256, canonical_json
 from epochal.view.status_panel import status_panel
 

@@ -17,7 +17,7 @@ from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import run_to_end, say
 from epochal.cli.shutdown import interruption
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.runtime.http.shown_urls import without_password
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import Refusal

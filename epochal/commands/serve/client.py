@@ -64,19 +64,19 @@ from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
 from epochal.run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
 from epochal.run_manager.context import ClientDependencies
 from epochal.runtime.connections.shedding import LOOPBACK
-from epochal.runtime.http.client import check_url
+from epochal.runtime.http.http_client import check_url
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.tracing.otlp import endpoint_of
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.client_names import software_version
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.requests import Capabilities
-from epochal.state.names import software_version
 from epochal.tools.saved_replicas import SavedReplicas
-from epochal.trainers.mesh.options import DEFAULT_BATCH_SIZE, MeshOptions
+from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
 from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
-from epochal.trainers.torch.options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 from epochal.view.terminal.client_observer import ObserverOptions, may_have_view, observing
 
 log = logging.getLogger(__name__)

@@ -33,16 +33,16 @@ from epochal.coordinator.round_traces import trace_round
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.data_providers.tcp.limits import DEFAULT_LIMITS
+from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
 from epochal.runtime.garbage import collect_rarely, share_one_heap
-from epochal.runtime.http.client import check_url
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_client import check_url
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.tracing.otlp import endpoint_of, exported_spans
 from epochal.runtime.worker_thread import SharedThreads
 from epochal.state.config.data_file import check_together
 from epochal.state.config.data_location import Server
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidDocument, InvalidInput, Unsupported
 from epochal.state.model.first_model import FirstModel
@@ -50,7 +50,7 @@ from epochal.state.model.tensors import TensorLayout
 from epochal.tools.serving_data import DataServerOptions, serving_data, trusting_holder_of
 from epochal.tools.state_files import read_data_config, read_supported_state, unpinned_data
 from epochal.trainers.architectures import ARCHITECTURES
-from epochal.trainers.genesis import make_first_model, model_layout
+from epochal.trainers.first_parameters import make_first_model, model_layout
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.connections.descriptors import allow_connections
 from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.metrics_server import serving_metrics
-from epochal.runtime.metrics.registry import new_registry
+from epochal.runtime.metrics.metrics_registry import new_registry
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.tracing.otlp import endpoint_of, exported_spans
 from epochal.state.config.state_file import StateFile

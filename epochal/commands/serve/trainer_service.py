@@ -27,13 +27,13 @@ from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.connections.descriptors import allow_connections
-from epochal.runtime.http.hosts import ANY_HOST, allowed_hosts
-from epochal.runtime.http.server import Endpoint, serving_app
+from epochal.runtime.http.allowed_hosts import ANY_HOST, allowed_hosts
+from epochal.runtime.http.http_server import Endpoint, serving_app
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import InvalidInput
-from epochal.trainers.remote.wire import FRAME_BYTES, ServiceLimits
-from epochal.training_service.app import create_app
+from epochal.trainers.remote.service_messages import FRAME_BYTES, ServiceLimits
 from epochal.training_service.service import TrainingServiceOptions
+from epochal.training_service.service_app import create_app
 from epochal.training_service.sessions import MAX_SESSIONS, SessionBounds
 
 

@@ -10,8 +10,8 @@ from epochal.cli.options.admin_token import AdminToken, given_token
 from epochal.cli.options.shared import CoordinatorCaOption, UrlArgument, trusted
 from epochal.cli.output.printing import run_to_end
 from epochal.cli.output.screens import can_be_drawn_on
-from epochal.coordinator_client.viewing import ViewerClient
-from epochal.runtime.http.shown_urls import without_password
+from epochal.coordinator_client.viewer_client import ViewerClient
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.run_address import DEFAULT_RECONNECT_S

@@ -17,7 +17,7 @@ from epochal.runtime.files.mapped_reads import Windows
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.blob_checks import layout_of, verdict_on_arrival
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused
-from epochal.state.messages.blobs import CheckVerdict, LeasedCheck
+from epochal.state.messages.blob_messages import CheckVerdict, LeasedCheck
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.refusals import Refusal
 

@@ -14,12 +14,12 @@ from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator import config_of
 from epochal.state.checkpoint_parts import CheckpointPart
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.messages.evaluations import Evaluation, EvaluationReport
-from epochal.state.phases import RunState
+from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.tools.checkpoints.parts import pieces_of_parts, whole_of
 

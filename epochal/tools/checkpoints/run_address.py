@@ -13,12 +13,12 @@ from epochal.cli.options.shared import trusted
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator_client import OperatorClient
-from epochal.coordinator_client.shown_tokens import check_admin_token
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.http.shown_urls import without_password
+from epochal.coordinator_client.token_check import check_admin_token
+from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.state.messages.evaluations import EvaluationReport
+from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.tools.checkpoints.readable_run import ServedRun, StoredRun
 
 RunArgument = Annotated[

@@ -13,9 +13,9 @@ import httpx
 
 from epochal import __version__
 from epochal.coordinator_client.wrong_address import mistake_in
+from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
-from epochal.runtime.connections.reach import Reach
-from epochal.runtime.http.client import check_url, open_client, reason_of
+from epochal.runtime.http.http_client import check_url, open_client, reason_of
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, NotAllowed
 from epochal.state.messages.probe import MAX_PROBE_BYTES, ProbeReport

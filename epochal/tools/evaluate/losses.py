@@ -14,14 +14,14 @@ from epochal.batching.packing.task_encoder import Split
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings
 from epochal.data_providers.locations import AnyLocation, permissions_of_owner
-from epochal.data_providers.opening import ONLY_FOR_MEMBERS, OpenOptions, check_pinned, open_location, run_data
+from epochal.data_providers.open_data import ONLY_FOR_MEMBERS, OpenOptions, check_pinned, open_location, run_data
 from epochal.runtime.long_work import long_work
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import system_jitter
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker, WorkerThread
 from epochal.state.config.data_location import Preprocessed, Server, WeightedHttp
-from epochal.state.config.model import DataType, ModelSpec
+from epochal.state.config.model_table import DataType, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.intervals import BatchId
@@ -29,7 +29,7 @@ from epochal.state.model.tensors import Float32Array, TensorLayout
 from epochal.trainers.architectures import ARCHITECTURES, NUMPY, open_model
 from epochal.trainers.learner import Learner, Loss, LossOptions, Model
 from epochal.trainers.packages import check_may_open
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 
 DEFAULT_SPLIT = "validation"
 TRAINING_SPLIT = "train"

@@ -16,7 +16,7 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.data_location import S3, Gcp
 from epochal.state.errors import InvalidInput
 from epochal.tools.export.folder import NOTE_FILE
-from epochal.trainers.sources.bucket import bucket_error
+from epochal.trainers.sources.bucket_model import bucket_error
 from epochal.trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, TOKENIZER_FILES, WEIGHTS_SUFFIX
 
 UPLOAD_TIMEOUT = "600s"

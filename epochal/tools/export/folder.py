@@ -27,7 +27,7 @@ import numpy as np
 
 from epochal.runtime.files.durable_files import make_folder, sync_folder
 from epochal.runtime.os_errors import Obstacle, obstacle_of, reason_of
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidDocument, InvalidInput, ModelUnavailable
 from epochal.state.model.value_checks import check_values

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from epochal.state.config.model import LocalCheckpoint
+from epochal.state.config.model_table import LocalCheckpoint
 from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.tools.checkpoints.readable_run import RunView
-from epochal.trainers.sources.opening import names_a_source, open_source, parse_source
+from epochal.trainers.sources.model_source import ModelSource
+from epochal.trainers.sources.open_model import names_a_source, open_source, parse_source
 from epochal.trainers.sources.origin import origin_of
-from epochal.trainers.sources.protocol import ModelSource
 from epochal.trainers.sources.tokenizers import LISTS_OF_TOKENS, check_list
 
 NO_TOKENIZER = "none"

@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from epochal.data_providers.opening import OpenOptions, open_described, open_location, run_data
+from epochal.data_providers.open_data import OpenOptions, open_described, open_location, run_data
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.visible_text import visible
 from epochal.state.config.data_file import DataConfig, parse_data_config

@@ -11,7 +11,7 @@ from epochal.data_providers.protocol import DataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
-from epochal.data_providers.providers.records import RecordsDataProvider
+from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.data_providers.providers.token_records import TokenRecordsDataProvider
 from epochal.tools.inspect.decoding import Decode
 from epochal.tools.inspect.drawings import draw_parts, draw_profile

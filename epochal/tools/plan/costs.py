@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from epochal.state.codecs.named import codec_named
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.merging import Contribution, OuterStep, merge
 from epochal.state.model.replica import Replica
 from epochal.state.model.tensors import TensorLayout

@@ -14,11 +14,11 @@ from epochal.coordinator.machine.run import Run
 from epochal.run_manager.exchange.star import MAX_CONCURRENT_FETCHES
 from epochal.run_manager.steps.checkpoint import UPLOADS_AT_A_TIME
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import CheckpointRef
 from epochal.state.intervals import total_batches
 from epochal.state.messages.requests import Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256, client_id_of
 from epochal.tools.plan.played_coordinator import digest
 from epochal.tools.plan.played_line import (

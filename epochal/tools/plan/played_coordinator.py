@@ -16,11 +16,11 @@ from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.run import Run, new_run
 from epochal.coordinator.machine.views import may_read_results
 from epochal.state.checkpoint_parts import CheckpointPart
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import Refused
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import ClientId, Seed, Sha256, sha256_hex
 from epochal.tools.plan.costs import Costs
 from epochal.tools.plan.virtual_time import Signal, Timeline

@@ -7,12 +7,12 @@ from typing import Self
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.run import Run
-from epochal.state.ceiling import apportion
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
 from epochal.state.config.state_file import Access, RunConfig, StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.election import witness_count
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
+from epochal.state.share_ceiling import apportion
 from epochal.tools.plan.costs import Costs
 from epochal.tools.plan.played_client import Copies, PlayedClient
 from epochal.tools.plan.played_coordinator import PlayedCoordinator, PlayedRound, digest

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from epochal.run_manager.replica.keeper import CHECKPOINTS_OF_A_ROUND
-from epochal.state.codecs.named import codec_named
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.data_location import Http, Server, WeightedHttp
 from epochal.state.config.schema import TokenSize
 from epochal.state.config.state_file import StateFile

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from epochal.batching.chat.chat_encoding import PlacedTokens, encode_chat
 from epochal.batching.chat.conversations import Conversation, Learn, conversation_of, texts_in
-from epochal.batching.chat.encoding import PlacedTokens, encode_chat
 from epochal.batching.chat.templates import BUILT_IN, END_MARK, MAX_TEMPLATE_CHARACTERS, ChatTemplate, RenderedChat
 from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, Tokens
 from epochal.runtime.os_errors import reason_of

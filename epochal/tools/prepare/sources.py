@@ -17,11 +17,11 @@ from typing import Any, Self, TypeVar
 
 from epochal.data_providers.file_names import is_hidden
 from epochal.data_providers.locations import parse_location
+from epochal.data_providers.sources.byte_source import ByteSource, read
 from epochal.data_providers.sources.http.source import HttpSource, without_secrets
 from epochal.data_providers.sources.hub_dataset import HUB_SCHEME, downloaded, parse_hub_dataset
 from epochal.data_providers.sources.manifest import MANIFEST_NAME
 from epochal.data_providers.sources.object_store import ObjectStoreSource
-from epochal.data_providers.sources.protocol import ByteSource, read
 from epochal.data_providers.splits import DEFAULT_SPLIT
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import S3, Azure, Gcp

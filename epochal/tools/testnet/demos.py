@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli
 
-from epochal.state.config.model import Architecture
+from epochal.state.config.model_table import Architecture
 from epochal.state.errors import ExtraMissing, InvalidInput
 from epochal.trainers.architectures import ARCHITECTURES, TORCH
 from epochal.trainers.registry import REMOTE, check_trainer_name

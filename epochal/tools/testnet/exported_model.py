@@ -11,7 +11,7 @@ from epochal.state.model.tensors import Tensors
 from epochal.tools.checkpoints.checkpoint_parameters import read_parameters
 from epochal.tools.checkpoints.readable_run import StoredRun
 from epochal.tools.export.exporter import Exporter, ExportOptions
-from epochal.trainers.genesis import model_layout
+from epochal.trainers.first_parameters import model_layout
 from epochal.trainers.sources.float_types import FloatType
 
 

@@ -28,9 +28,9 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile, dump_state, parse_state
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidDocument, InvalidInput, Refused
-from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.requests import RunStatus
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.tools.testnet.child_processes import Child, Children
 from epochal.tools.testnet.demo_data import DemoData, write_demo_data
 from epochal.tools.testnet.demos import demo_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from epochal.runtime.visible_text import visible
-from epochal.state.messages.history import ClientFigures, RoundDetail, RoundFigures, thinned
+from epochal.state.messages.history_rows import ClientFigures, RoundDetail, RoundFigures, thinned
 from epochal.state.shown.explanation import settled_rounds, shown_member
 from epochal.state.shown.glossary import FATES, PARTS
 from epochal.view.figures.run_record import RunRecord

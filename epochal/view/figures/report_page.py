@@ -20,7 +20,7 @@ from epochal.coordinator.proof.audit import AuditReport
 from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.evaluations import newest_evaluations
+from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.shown.glossary import time_label
 from epochal.view.figures.charts import Waterfall, charts_of

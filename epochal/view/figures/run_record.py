@@ -15,11 +15,11 @@ from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator.views.member_views import member_rows
 from epochal.coordinator_client.operator import config_of
 from epochal.coordinator_client.round_feed import EndedRounds, RoundFeed
-from epochal.coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.messages.evaluations import Evaluation
-from epochal.state.messages.history import RoundDetail, RoundFigures
+from epochal.state.messages.evaluation_reports import Evaluation
+from epochal.state.messages.history_rows import RoundDetail, RoundFigures
 from epochal.state.messages.member_rows import MAX_MEMBERS_GONE, MemberFigures
 from epochal.state.refusals import Refusal
 from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained

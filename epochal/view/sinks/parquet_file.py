@@ -16,7 +16,7 @@ from typing import Any
 from epochal.runtime.files.durable_files import sync_folder
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.history import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures, merged
+from epochal.state.messages.history_rows import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures, merged
 from epochal.view.sinks.csv_file import CsvSink
 from epochal.view.sinks.sink import Mark, SinkFailed, SinkPlace, check_run, last_common
 

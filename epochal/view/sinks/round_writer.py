@@ -11,9 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from epochal.coordinator_client.round_feed import OtherLineage, RoundFeed
-from epochal.coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.messages.history import RoundFigures, without
+from epochal.state.messages.history_rows import RoundFigures, without
 from epochal.view.sinks.sink import FigureSink, Mark
 
 

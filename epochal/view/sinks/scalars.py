@@ -4,7 +4,7 @@ Rows that stand for several rounds become means of each round, so that a curve g
 the point is at the last round's number.
 """
 
-from epochal.state.messages.history import RoundFigures
+from epochal.state.messages.history_rows import RoundFigures
 
 
 def place_of(row: RoundFigures) -> int:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.state.messages.history import RoundFigures
+from epochal.state.messages.history_rows import RoundFigures
 
 MAX_FILE_NAME_BYTES = 200
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from epochal.runtime.visible_text import visible
-from epochal.state.messages.history import RoundFigures
+from epochal.state.messages.history_rows import RoundFigures
 from epochal.view.sinks.scalars import place_of, scalars_of
 from epochal.view.sinks.sink import Mark, SinkFailed, SinkPlace, plain_name
 

@@ -11,7 +11,7 @@ from epochal.cli.output.logs import LogFormat
 from epochal.cli.output.printing import say
 from epochal.cli.output.screens import can_be_drawn_on
 from epochal.run_manager.events import Event, Observer
-from epochal.runtime.tracing.requests import requests_traced_by
+from epochal.runtime.tracing.request_spans import requests_traced_by
 from epochal.state.wire import ClientId
 
 
@@ -52,9 +52,9 @@ async def observing(options: ObserverOptions, url: str, client_id: ClientId) -> 
 
     async with contextlib.AsyncExitStack() as stack:
         if options.metrics_address is not None:
-            from epochal.run_manager.metrics import ClientMetrics
+            from epochal.run_manager.client_metrics import ClientMetrics
             from epochal.runtime.http.metrics_server import serving_metrics
-            from epochal.runtime.metrics.registry import new_registry
+            from epochal.runtime.metrics.metrics_registry import new_registry
 
             registry = new_registry()
             observers.append(ClientMetrics(registry).observe)

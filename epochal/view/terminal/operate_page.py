@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.runtime.visible_text import visible
-from epochal.state.shown.actions import ActionArgument, OperatorAction
+from epochal.state.shown.operator_actions import ActionArgument, OperatorAction
 from epochal.view.terminal.operator_desk import ACTIONS, OperatorDesk
 from epochal.view.terminal.view_state import RunPicture
 from epochal.view.terminal.word_wrap import Flow

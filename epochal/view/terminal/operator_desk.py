@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from epochal.coordinator_client.operator import check_client_id, eject
 from epochal.coordinator_client.operator_client import OperatorClient
-from epochal.coordinator_client.shown_tokens import check_admin_token
+from epochal.coordinator_client.token_check import check_admin_token
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidInput, Refused
-from epochal.state.messages.access import MAX_INVITATION_S, MAX_INVITATION_USES, InvitationRequest
+from epochal.state.messages.access_commands import MAX_INVITATION_S, MAX_INVITATION_USES, InvitationRequest
 from epochal.state.refusals import Refusal
 
 ACT_S = 30.0

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.runtime.visible_text import visible
-from epochal.state.messages.history import Moment, RoundDetail, RoundFigures
+from epochal.state.messages.history_rows import Moment, RoundDetail, RoundFigures
 from epochal.state.shown.explanation import ClientMedians, SpeedExplanation
 from epochal.state.shown.glossary import FATES, PARTS
 from epochal.view.figures.charts import PART_WORDS, BarRow, Waterfall, waterfall

@@ -16,8 +16,8 @@ from epochal.cli.output.bars import shown_duration
 from epochal.runtime.visible_text import visible
 from epochal.state.documents import CheckpointRef
 from epochal.state.intervals import counted_batches
-from epochal.state.messages.evaluations import newest_evaluations
-from epochal.state.messages.history import RoundFigures
+from epochal.state.messages.evaluation_reports import newest_evaluations
+from epochal.state.messages.history_rows import RoundFigures
 from epochal.state.shown.glossary import PHASES
 from epochal.view.terminal.character_charts import MARK, column_chart, smoothed
 from epochal.view.terminal.view_state import RunPicture

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from epochal.coordinator_client.round_feed import OtherLineage, RoundFeed
-from epochal.coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import CoordinatorUnreachable, Refused
 from epochal.state.refusals import Refusal, Retry

@@ -10,7 +10,7 @@ from epochal.runtime.explanations import is_usual
 from epochal.runtime.visible_text import visible
 from epochal.state.documents import RunDocument
 from epochal.state.intervals import counted_batches
-from epochal.state.messages.audits import RecordedAudit
+from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.member_rows import RefusalCount
 from epochal.state.messages.requests import FailedBatches, RunStatus
 from epochal.state.shown.trust import TrustView

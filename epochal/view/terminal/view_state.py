@@ -5,14 +5,14 @@ from itertools import pairwise
 from statistics import median
 
 from epochal.state.documents import CheckpointRef, RunDocument
-from epochal.state.messages.evaluations import Evaluation
-from epochal.state.messages.history import HistoryPage, Moment, RoundDetail, RoundFigures, thinned
+from epochal.state.messages.evaluation_reports import Evaluation
+from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail, RoundFigures, thinned
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
 from epochal.state.messages.requests import RunStatus
-from epochal.state.phases import RunState
-from epochal.state.shown.actions import ActionsPage
+from epochal.state.phase_names import RunState
 from epochal.state.shown.explanation import SpeedExplanation
 from epochal.state.shown.join_guide import JoinGuide
+from epochal.state.shown.operator_actions import ActionsPage
 from epochal.state.shown.trust import TrustView
 
 MAX_ROWS = 2048

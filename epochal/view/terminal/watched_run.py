@@ -10,7 +10,7 @@ import sys
 import termios
 from functools import partial
 
-from epochal.coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.task_errors import first_error
 from epochal.state.errors import EpochalError

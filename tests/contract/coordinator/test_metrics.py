@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from epochal.coordinator.api.metrics import CoordinatorMetrics
+from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
 from tests.support.data.states import state_file
 from tests.support.drive.served import Served, WireClient, measured, served, training
 

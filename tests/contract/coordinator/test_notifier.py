@@ -15,7 +15,7 @@ from epochal.coordinator.notify.notifier import MAX_SHOWN_ANSWER_CHARS, Notifier
 from epochal.coordinator.notify.webhooks import Address, addresses_of
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator.store.memory import MemoryStore
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile
 from epochal.state.shown.notices import Notice

@@ -20,7 +20,7 @@ from epochal.coordinator_client.plain_blobs import PlainBlobs
 from epochal.coordinator_client.resumed_uploads import ASKED_FROM_BYTES
 from epochal.coordinator_client.session import ClientProfile, CoordinatorSession, RequestRepeated, SessionEvent
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import CoordinatorUnreachable, Refused, StoreBlocked
 from epochal.state.model.first_model import FirstModel
 from epochal.state.model.replica import Replica

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 import epochal.runtime.http.bodies
-import epochal.runtime.http.server
+import epochal.runtime.http.http_server
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator.store.directory.run_directory import RunDirectory
-from epochal.runtime.http.server import MAX_HEAD_BYTES, Endpoint
+from epochal.runtime.http.http_server import MAX_HEAD_BYTES, Endpoint
 from epochal.state.errors import InvalidInput
 from epochal.state.wire import canonical_json
 from tests.support.bounds import BOUND_S
@@ -136,7 +136,7 @@ async def test_message_that_does_not_end_is_answered_and_its_connection_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(epochal.runtime.http.bodies, "MESSAGE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(epochal.runtime.http.server, "SHORT_BODY_WAIT_S", 0.1)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "SHORT_BODY_WAIT_S", 0.1)
     async with served_run(tmp_path) as url:
         reader, writer = await connected(url)
         writer.write(b"POST /v1/runs/test-run/clients/challenge HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 90\r\n\r\n{")
@@ -155,8 +155,8 @@ ASK = b"GET /healthz HTTP/1.1\r\nHost: [::1]\r\n\r\n"
 async def test_connection_without_a_whole_request_head_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes, asked_before: bool
 ) -> None:
-    monkeypatch.setattr(epochal.runtime.http.server, "HEAD_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(epochal.runtime.http.server, "KEEP_ALIVE_S", 1)  # what bounds the silence after an answer
+    monkeypatch.setattr(epochal.runtime.http.http_server, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "KEEP_ALIVE_S", 1)  # what bounds the silence after an answer
     async with served_run(tmp_path) as url, asyncio.timeout(BOUND_S):
         reader, writer = await connected(url)
         if asked_before:
@@ -170,7 +170,7 @@ async def test_connection_without_a_whole_request_head_is_closed(
 async def test_connection_with_an_endless_request_head_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.runtime.http.server, "HEAD_TIMEOUT_S", 2 * BOUND_S)  # it is its size that ends it
+    monkeypatch.setattr(epochal.runtime.http.http_server, "HEAD_TIMEOUT_S", 2 * BOUND_S)  # it is its size that ends it
     async with served_run(tmp_path) as url, asyncio.timeout(BOUND_S):
         _, writer = await connected(url)
         writer.write(b"GET /healthz HTTP/1.1\r\n")
@@ -181,7 +181,7 @@ async def test_connection_with_an_endless_request_head_is_closed(
 async def test_body_that_does_not_end_after_its_answer_ends_the_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.runtime.http.server, "REST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "REST_TIMEOUT_S", 0.2)
     async with served_run(tmp_path) as url, asyncio.timeout(BOUND_S):
         reader, writer = await connected(url)
         writer.write(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\n\r\n{")
@@ -199,7 +199,7 @@ async def write_headers(writer: asyncio.StreamWriter, count_bytes: int) -> None:
 async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.runtime.http.server, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "HEAD_TIMEOUT_S", 0.1)
     async with served_run(tmp_path) as url, httpx.AsyncClient(base_url=url) as http:
         for _ in range(2):
             version = (await http.get("/v1/runs/test-run")).json()["version"]
@@ -209,7 +209,7 @@ async def test_request_that_waits_for_longer_than_a_head_may_take_is_answered(
 async def test_request_that_breaks_off_is_counted_and_not_logged_as_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.runtime.http.server, "SHORT_BODY_BYTES", 0)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "SHORT_BODY_BYTES", 0)
     async with served_run(tmp_path) as url:
         _, writer = await connected(url)
         body = canonical_json({"public_key": "ab" * 32})

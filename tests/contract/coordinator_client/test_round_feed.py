@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
-from epochal.coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from epochal.state.refusals import Refusal

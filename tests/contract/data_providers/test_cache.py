@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.sources.byte_source import SourceFile, Wanted, read
 from epochal.data_providers.sources.cache import (
     BLOCK_BYTES,
     CHUNK_BYTES,
@@ -20,7 +21,6 @@ from epochal.data_providers.sources.cache import (
     CacheBlock,
 )
 from epochal.data_providers.sources.cached_source import CachedSource
-from epochal.data_providers.sources.protocol import SourceFile, Wanted, read
 from epochal.state.errors import InvalidInput
 
 DATA = np.random.default_rng(0).integers(0, 256, 5 * BLOCK_BYTES + 1000, dtype=np.uint8).tobytes()

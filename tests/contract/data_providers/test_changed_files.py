@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-import epochal.data_providers.providers.kept_file
+import epochal.data_providers.providers.unchanged_file
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
-from epochal.data_providers.providers.kept_file import FileVersion, KeptFile
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.unchanged_file import FileVersion, KeptFile
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES, ListedFile, parse_manifest
 from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.state.intervals import DataIds
@@ -55,7 +55,7 @@ CHANGES = [rewrite, replace_file]
 def settling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files whose times are beyond doubt, and files that may change again at the same time."""
     if request.param == "settled":
-        monkeypatch.setattr(epochal.data_providers.providers.kept_file, "SETTLED_NS", NOTHING_IS_YOUNG)
+        monkeypatch.setattr(epochal.data_providers.providers.unchanged_file, "SETTLED_NS", NOTHING_IS_YOUNG)
 
 
 @pytest.fixture
@@ -111,15 +111,15 @@ async def test_another_manifest_does_not_change_the_data_of_a_run(listed: Path) 
 
 
 async def test_blocks_are_compared_once_after_each_change(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochal.data_providers.providers.kept_file, "SETTLED_NS", NOTHING_IS_YOUNG)
+    monkeypatch.setattr(epochal.data_providers.providers.unchanged_file, "SETTLED_NS", NOTHING_IS_YOUNG)
     compared: list[int] = []
-    check = epochal.data_providers.providers.kept_file.check_block
+    check = epochal.data_providers.providers.unchanged_file.check_block
 
     def counted(path: Path, listed: ListedFile, number: int, body: bytes | memoryview) -> None:
         compared.append(number)
         check(path, listed, number, body)
 
-    monkeypatch.setattr(epochal.data_providers.providers.kept_file, "check_block", counted)
+    monkeypatch.setattr(epochal.data_providers.providers.unchanged_file, "check_block", counted)
     provider = LocalDataProvider.open(listed.parent, SPEC)
     await provider.get_samples(ALL)
     assert not compared
@@ -197,14 +197,14 @@ async def test_a_file_without_a_manifest_that_never_rests_is_unavailable(
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(64))
     kept = KeptFile(path, FileVersion.of(path.stat()))
-    read = epochal.data_providers.providers.kept_file.read_whole
+    read = epochal.data_providers.providers.unchanged_file.read_whole
     times = iter(range(100))
 
     def read_while_it_changes(fd: int, offset: int, into: memoryview, where: Path) -> None:
         read(fd, offset, into, where)
         os.utime(where, ns=(0, LONG_AGO_NS + next(times)))
 
-    monkeypatch.setattr(epochal.data_providers.providers.kept_file, "read_whole", read_while_it_changes)
+    monkeypatch.setattr(epochal.data_providers.providers.unchanged_file, "read_whole", read_while_it_changes)
     with path.open("rb") as file, pytest.raises(SourceUnavailable, match="changed 4 times while it was read"):
         kept.read(file.fileno(), 0, memoryview(bytearray(64)))
 
@@ -214,12 +214,12 @@ def test_young_file_is_compared_until_its_times_tell_changes_apart(
 ) -> None:
     entry = parse_manifest((listed.parent / MANIFEST_NAME).read_bytes(), "")[listed.name]
     version, into = FileVersion.of(listed.stat()), memoryview(bytearray(64))
-    monkeypatch.setattr(epochal.data_providers.providers.kept_file, "SETTLED_NS", 10**18)
+    monkeypatch.setattr(epochal.data_providers.providers.unchanged_file, "SETTLED_NS", 10**18)
     kept = KeptFile(listed, version, entry)
     with listed.open("rb") as file:
         kept.read(file.fileno(), 0, into)
         assert not kept.holds(version, 0, 64), "it may have changed since, at the same time"
-        monkeypatch.setattr(epochal.data_providers.providers.kept_file, "SETTLED_NS", NOTHING_IS_YOUNG)
+        monkeypatch.setattr(epochal.data_providers.providers.unchanged_file, "SETTLED_NS", NOTHING_IS_YOUNG)
         assert not kept.holds(version, 0, 64)
         kept.read(file.fileno(), 0, into)
     assert kept.holds(version, 0, 64)
@@ -232,10 +232,10 @@ def test_warnings_about_one_file_have_a_limit(tmp_path: Path, caplog: pytest.Log
     path.write_bytes(bytes(64))
     kept = KeptFile(path, FileVersion.of(path.stat()))
     with path.open("rb") as file:
-        for number in range(3 * epochal.data_providers.providers.kept_file.MAX_WARNINGS):
+        for number in range(3 * epochal.data_providers.providers.unchanged_file.MAX_WARNINGS):
             os.utime(path, ns=(0, LONG_AGO_NS + number))
             kept.read(file.fileno(), 0, memoryview(bytearray(64)))
-    assert len(caplog.records) == epochal.data_providers.providers.kept_file.MAX_WARNINGS
+    assert len(caplog.records) == epochal.data_providers.providers.unchanged_file.MAX_WARNINGS
 
 
 async def test_source_of_a_listed_file_brings_what_the_manifest_says(listed: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.order import MAX_PASSES
 from epochal.data_providers.protocol import (
     MAX_REQUEST_SAMPLES,

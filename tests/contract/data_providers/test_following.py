@@ -10,7 +10,7 @@ import pytest
 
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable
 from epochal.data_providers.providers.dummy import DummyDataProvider
-from epochal.data_providers.providers.following import FollowingDataProvider, found_among
+from epochal.data_providers.providers.growing_data import FollowingDataProvider, found_among
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.retry import RetryPolicy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.sources import hub_dataset

@@ -9,7 +9,7 @@ import pytest
 
 import epochal.data_providers.providers.local_manifest
 from epochal.data_providers.identity import BY_CONTENT, BY_NAME
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
@@ -23,7 +23,7 @@ from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Urls
-from epochal.state.datasets import dataset_difference, dataset_in_words
+from epochal.state.dataset_descriptions import dataset_difference, dataset_in_words
 from epochal.state.intervals import DataIds
 from epochal.tools.run_inputs import data_names
 from tests.support.heavy import need_module

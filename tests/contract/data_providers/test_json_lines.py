@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from epochal.batching.packing.samples import RawSample
 from epochal.batching.packing.task_encoder import EncoderContext, TaskEncoder
 from epochal.data_providers import protocol
-from epochal.data_providers.formats import lines as lines_module
+from epochal.data_providers.formats import json_lines as lines_module
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
-from epochal.data_providers.providers.records import RecordsDataProvider
+from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.runtime.permissions import OWNERS
 from epochal.state.errors import InternalError, InvalidInput
 from epochal.state.intervals import DataIds

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, SourceUnavailable
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from epochal.data_providers.sources.manifest import (

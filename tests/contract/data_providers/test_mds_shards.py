@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.formats import mds_table
-from epochal.data_providers.opening import open_described
+from epochal.data_providers.open_data import open_described
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.open_files import open_local_tokens, open_samples, open_tokens
@@ -24,9 +24,9 @@ from epochal.data_providers.providers.token_records import TokenRecordsDataProvi
 from epochal.data_providers.sources import index_hashes, unpacked
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from epochal.data_providers.sources.cached_source import CachedSource
+from epochal.data_providers.sources.derived_files import DataSpool
 from epochal.data_providers.sources.http.source import HttpSource
 from epochal.data_providers.sources.index_hashes import XXHASHES
-from epochal.data_providers.sources.spool import DataSpool
 from epochal.state.config.data_file import parse_data_config
 from epochal.state.intervals import DataIds
 from tests.support.data.data_formats import write_mds

@@ -9,7 +9,7 @@ import pytest
 
 from epochal.data_providers.mixes.mixture import PERIOD
 from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import (
     MAX_REQUEST_BYTES,
     CorruptData,
@@ -22,7 +22,7 @@ from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.runtime.permissions import OWNERS
 from epochal.state.errors import EpochalError, InternalError, InvalidInput
 from epochal.state.intervals import DataIds
-from epochal.state.limits import MAX_MIX_BYTES
+from epochal.state.reader_limits import MAX_MIX_BYTES
 from tests.support.data.states import state_file
 from tests.support.servers.data_http import FileServer, http_server
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.sources.byte_source import Wanted, read
 from epochal.data_providers.sources.object_store import MAX_CONCURRENT_REQUESTS, ObjectStoreSource
-from epochal.data_providers.sources.protocol import Wanted, read
 from epochal.runtime import buckets
 from epochal.runtime.buckets import MAX_RETRIES
 from epochal.runtime.permissions import OWNERS

@@ -1,4 +1,4 @@
-"""`data_providers/opening.py`: from a state file's location, or `--data`, to a provider."""
+"""`data_providers/open_data.py`: from a state file's location, or `--data`, to a provider."""
 
 import importlib
 import sys
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.locations import Registered, parse_location
-from epochal.data_providers.opening import OpenOptions, open_described, open_location, open_provider
+from epochal.data_providers.open_data import OpenOptions, open_described, open_location, open_provider
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
-from epochal.data_providers.tcp.client import TcpDataProvider
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_file import parse_data_config
 from epochal.state.config.data_location import DummyData, Local, Server, SingleUrl

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from epochal.data_providers import protocol
 from epochal.data_providers.formats import columns
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers import preprocessed
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider

@@ -16,22 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochal.data_providers.formats import lines as lines_module
+from epochal.data_providers.formats import json_lines as lines_module
 from epochal.data_providers.formats import tar as tar_module
 from epochal.data_providers.formats.tar import samples_of_tar
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.open_files import open_samples
-from epochal.data_providers.providers.records import RecordsDataProvider
+from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.data_providers.sources import unpacked
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from epochal.data_providers.sources.derived_files import DataSpool
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES
 from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.data_providers.sources.range_file import RangeFile
 from epochal.data_providers.sources.renewed_manifest import write_manifest
-from epochal.data_providers.sources.spool import DataSpool
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Urls
 from epochal.state.errors import DataError, InvalidInput

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from epochal.data_providers.formats import columns
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
 from epochal.data_providers.providers.open_files import open_rows
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider

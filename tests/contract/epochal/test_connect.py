@@ -11,10 +11,10 @@ import pytest
 import epochal
 from epochal import CoordinatorUnreachable, InvalidInput, Refused, RunConnection, RunWentBack
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.state.errors import EpochalError
-from epochal.state.messages.history import RoundFigures
-from epochal.state.phases import RunState
+from epochal.state.messages.history_rows import RoundFigures
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.restarted_run import RestartedRun, restarted_run

@@ -8,9 +8,9 @@ import pytest
 
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused, TrainerFailed
-from epochal.state.messages.evaluations import Evaluation, EvaluationReport
+from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport
 from epochal.state.model.replica import Replica, first_replica
 from epochal.state.refusals import Refusal
 from epochal.state.wire import sha256_hex
@@ -18,7 +18,7 @@ from epochal.tools.evaluate import losses
 from epochal.tools.evaluate.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions
 from epochal.tools.evaluate.losses import EvaluationOptions
 from epochal.trainers.architectures import open_model
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.data.states import state_file
 from tests.support.drive.listed_run import ListedRun
 

@@ -13,7 +13,7 @@ import pytest
 
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.data_location import S3
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, ModelUnavailable, Refused
 from epochal.state.model.replica import Replica, first_replica
 from epochal.state.model.tensors import Tensors
@@ -24,7 +24,7 @@ from epochal.tools.export.destinations import BucketDestination, HubDestination,
 from epochal.tools.export.exporter import Exporter, ExportOptions
 from epochal.tools.export.folder import read_note
 from epochal.trainers.sources.float_types import FloatType
-from epochal.trainers.sources.local import local_source
+from epochal.trainers.sources.local_model import local_source
 from tests.support.data.states import state_file
 from tests.support.drive.listed_run import ListedRun
 from tests.support.heavy import need_module

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.readable_run import RunView
 from epochal.tools.export.tokenizer import find_tokenizer

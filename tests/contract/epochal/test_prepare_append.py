@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.data_providers.providers.following import found_among
+from epochal.data_providers.providers.growing_data import found_among
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.sources.manifest import verify_folder
 from epochal.tools.prepare.appending import APPENDING

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from epochal.coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.view.terminal import run_reader
 from epochal.view.terminal.run_reader import RunReader

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.state.messages.history import RoundFigures
+from epochal.state.messages.history_rows import RoundFigures
 from epochal.view.sinks.csv_file import CsvSink
 from tests.support.bounds import BOUND_S
 from tests.support.data.watched_file import writes_to

@@ -13,9 +13,9 @@ from textual.widgets import Input
 
 from epochal.coordinator.insight import run_history
 from epochal.coordinator_client.operator import connect_operator
-from epochal.coordinator_client.viewing import ViewerClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.messages.evaluations import EvaluationReport
+from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.wire import Sha256
 from epochal.view.terminal import run_reader, watch_app
 from epochal.view.terminal.operator_desk import OperatorDesk

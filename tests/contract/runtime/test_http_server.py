@@ -1,4 +1,4 @@
-"""`runtime/http/server.py`: a connection that has ended leaves nothing behind."""
+"""`runtime/http/http_server.py`: a connection that has ended leaves nothing behind."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from epochal.runtime.http.server import BoundedConnection, Endpoint, serving_app
+from epochal.runtime.http.http_server import BoundedConnection, Endpoint, serving_app
 from tests.support.bounds import BOUND_S
 from tests.support.thinned import thinned
 

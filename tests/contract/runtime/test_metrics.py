@@ -18,14 +18,14 @@ from epochal.coordinator_client.session import UNREACHABLE, Joined, RequestRepea
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
-from epochal.data_providers.tcp.metrics import DataServerMetrics
 from epochal.data_providers.tcp.server import DataServer
+from epochal.data_providers.tcp.server_metrics import DataServerMetrics
+from epochal.run_manager.client_metrics import ClientMetrics
 from epochal.run_manager.events import ResultSettled, RoundFailed, RoundTrained, StepRefused
-from epochal.run_manager.metrics import ClientMetrics
 from epochal.runtime.connections.shedding import Shed
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.http.metrics_server import serving_metrics
-from epochal.runtime.http.server import Endpoint
-from epochal.runtime.metrics.registry import METHODS, new_registry
+from epochal.runtime.metrics.metrics_registry import METHODS, new_registry
 from epochal.state.errors import InvalidInput
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256

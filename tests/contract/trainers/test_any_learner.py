@@ -11,14 +11,14 @@ import pytest
 from epochal.batching.micro_batches import Example
 from epochal.batching.round_plan import RoundPlan
 from epochal.commands.serve.trainer_service import serving_training
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.clock import SystemClock
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import AdamW
+from epochal.state.config.model_table import AdamW
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import TrainerFailed
 from epochal.state.intervals import BatchId, DataIds
@@ -27,10 +27,10 @@ from epochal.tools.evaluate.losses import EvaluationOptions, opened_evaluation
 from epochal.trainers.architectures import ARCHITECTURES
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.mesh import launcher
-from epochal.trainers.mesh.options import MeshOptions
+from epochal.trainers.mesh.mesh_options import MeshOptions
 from epochal.trainers.protocol import TrainedRound, Trainer
 from epochal.trainers.registry import RemoteOptions, TrainerOptions, open_mesh_trainer, open_trainer
-from epochal.trainers.remote.wire import ServiceLimits
+from epochal.trainers.remote.service_messages import ServiceLimits
 from epochal.training_service.service import TrainingServiceOptions
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from epochal.state.config.data_location import S3, Gcp
-from epochal.state.config.model import Gcs, S3Checkpoint
+from epochal.state.config.model_table import Gcs, S3Checkpoint
 from epochal.state.errors import InvalidInput, ModelUnavailable
-from epochal.trainers.sources import reading
-from epochal.trainers.sources.bucket import BucketFolder
+from epochal.trainers.sources import safetensors_reader
+from epochal.trainers.sources.bucket_model import BucketFolder
 from epochal.trainers.sources.folder_source import FolderSource
-from epochal.trainers.sources.opening import names_a_source, open_source
+from epochal.trainers.sources.open_model import names_a_source, open_source
 from tests.support.heavy import need_module
 from tests.support.models.model_files import CONFIG, write_model
 from tests.support.servers.data_http import HttpReply, HttpRequest, http_server
@@ -37,7 +37,7 @@ def source(url: str, folder: str) -> FolderSource:
 def test_folder_of_a_bucket_gives_config_and_tensors_by_ranges(
     bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(safetensors_reader, "CHUNK_BYTES", 8)
     upload(bucket, write_model(tmp_path / "m", {"a": A}, {"b": B}, code="BF16"), "models/m")
     upload(bucket, write_model(tmp_path / "other", {"c": B}), "models/mm")
     found = source(s3_url, "models/m/")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from epochal.cli.output.logs import LogFormat, start_logging
-from epochal.state.config.model import Architecture
+from epochal.state.config.model_table import Architecture
 from epochal.state.errors import InvalidInput, Unsupported
 from epochal.trainers.architectures import ARCHITECTURES, open_model
-from epochal.trainers.genesis import make_first_model
-from epochal.trainers.sources.hub import commit_of
+from epochal.trainers.first_parameters import make_first_model
+from epochal.trainers.sources.hub_model import commit_of
 from epochal.trainers.sources.origin import Origin, with_origin
 from tests.support.data.states import state_file, state_text
 from tests.support.drive.cli import run_main

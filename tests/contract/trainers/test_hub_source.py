@@ -12,11 +12,11 @@ import pytest
 
 from epochal.runtime.hub import MAX_ATTEMPTS, hub_error
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.config.model import P2P, Hub
+from epochal.state.config.model_table import P2P, Hub
 from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.trainers.sources.folder_source import FolderSource
-from epochal.trainers.sources.hub import HubFolder
-from epochal.trainers.sources.opening import open_source, parse_source
+from epochal.trainers.sources.hub_model import HubFolder
+from epochal.trainers.sources.open_model import open_source, parse_source
 from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
 from tests.support.models.model_files import CONFIG, safetensors_bytes, write_model
@@ -73,7 +73,7 @@ def test_files_in_the_cache_are_not_fetched_again(hub: FakeHub) -> None:
 def test_environment_names_the_hub_and_the_token_of_a_private_repository(hub: FakeHub, tmp_path: Path) -> None:
     hub.token = "hf_secret"
     code = (
-        "from epochal.trainers.sources.opening import parse_source\n"
+        "from epochal.trainers.sources.open_model import parse_source\n"
         f"found = parse_source('hf://{REPOSITORY}')\n"
         "print(found.config()['model_type'])\n"
         "import sys; print('torch' in sys.modules)\n"
@@ -194,7 +194,7 @@ def test_errors_of_the_librarys_transfers_are_named() -> None:
 def test_cache_without_room_is_named(hub: FakeHub, tmp_path: Path) -> None:
     hub.files["model.safetensors"] = safetensors_bytes({"a": np.zeros((100, 100), np.float32)})
     code = (
-        "from epochal.trainers.sources.opening import parse_source\n"
+        "from epochal.trainers.sources.open_model import parse_source\n"
         "from epochal.state.errors import ModelUnavailable\n"
         "try:\n"
         f"    list(parse_source('hf://{REPOSITORY}').tensors({{'a': (100, 100)}}))\n"

@@ -16,19 +16,19 @@ import pytest
 import pytest_asyncio
 
 from epochal.batching.round_plan import RoundPlan
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import CorruptData, TokenBatch
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import NgramConfig
+from epochal.state.config.model_table import NgramConfig
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput, TrainerFailed, Unsupported
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.mesh import launcher
-from epochal.trainers.mesh.messages import ENDED_WITH_AGENT, Start, write_document
-from epochal.trainers.mesh.options import MeshOptions
-from epochal.trainers.mesh.trainer import MeshTrainer
+from epochal.trainers.mesh.mesh_messages import ENDED_WITH_AGENT, Start, write_document
+from epochal.trainers.mesh.mesh_options import MeshOptions
+from epochal.trainers.mesh.mesh_trainer import MeshTrainer
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.protocol import TrainedRound, Trainer
 from epochal.trainers.registry import open_mesh_trainer, open_trainer

@@ -6,8 +6,8 @@ from starlette.types import Receive, Scope, Send
 
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import InvalidInput, TrainerFailed
-from epochal.trainers.remote.client import TrainingServiceClient
-from epochal.trainers.remote.wire import ServiceLimits
+from epochal.trainers.remote.service_client import TrainingServiceClient
+from epochal.trainers.remote.service_messages import ServiceLimits
 from tests.support.bounds import BOUND_S
 from tests.support.drive.served_training import (
     FEW,

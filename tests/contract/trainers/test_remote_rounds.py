@@ -9,10 +9,10 @@ from starlette.types import Receive, Scope, Send
 from epochal.batching.chunking.policies import NUMBERS
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import TrainerFailed
-from epochal.trainers.remote import trainer as remote_trainer
-from epochal.trainers.remote.wire import ServiceLimits
-from epochal.training_service.app import create_app
+from epochal.trainers.remote import remote_trainer as remote_trainer
+from epochal.trainers.remote.service_messages import ServiceLimits
 from epochal.training_service.service import TrainingServiceOptions
+from epochal.training_service.service_app import create_app
 from epochal.training_service.sessions import SessionBounds
 from tests.support.drive.served_training import (
     FEW,

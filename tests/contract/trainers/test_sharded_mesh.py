@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from epochal.batching.round_plan import RoundPlan
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import CorruptData, TokenBatch
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import InlineWorker
@@ -23,11 +23,11 @@ from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
 from epochal.trainers.mesh import launcher
-from epochal.trainers.mesh.options import MeshOptions
-from epochal.trainers.mesh.trainer import MeshTrainer
+from epochal.trainers.mesh.mesh_options import MeshOptions
+from epochal.trainers.mesh.mesh_trainer import MeshTrainer
 from epochal.trainers.protocol import TrainedRound
 from epochal.trainers.registry import TrainerOptions, open_mesh_trainer, open_trainer
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.local_training import SEED, rounds

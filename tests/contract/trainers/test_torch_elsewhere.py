@@ -8,10 +8,10 @@ import pytest
 
 from epochal.batching.round_plan import RoundPlan
 from epochal.commands.serve.trainer_service import serving_training
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.clock import SystemClock
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import InlineWorker
@@ -20,7 +20,7 @@ from epochal.state.intervals import BatchId, DataIds
 from epochal.tools.evaluate.losses import EvaluationOptions, opened_evaluation
 from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import RemoteOptions, TrainerOptions, open_trainer
-from epochal.trainers.remote.wire import ServiceLimits
+from epochal.trainers.remote.service_messages import ServiceLimits
 from epochal.training_service.service import TrainingServiceOptions
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module

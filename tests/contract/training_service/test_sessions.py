@@ -11,18 +11,18 @@ import pytest
 
 from epochal.runtime.http import bodies as http_bodies
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import ModelSpec, NgramConfig
+from epochal.state.config.model_table import ModelSpec, NgramConfig
 from epochal.state.errors import Refused
 from epochal.state.model.tensors import encode_tensor_file
 from epochal.state.refusals import Refusal
-from epochal.trainers.remote.client import TrainingServiceClient
-from epochal.trainers.remote.wire import (
+from epochal.trainers.remote.service_client import TrainingServiceClient
+from epochal.trainers.remote.service_messages import (
     OptimStepRequest,
     SessionRequest,
     encode_examples,
 )
-from epochal.training_service.app import create_app
 from epochal.training_service.service import TrainingServiceOptions
+from epochal.training_service.service_app import create_app
 from epochal.training_service.sessions import SessionBounds, open_served_model
 from tests.support.drive.served_training import FEW, SPEC, START, HandClock, client_of, rows_of, samples, service
 from tests.support.models.local_training import ADAMW

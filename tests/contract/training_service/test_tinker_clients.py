@@ -13,16 +13,16 @@ import pytest
 
 from epochal.batching.micro_batches import Example
 from epochal.commands.serve.trainer_service import serving_training
-from epochal.runtime.http.server import Endpoint
-from epochal.state.config.model import AdamW, NgramConfig
+from epochal.runtime.http.http_server import Endpoint
+from epochal.state.config.model_table import AdamW, NgramConfig
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.ngram.adamw import AdamWState, adamw_step
 from epochal.trainers.ngram.learner import NgramModel
-from epochal.trainers.remote.wire import ServiceLimits
-from epochal.trainers.sources.local import local_source
+from epochal.trainers.remote.service_messages import ServiceLimits
+from epochal.trainers.sources.local_model import local_source
 from epochal.training_service.service import TrainingServiceOptions
 from epochal.training_service.sessions import SessionBounds
-from epochal.training_service.tinker.requests import GAP_TIMEOUT_S
+from epochal.training_service.tinker.model_requests import GAP_TIMEOUT_S
 from tests.support.bounds import BOUND_S
 from tests.support.drive.other_process import OtherProcess, other_process
 from tests.support.heavy import need_module

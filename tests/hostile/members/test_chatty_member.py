@@ -12,7 +12,7 @@ from epochal.coordinator_client.session import ClientProfile, CoordinatorSession
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import CheckpointReport, ReadyReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from epochal.state.errors import Refused
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import all_by_hand
 from tests.support.drive.processes import in_phase, in_training, prepared_run, real_run, run_command

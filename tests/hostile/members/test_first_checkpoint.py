@@ -8,14 +8,14 @@ import pytest
 
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import CheckpointReport
 from epochal.state.model.first_model import FirstModel
 from epochal.state.model.replica import Replica, checkpoint_bytes, first_replica, replica_digest
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, sha256_hex
-from epochal.trainers.genesis import make_first_model
+from epochal.trainers.first_parameters import make_first_model
 from tests.support.bounds import BOUND_S
 from tests.support.data.spooled import spooled
 from tests.support.data.states import state_file

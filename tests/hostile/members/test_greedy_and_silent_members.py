@@ -10,7 +10,7 @@ import pytest
 
 from epochal.coordinator.machine.parts.reliability import MISSES_BEFORE_REST
 from epochal.state.errors import Refused
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S

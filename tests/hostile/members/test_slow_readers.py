@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-import epochal.runtime.http.server
+import epochal.runtime.http.http_server
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.runtime.connections.shedding import (
     MAX_CONNECTIONS_PER_MEMBER,
@@ -19,7 +19,7 @@ from epochal.runtime.connections.shedding import (
     ServerConnections,
     Shed,
 )
-from epochal.runtime.http.server import MAX_PIPELINED_REQUESTS, Endpoint, serving_app
+from epochal.runtime.http.http_server import MAX_PIPELINED_REQUESTS, Endpoint, serving_app
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.served import Served, WireClient
@@ -76,15 +76,15 @@ async def answers(url: str, until: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"], ids=["kept alive", "closed"])
 async def test_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch, close: bytes) -> None:
-    monkeypatch.setattr(epochal.runtime.http.server, "UNREAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "UNREAD_TIMEOUT_S", 0.3)
     sent = b"GET /large HTTP/1.1\r\nHost: localhost\r\n" + close + b"\r\n"
     async with serving_large() as (url, connections), attacking(url, 5, sent):
         await answers(url, lambda: connections.shed_counts[Shed.UNREAD] == 5)
 
 
 async def test_answers_that_wait_unread_are_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochal.runtime.http.server, "MAX_UNREAD_BYTES", 0)
-    monkeypatch.setattr(epochal.runtime.http.server, "TICKS_PER_SWEEP", 1)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "MAX_UNREAD_BYTES", 0)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "TICKS_PER_SWEEP", 1)
     async with (
         serving_large() as (url, connections),
         attacking(url, 12, b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n"),
@@ -93,7 +93,7 @@ async def test_answers_that_wait_unread_are_bounded_in_all(monkeypatch: pytest.M
 
 
 async def test_steady_reader_gets_its_answer_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochal.runtime.http.server, "UNREAD_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(epochal.runtime.http.http_server, "UNREAD_TIMEOUT_S", 5.0)
     async with serving_large() as (url, connections):
         sock = await connected(url)
         sock.send(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
 from epochal.runtime.permissions import OWNERS
-from epochal.state import limits
+from epochal.state import reader_limits
 from epochal.state.config.data_location import Preprocessed
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S
@@ -31,7 +31,7 @@ MAX_BOMB_BYTES = 20 * 1024**2
 READER = """
 import asyncio, sys
 import pyarrow.compute, pyarrow.ipc, pyarrow.parquet, zstandard
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.batching.packing.samples import raw_samples
@@ -351,9 +351,9 @@ def test_bomb_is_refused_before_it_takes_memory(
     assert int(growth) < MAX_GROWTH_MB
 
 
-@pytest.mark.parametrize("name", [name for name in vars(limits) if name.isupper()])
+@pytest.mark.parametrize("name", [name for name in vars(reader_limits) if name.isupper()])
 def test_limit_is_in_the_table_of_the_page(name: str) -> None:
-    value = getattr(limits, name)
+    value = getattr(reader_limits, name)
     line = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |"))
     shown = {f"{value:,}", f"{value // 1024:,} KiB", f"{value // 1024**2:,} MiB"}
     assert line.split(" | ")[1] in shown

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Local

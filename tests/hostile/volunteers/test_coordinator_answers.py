@@ -11,7 +11,7 @@ import pytest
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.files.spool_part import ReceivedFile
 from epochal.runtime.http import answer_bodies
-from epochal.runtime.http.client import open_client
+from epochal.runtime.http.http_client import open_client
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument
 from epochal.state.wire import Sha256

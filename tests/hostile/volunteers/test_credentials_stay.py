@@ -11,9 +11,9 @@ import pytest
 
 from epochal.coordinator_client.mirrors import Mirror
 from epochal.data_providers.locations import parse_location, permissions_of_owner
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.data_providers.sources.http import pool
+from epochal.data_providers.sources.http import connection_pool
 from epochal.data_providers.sources.http.requester import Requester
 from epochal.data_providers.sources.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource
 from epochal.data_providers.sources.http.target import Target
@@ -22,10 +22,10 @@ from epochal.runtime.buckets import Bucket, StoreAccess, host_of
 from epochal.runtime.hub import HUB_HOST
 from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.config.data_location import S3, Azure, Gcp, SingleUrl
-from epochal.state.config.model import Hub, S3Checkpoint
+from epochal.state.config.model_table import Hub, S3Checkpoint
 from epochal.state.errors import EpochalError
 from epochal.state.wire import Sha256
-from epochal.trainers.sources.opening import open_source
+from epochal.trainers.sources.open_model import open_source
 from tests.hostile.volunteers.test_network_stays import reach_of
 from tests.support.data.spooled import spooled
 from tests.support.heavy import need_module
@@ -126,11 +126,11 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ssl.SSLCont
     """The TLS context of a server that clients trust."""
     certificate, key = self_signed(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    pool.trusted.cache_clear()
+    connection_pool.trusted.cache_clear()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     yield context
-    pool.trusted.cache_clear()
+    connection_pool.trusted.cache_clear()
 
 
 def name_headers(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

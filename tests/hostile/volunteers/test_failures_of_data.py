@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.sources.renewed_manifest import write_manifest
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.token_files import write_in_place, write_tokens
 from tests.support.drive.processes import RealRun, in_phase, in_training, real_run
 

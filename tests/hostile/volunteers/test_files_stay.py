@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from epochal.coordinator_client.client_key import ClientKey
-from epochal.data_providers import opening
+from epochal.data_providers import open_data
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.opening import OpenOptions, open_location, open_provider
+from epochal.data_providers.open_data import OpenOptions, open_location, open_provider
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec
 from epochal.data_providers.providers.local_places import allowed_path
 from epochal.runtime.permissions import Permissions
 from epochal.state.errors import InvalidInput, NotAllowed
 from epochal.state.intervals import DataIds
 from epochal.trainers.sources.folder_source import INDEX_FILE
-from epochal.trainers.sources.local import local_source
+from epochal.trainers.sources.local_model import local_source
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file, state_text
 from tests.support.data.token_files import SEQ_LEN, write_tokens
@@ -226,7 +226,7 @@ async def test_link_that_moves_after_it_was_checked_is_not_followed(
             link.symlink_to(tmp_path / "secret")
         return found
 
-    monkeypatch.setattr(opening, "allowed_path", checked)
+    monkeypatch.setattr(open_data, "allowed_path", checked)
     provider = await open_in(folder, folder / "data.toml")
     assert not (await provider.get_samples(DataIds(0, 0))).input_ids.any()
 

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from docs.document_fields import DocumentField, document_fields
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import EpochalError
 from epochal.state.model.first_model import FirstModel
-from epochal.trainers.genesis import make_first_model, model_layout
+from epochal.trainers.first_parameters import make_first_model, model_layout
 from tests.support.data.states import state_file
 from tests.support.drive.watched_client import Watched, take_part, watching
 from tests.support.servers.malicious_coordinator import LIAR_HOST, Lie, lying

@@ -14,23 +14,23 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.mirrors import Mirror
 from epochal.coordinator_client.stored_blobs import StoredBlobs
 from epochal.data_providers.locations import AnyLocation
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from epochal.data_providers.sources.http.target import Proxies
-from epochal.run_manager.steps.reported import reported_failure
-from epochal.runtime.connections.reach import Reach
+from epochal.run_manager.steps.failure_texts import reported_failure
+from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.blob_place import ANY_REGION, AzureBlobs, S3Blobs, is_of_origin
 from epochal.state.config.data_location import S3, Azure, Server, SingleUrl, WeightedHttp
-from epochal.state.config.model import S3Checkpoint
+from epochal.state.config.model_table import S3Checkpoint
 from epochal.state.errors import DataError, EpochalError, InvalidDocument, NotAllowed, TrainerFailed
-from epochal.state.messages.blobs import UploadGrant
+from epochal.state.messages.blob_messages import UploadGrant
 from epochal.state.messages.requests import Challenge, ChallengeRequest
 from epochal.state.shown.join_guide import JoinData, JoinGuide
 from epochal.state.wire import Sha256, canonical_json
 from epochal.tools.doctor.connectivity import Asked, look_at_way
-from epochal.trainers.sources.opening import open_source
+from epochal.trainers.sources.open_model import open_source
 from tests.support.data.spooled import spooled
 from tests.support.drive.processes import run_command
 from tests.support.heavy import need_module

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.runtime.permissions import Permissions

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.token_files import SEQ_LEN, write_served_tokens, write_tokens
 from tests.support.drive.processes import prepared_run, real_run, run_command

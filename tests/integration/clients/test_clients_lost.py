@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import HELD_IN_WITNESS, ByHand, all_by_hand, hold_in, joined_by_hand

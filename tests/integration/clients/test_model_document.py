@@ -8,8 +8,8 @@ import pytest
 
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.model.replica import replica_digest
-from epochal.state.phases import RunState
-from epochal.trainers.genesis import make_first_model
+from epochal.state.phase_names import RunState
+from epochal.trainers.first_parameters import make_first_model
 from epochal.trainers.registry import open_trainer
 from tests.support.data.states import state_file
 from tests.support.drive.by_hand import joined_by_hand

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from epochal.state.messages.history import ClientFigures, RoundDetail
+from epochal.state.messages.history_rows import ClientFigures, RoundDetail
 from epochal.state.shown.explanation import SpeedExplanation
 from epochal.state.wire import parse_document
 from epochal.tools.testnet.child_processes import Child

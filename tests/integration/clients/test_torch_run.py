@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from epochal.coordinator.proof.audit import AuditReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.data.stored_replica import newest_replica

@@ -7,8 +7,8 @@ from cryptography import x509
 
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.data_providers.protocol import Rejected
-from epochal.data_providers.tcp.client import TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.state.wire import sha256_hex
 from tests.support.data.token_files import write_served_tokens
 from tests.support.drive.processes import prepared_run, real_run

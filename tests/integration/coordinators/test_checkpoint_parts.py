@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from epochal.runtime.files.left_files import PREFIX as LEFT_PREFIX
 from epochal.runtime.files.spool import FOLDER_PREFIX
-from epochal.state.phases import ROUND_PHASES
+from epochal.state.phase_names import ROUND_PHASES
 from epochal.state.wire import sha256_hex
 from epochal.tools.export.folder import read_note
 from tests.support.bounds import BOUND_S

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator.proof.audit import audit_store
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import HELD_IN_WITNESS, all_by_hand, hold_in
 from tests.support.drive.processes import RealRun, in_phase, in_training, prepared_run, real_run

@@ -11,12 +11,12 @@ import httpx
 import psycopg
 import pytest
 
-from epochal.coordinator.api.requests import STALE_HEADER
+from epochal.coordinator.api.request_parts import STALE_HEADER
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.state.errors import Refused
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.spooled import fetched
 from tests.support.drive.by_hand import joined_by_hand
 from tests.support.drive.hand_client import HandClient

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.processes import in_phase, in_training
 from tests.support.drive.replicas import Replica, Replicas, replicated_run
 from tests.support.servers.postgres_server import ServerPair, postgres_server, standby_of

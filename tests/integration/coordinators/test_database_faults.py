@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from epochal.coordinator.api.requests import STALE_HEADER
+from epochal.coordinator.api.request_parts import STALE_HEADER
 from tests.support.drive.processes import PATIENT, in_training
 from tests.support.drive.replicas import Surroundings, replicated_run
 from tests.support.servers.database_relay import database_relay

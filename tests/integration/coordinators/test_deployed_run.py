@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 
 from epochal.cli.service_manager import SOCKET_VARIABLE
-from epochal.coordinator.api.requests import STALE_HEADER
+from epochal.coordinator.api.request_parts import STALE_HEADER
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.deployment import DEPLOY, compose, probe_paths, substituted, unit

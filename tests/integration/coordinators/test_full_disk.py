@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epochal.state.errors import Refused
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.spooled import spooled
 from tests.support.drive.by_hand import ByHand, hold_in, joined_by_hand

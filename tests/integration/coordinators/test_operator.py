@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator.proof.audit import audit_store
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import hold_in, joined_by_hand
 from tests.support.drive.processes import PATIENT, RealRun, at_round, in_phase, in_training, prepared_run, real_run

@@ -10,9 +10,9 @@ import pytest
 
 from epochal.coordinator_client.api import DocumentMark
 from epochal.coordinator_client.http import MAX_CONNECTIONS
-from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.intervals import BatchId
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.token_files import SEQ_LEN, SEQUENCES, write_served_tokens, write_tokens
 from tests.support.drive.processes import in_phase, in_training, prepared_run, real_run

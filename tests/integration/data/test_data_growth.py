@@ -8,14 +8,14 @@ import pytest
 import tomli_w
 
 from epochal.coordinator_client.operator import connect_operator
-from epochal.data_providers.opening import run_data
+from epochal.data_providers.open_data import run_data
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.state.config.state_file import StateFile
 from epochal.state.generations import DataAppend, SizedDataset
 from epochal.state.intervals import DataIds
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, in_training, real_run
 from tests.support.servers.ports import free_port

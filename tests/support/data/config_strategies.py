@@ -5,9 +5,9 @@ from typing import Any
 import tomli_w
 from hypothesis import strategies as st
 
-from epochal.state.config.model import Architecture, DataType
+from epochal.state.config.model_table import Architecture, DataType
 from epochal.state.config.state_file import StateFile, parse_state
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_tables
 
 naturals = st.integers(0, 2**63 - 1)

@@ -8,8 +8,8 @@ from epochal.data_providers.protocol import DataProvider, DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.open_files import open_samples
-from epochal.data_providers.providers.records import RecordsDataProvider
-from epochal.data_providers.sources.spool import DataSpool
+from epochal.data_providers.providers.record_files import RecordsDataProvider
+from epochal.data_providers.sources.derived_files import DataSpool
 from epochal.state.intervals import DataIds
 
 SEED = bytes(range(32))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from epochal.data_providers.formats.discovery import Discovery, discovery
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.byte_source import SourceFile
 
 Tokens = NDArray[Any]
 SPEC = DatasetSpec(2, 8)

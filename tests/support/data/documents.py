@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from epochal.state.documents import RoundHead, RunDocument
-from epochal.state.phases import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import Seed, Sha256
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import reduce
 
-from epochal.state.messages.history import RoundFigures, merged
+from epochal.state.messages.history_rows import RoundFigures, merged
 
 LINEAGE, OTHER_LINEAGE = "ab" * 16, "cd" * 16
 

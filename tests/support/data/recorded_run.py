@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.wire import ClientId
 from epochal.view.figures.run_record import RunRecord, read_record
 from tests.support.data.hostile_texts import TEXTS

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from epochal.state.messages.history import ClientFigures, RoundDetail, RoundFigures
+from epochal.state.messages.history_rows import ClientFigures, RoundDetail, RoundFigures
 from tests.support.drive.machine_driver import client
 
 FIGURES = RoundFigures(

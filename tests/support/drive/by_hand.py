@@ -16,7 +16,7 @@ from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.round_view import round_of
 from epochal.state.assignment import assign_data_for_state
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import Refused
@@ -33,7 +33,7 @@ from epochal.state.messages.requests import (
 )
 from epochal.state.model.replica import Replica, parse_checkpoint, replica_digest
 from epochal.state.model.tensors import Tensors
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.results import decode_result
 from epochal.state.wire import ClientId, Sha256, sha256_hex
 from tests.support.data.spooled import fetched, spooled

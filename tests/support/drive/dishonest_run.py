@@ -18,7 +18,7 @@ from epochal.data_providers.protocol import DatasetSpec, TokenBatch, dataset_fin
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.context import RunAccess
 from epochal.runtime.worker_thread import Worker
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.intervals import DataIds, total_batches

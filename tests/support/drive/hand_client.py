@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.runtime.http.hosts import host_in
-from epochal.state.codecs.named import SPOKEN
+from epochal.runtime.http.allowed_hosts import host_in
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.messages.requests import (
     Capabilities,

@@ -17,10 +17,10 @@ from epochal.coordinator_client.api import DocumentMark, ResultsQuery
 from epochal.coordinator_client.follow import parse_immutable
 from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
 from epochal.runtime.http.bodies import MAX_BODY_BYTES
-from epochal.runtime.http.client import refusal_in
+from epochal.runtime.http.http_client import refusal_in
 from epochal.runtime.http.problem_json import problem_response
 from epochal.state.checkpoint_parts import CheckpointManifest
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, Roster, RunDocument, WorkList
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused

@@ -3,11 +3,11 @@
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import EpochalError, Refused
-from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex

@@ -16,7 +16,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.provisional_round import complete_look
 from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
 from epochal.coordinator.machine.views import document_of
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, RunDocument
 from epochal.state.errors import Refused
@@ -29,7 +29,7 @@ from epochal.state.messages.requests import (
     ResultCommitment,
     ResultMetrics,
 )
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
 from tests.support.data.states import state_file
 

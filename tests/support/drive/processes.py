@@ -28,7 +28,7 @@ from epochal.state.config.state_file import parse_state
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable
 from epochal.state.messages.requests import RunStatus
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, parse_document
 from epochal.tools.testnet.child_processes import Child, Children, start_epochal
 from epochal.tools.testnet.local_report import compare_digests

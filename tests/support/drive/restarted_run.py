@@ -10,7 +10,7 @@ import httpx
 
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.played_rounds import play_round

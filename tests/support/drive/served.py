@@ -13,7 +13,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from epochal.coordinator.api.app import create_app
-from epochal.coordinator.api.metrics import CoordinatorMetrics
+from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
 from epochal.coordinator.auth.admin import AdminToken
 from epochal.coordinator.auth.nonces import JoinNonces
 from epochal.coordinator.auth.signing_key import SigningKey
@@ -32,16 +32,16 @@ from epochal.coordinator.views.run_history_views import HistoryViews
 from epochal.coordinator.views.viewers import Viewers
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.clock import SystemClock
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ReadyReport, ResultCommitment, ResultMetrics
 from epochal.state.model.first_model import FirstModel
 from epochal.state.model.replica import Replica, replica_digest
 from epochal.state.model.tensors import TensorLayout, Tensors
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import PROBLEM_TYPE_PREFIX, Refusal
 from epochal.state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.bounds import BOUND_S

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from epochal.batching.chunking.columns import Rows
+from epochal.batching.chunking.column_chunks import Rows
 from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
 from epochal.runtime.clock import SystemClock
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import InlineWorker, WorkerThread
-from epochal.state.config.model import Architecture, ModelSpec, NgramConfig
+from epochal.state.config.model_table import Architecture, ModelSpec, NgramConfig
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.protocol import TrainedRound, Trainer
-from epochal.trainers.remote.client import TrainingServiceClient
-from epochal.trainers.remote.trainer import RemoteTrainer
-from epochal.trainers.remote.wire import ServiceLimits, SessionRequest
-from epochal.training_service.app import create_app
+from epochal.trainers.remote.remote_trainer import RemoteTrainer
+from epochal.trainers.remote.service_client import TrainingServiceClient
+from epochal.trainers.remote.service_messages import ServiceLimits, SessionRequest
 from epochal.training_service.service import TrainingServiceOptions
+from epochal.training_service.service_app import create_app
 from tests.support.bounds import BOUND_S
 from tests.support.models.local_training import ADAMW, plan_of
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.played_rounds import play_round

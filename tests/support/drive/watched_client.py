@@ -15,7 +15,7 @@ from epochal.cli.options.mirror_option import mirror_opener
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.session import ClientProfile
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import DataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.run_manager.agent import Agent, ClientEnd
@@ -24,7 +24,7 @@ from epochal.run_manager.events import ignore
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.messages.requests import Capabilities
 from epochal.trainers.registry import TrainerOptions
 from tests.support.servers.plain_http import PLAIN

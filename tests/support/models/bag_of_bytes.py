@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL
-from epochal.state.config.model import AdamW, Architecture
+from epochal.state.config.model_table import AdamW, Architecture
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.architectures import ArchitectureEntry
 from epochal.trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions

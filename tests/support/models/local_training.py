@@ -9,7 +9,7 @@ import numpy as np
 from epochal.batching.round_plan import RoundPlan, plan_round
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import AdamW, Constant, NgramConfig
+from epochal.state.config.model_table import AdamW, Constant, NgramConfig
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Tensors
 from epochal.state.schedule import InnerSchedule

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

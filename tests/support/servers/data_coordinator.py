@@ -11,7 +11,7 @@ from epochal.runtime.broadcast import Broadcast
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Roster, RosterEntry, RoundAhead, RunDocument, WorkList
 from epochal.state.intervals import BatchId
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 from epochal.state.wire import ClientId, Sha256, canonical_json, document_digest, to_plain
 from tests.support.data.documents import round_head, run_document

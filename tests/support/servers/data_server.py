@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, Rejected
-from epochal.data_providers.tcp.client import TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, get_frame, json_frame, parse_header
 from epochal.data_providers.tcp.gate import ANYONE, Gate
-from epochal.data_providers.tcp.limits import ServerLimits
 from epochal.data_providers.tcp.server import DataServer
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId
 from tests.support.data.data_files import SPEC

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import httpx
 from starlette.types import Receive, Scope, Send
 
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.servers.plain_http import PLAIN

@@ -19,7 +19,7 @@ from epochal.coordinator_client.api import DocumentMark
 from epochal.run_manager.round_view import usual_work
 from epochal.runtime.files.spool_part import SentBytes
 from epochal.state.assignment import assign_data_for_state
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import Roster, RoundHead, RunDocument, WorkList
 from epochal.state.errors import EpochalError, Refused
 from epochal.state.intervals import BatchId

@@ -15,7 +15,7 @@ from epochal.run_manager.events import Event
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import InlineWorker, Worker
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import DataIds
 from epochal.state.messages.requests import Capabilities

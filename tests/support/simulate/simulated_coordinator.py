@@ -26,9 +26,9 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, RunDocument
 from epochal.state.errors import CoordinatorUnreachable, EpochalError
 from epochal.state.model.first_model import FirstModel
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, parse_document
-from epochal.trainers.genesis import make_first_model, model_layout
+from epochal.trainers.first_parameters import make_first_model, model_layout
 from tests.support.drive.served import handlers_of
 from tests.support.simulate.virtual_time import VirtualClock
 

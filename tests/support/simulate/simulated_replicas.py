@@ -23,9 +23,9 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused, StoreFailed
 from epochal.state.model.first_model import FirstModel
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
-from epochal.trainers.genesis import make_first_model, model_layout
+from epochal.trainers.first_parameters import make_first_model, model_layout
 from tests.support.drive.served import handlers_of
 from tests.support.simulate.safety import SafetyBroken, Witness
 from tests.support.simulate.simulated_database import DatabaseMemoryStore, Line, SimulatedDatabase, VouchingJournal

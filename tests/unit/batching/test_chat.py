@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epochal.batching.chat.chat_encoding import encode_record
 from epochal.batching.chat.conversations import MAX_MESSAGES, conversation_of
-from epochal.batching.chat.encoding import encode_record
 from epochal.batching.chat.templates import BUILT_IN, CHATML, ChatTemplate
 from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, Tokens
 from epochal.state.errors import InvalidInput

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.batching.chunking.columns import chunk_columns
+from epochal.batching.chunking.column_chunks import chunk_columns
 from epochal.batching.chunking.datums import (
     Datum,
     EncodedTextChunk,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.batching.mesh.layout import MeshLayout, spread_over
-from epochal.batching.mesh.rows import RowArrays, RowReader, global_batches, loaded_indices
+from epochal.batching.mesh.mesh_rows import RowArrays, RowReader, global_batches, loaded_indices
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from epochal.state.errors import TrainerFailed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from epochal.batching.micro_batches import examples_of, micro_batches
 from epochal.batching.round_plan import plan_round
 from epochal.data_providers.protocol import TokenBatch
-from epochal.state.config.model import Linear
+from epochal.state.config.model_table import Linear
 from epochal.state.errors import InternalError, TrainerFailed
 from epochal.state.intervals import BatchId
 from epochal.state.schedule import InnerSchedule

@@ -4,10 +4,10 @@ import asyncio
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.run.stimulus_queue import MAX_GROUP
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.messages.requests import Capabilities, ReadyReport
 from epochal.state.model.replica import replica_digest
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256, client_id_of
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file

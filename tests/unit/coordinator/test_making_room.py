@@ -17,7 +17,7 @@ from epochal.coordinator.machine.views import ExpectedBlob
 from epochal.coordinator.run.maintenance import Maintenance
 from epochal.coordinator.store.directory.run_directory import RunDirectory
 from epochal.state.errors import Refused, StoreBlocked, StoreFailed
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, sha256_hex
 from tests.support.data.recording_disk import FailingDisk

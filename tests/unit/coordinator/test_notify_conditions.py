@@ -9,10 +9,10 @@ import pytest
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.run import Run, new_run
 from epochal.coordinator.notify.conditions import Room, due_news
-from epochal.state.config.notify import NOTICE_KINDS
+from epochal.state.config.notify_table import NOTICE_KINDS
 from epochal.state.documents import CheckpointRef
 from epochal.state.intervals import BatchId
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Seed, Sha256
 from tests.support.data.states import state_file
 

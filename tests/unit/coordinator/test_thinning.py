@@ -4,7 +4,7 @@ import pytest
 
 from epochal.coordinator import thinning
 from epochal.coordinator.thinning import Thinning
-from epochal.state.messages.history import RoundFigures, thinned
+from epochal.state.messages.history_rows import RoundFigures, thinned
 from tests.support.data.figure_rows import rows
 
 MOST = 4

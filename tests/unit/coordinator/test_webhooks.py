@@ -14,7 +14,7 @@ from epochal.coordinator.notify.webhooks import (
     signature_of,
     webhook_name,
 )
-from epochal.state.config.notify import NOTICE_KINDS, NotifyConfig, Webhook, WebhookShape
+from epochal.state.config.notify_table import NOTICE_KINDS, NotifyConfig, Webhook, WebhookShape
 from epochal.state.config.state_file import dump_state, parse_state
 from epochal.state.errors import InvalidConfig, InvalidInput
 from epochal.state.shown.notices import Notice

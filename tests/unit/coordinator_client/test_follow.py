@@ -3,7 +3,7 @@
 from epochal.coordinator_client.api import DocumentMark
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.state.documents import RunDocument
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.documents import run_document
 from tests.support.simulate.virtual_time import in_virtual_time
 

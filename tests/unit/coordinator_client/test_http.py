@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-import epochal.runtime.http.client
+import epochal.runtime.http.http_client
 from epochal.coordinator.blobs.from_object_store import ARRIVAL_WAIT_S
 from epochal.coordinator.run.maintenance import MAX_ROOM_WAIT_S
 from epochal.coordinator.store.object_store.objects import SIGNED_WITHIN_S
@@ -19,10 +19,10 @@ from epochal.runtime.files.spool import READ_BYTES
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import Roster, RosterEntry
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
-from epochal.state.messages.blobs import UploadGrant, UploadProgress
+from epochal.state.messages.blob_messages import UploadGrant, UploadProgress
 from epochal.state.messages.requests import CommittedResult, ReadyReport, ResultsPage, Standing
 from epochal.state.messages.result_bundles import MEDIA_TYPE, encoded_bundle
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256, canonical_json, document_digest, sha256_hex
 from tests.support.data.documents import run_document
 from tests.support.data.spooled import spooled
@@ -152,7 +152,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
         assert (request.url.host, request.url.path[-8:]) == ("coordinator", "/v1/runs")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(epochal.runtime.http.client, "LeanTransport", lambda *_: httpx.MockTransport(answer))
+    monkeypatch.setattr(epochal.runtime.http.http_client, "LeanTransport", lambda *_: httpx.MockTransport(answer))
     return answers
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from epochal.coordinator_client.resumed_uploads import MAX_OFFSETS, ResumedUploads
 from epochal.state.errors import CoordinatorUnreachable, Refused
-from epochal.state.messages.blobs import UploadProgress
+from epochal.state.messages.blob_messages import UploadProgress
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.spooled import spooled

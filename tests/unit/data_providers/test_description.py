@@ -7,7 +7,7 @@ from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.state.datasets import MAX_DESCRIBED_FILES, MAX_DESCRIBED_NAME_CHARS, DescribedFile
+from epochal.state.dataset_descriptions import MAX_DESCRIBED_FILES, MAX_DESCRIBED_NAME_CHARS, DescribedFile
 from tests.support.data.data_files import open_lines
 
 SPEC = DatasetSpec(2, 4, bytes(32))

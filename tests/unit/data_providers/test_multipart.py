@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.data_providers.sources.http.filling import Filling
+from epochal.data_providers.sources.http.filled_buffer import Filling
 from epochal.data_providers.sources.http.multipart import (
     MAX_PART_HEAD_BYTES,
     BadMultipart,

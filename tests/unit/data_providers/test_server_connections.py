@@ -7,7 +7,7 @@ import pytest
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.tcp.connections import DataConnections, ServerConnection
 from epochal.data_providers.tcp.gate import ANYONE
-from epochal.data_providers.tcp.limits import DEFAULT_LIMITS, ServerLimits
+from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS, ServerLimits
 from epochal.state.wire import ClientId
 
 GREEDY, MODEST = ClientId("a" * 32), ClientId("b" * 32)

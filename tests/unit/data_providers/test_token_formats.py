@@ -20,7 +20,7 @@ from epochal.data_providers.protocol import (
     TokenBatch,
 )
 from epochal.data_providers.providers.ranged import MAX_GAP_BYTES, MAX_RANGE_BYTES, plan_ranges
-from epochal.data_providers.sources.protocol import SourceFile
+from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
 from tests.support.data.data_formats import discovered

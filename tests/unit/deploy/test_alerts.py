@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from docs.metrics_tables import PROGRAMS, table
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.deployment import DEPLOY
 from tests.support.heavy import need_program

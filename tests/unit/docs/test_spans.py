@@ -7,8 +7,8 @@ from typing import Any
 
 from typer.main import get_command
 
+from docs.named_kinds import PACKAGES
 from docs.page_blocks import BLOCK, GENERATED, ROOT, pages
-from docs.said_kinds import PACKAGES
 from epochal.cli.main import app
 from epochal.runtime.explanations import explanations
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from epochal.tools.state_files import MAX_CONFIG_BYTES
-from epochal.trainers.genesis import make_first_model
+from epochal.trainers.first_parameters import make_first_model
 from tests.support.data.states import state_file, state_text
 from tests.support.drive.cli import Ran, run_main
 from tests.support.heavy import need_module

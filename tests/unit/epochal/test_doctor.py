@@ -12,7 +12,7 @@ import pytest
 from epochal import __version__
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.runtime.explanations import explanations
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.state.shown.join_guide import JoinData, JoinGuide, JoinRoom
 from epochal.tools.doctor import local_machine as doctored
 from epochal.tools.doctor.connectivity import Asked, look_at_way, needs_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from epochal.commands.operate.invite import told
-from epochal.state.messages.access import MadeInvitation
+from epochal.state.messages.access_commands import MadeInvitation
 from epochal.state.shown.join_guide import JoinData, JoinGuide
 from epochal.state.wire import Sha256
 from tests.support.deployment import parsed_command

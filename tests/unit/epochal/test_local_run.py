@@ -5,7 +5,7 @@ import sys
 import pytest
 import tomli_w
 
-from epochal.state.config.model import Architecture
+from epochal.state.config.model_table import Architecture
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.testnet.demos import EMBEDDED_DEMO, LLAMA_DEMO, THREADS_VARIABLE, Demo, demo_of

@@ -13,7 +13,7 @@ from epochal.state.wire import Sha256
 from epochal.tools.export.destinations import step_name
 from epochal.tools.export.folder import NOTE_FILE
 from epochal.tools.saved_replicas import SavedReplicas
-from epochal.trainers.sources.local import local_source
+from epochal.trainers.sources.local_model import local_source
 from tests.support.data.states import state_file
 
 STATE = state_file()

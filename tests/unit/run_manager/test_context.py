@@ -1,7 +1,7 @@
 """`run_manager/context.py`: the fate of a trainer's inner state."""
 
 from epochal.run_manager.context import TentativeState
-from epochal.state.config.model import NgramConfig
+from epochal.state.config.model_table import NgramConfig
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.intervals import BatchId
 from epochal.state.weights import factor_hex, norm_hex

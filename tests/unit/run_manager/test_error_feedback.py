@@ -9,13 +9,13 @@ import pytest
 from epochal.run_manager.feedback.error_feedback import MAX_AGE_STEPS, ErrorFeedback
 from epochal.run_manager.feedback.residual_file import ResidualMark, ResidualWriter, read_residual
 from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.feedback import encode_with_feedback
-from epochal.state.codecs.named import codec_named
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Float32Array, Tensors, TensorStream, layout_of
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.results import ResultHeader, decode_result
 from epochal.state.weights import factor_hex, norm_hex

@@ -21,7 +21,7 @@ from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId
 from epochal.state.merging import Contribution, Diverged, OuterStep, merge
 from epochal.state.model.replica import Replica, replica_digest
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.results import ResultHeader, encode_result
 from epochal.state.weights import factor_hex, norm_hex

@@ -9,13 +9,13 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import DataProvider, TokenBatch
 from epochal.run_manager.context import RunAccess
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Desync, Unsupported
 from epochal.state.model.first_model import FirstModel
 from epochal.state.model.replica import first_replica
 from epochal.state.model.tensors import Float32Array
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.trainers.architectures import ARCHITECTURES
 from epochal.trainers.null import DummyModel, NullTrainer
 from epochal.trainers.protocol import TrainedRound

@@ -3,7 +3,7 @@
 import pytest
 
 from epochal.run_manager.readiness import usual_round_s
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.documents import run_document
 from tests.support.data.states import state_file
 

@@ -18,7 +18,7 @@ from epochal.state.documents import CheckpointRef, Outcome
 from epochal.state.errors import Desync, Refused
 from epochal.state.merging import OuterStep
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.documents import run_document

@@ -15,7 +15,7 @@ from epochal.run_manager.step_table import News, StepName, due_step, goes_on, ne
 from epochal.state.documents import RunDocument
 from epochal.state.errors import Desync
 from epochal.state.intervals import DataIds
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Seed
 from tests.support.data.documents import round_head, run_document
 from tests.support.data.states import state_file

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from epochal.run_manager.events import Attested, BlobFetched, DocumentArrived, OutcomeMerged, PartBegan, RoundFailed
 from epochal.run_manager.traces import KEPT_ROUNDS, ClientTraces
-from epochal.runtime.tracing.names import TracedRound, traceparent
 from epochal.runtime.tracing.spans import RoundSpan
-from epochal.state.phases import RunState
+from epochal.runtime.tracing.trace_ids import TracedRound, traceparent
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.data.documents import round_head, run_document
 

@@ -10,7 +10,7 @@ from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.run_manager.events import RoundFailed
 from epochal.run_manager.steps import training
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model import NgramConfig
+from epochal.state.config.model_table import NgramConfig
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import CoordinatorUnreachable, Refused, TrainerFailed
 from epochal.state.intervals import BatchId

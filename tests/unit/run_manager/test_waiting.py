@@ -7,7 +7,7 @@ import pytest
 
 from epochal.run_manager.waiting import WAIT_WARNING_S, WaitingNotice, awaited
 from epochal.state.documents import CheckpointRef
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 from tests.support.data.documents import run_document
 from tests.support.simulate.virtual_time import in_virtual_time

@@ -14,7 +14,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, Refused
 from epochal.state.intervals import DataIds
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.simulate.simulated_client import ClientSpec, FaultyData, SimulatedClient, key_of, with_data
 from tests.support.simulate.simulated_run import BOUND_S, simulated_run

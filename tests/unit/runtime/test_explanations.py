@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from docs import said_kinds
+from docs import named_kinds
 from epochal.runtime.explanations import Explanation, explanation_of, explanations, is_usual, kind_of, kinds_like
 from epochal.state.errors import EpochalError, InvalidInput, Refused, SpoolFull, StoreLost
 from epochal.state.messages.requests import FailureKind
@@ -16,17 +16,17 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_everything_that_a_program_says_is_explained_and_nothing_else() -> None:
-    assert said_kinds.mistakes() == []
+    assert named_kinds.mistakes() == []
 
 
 @pytest.mark.parametrize("name", ["CorruptData", "DoesNotFit", "WorkerLost", "EpochalError"])
 def test_error_class_of_any_package_counts_as_said(name: str) -> None:
-    assert name in said_kinds.error_classes()
+    assert name in named_kinds.error_classes()
 
 
 @pytest.mark.parametrize("event", ["store_failed", "still_waits", "ended_while_a_thread_was_busy"])
 def test_event_of_any_logger_counts_as_said(event: str) -> None:
-    assert event in said_kinds.loud_events()
+    assert event in named_kinds.loud_events()
 
 
 @pytest.mark.parametrize("kind", get_args(FailureKind))
@@ -36,8 +36,8 @@ def test_kind_of_a_reported_failure_is_explained(kind: str) -> None:
 
 def test_kind_without_an_explanation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     less = {kind: found for kind, found in explanations().items() if kind != "key-in-use"}
-    monkeypatch.setattr(said_kinds, "explanations", lambda: {**less, "never-said": explanations()["key-in-use"]})
-    missing, stale = said_kinds.mistakes()
+    monkeypatch.setattr(named_kinds, "explanations", lambda: {**less, "never-said": explanations()["key-in-use"]})
+    missing, stale = named_kinds.mistakes()
     assert "does not explain `key-in-use`" in missing
     assert "explains `never-said`" in stale
 

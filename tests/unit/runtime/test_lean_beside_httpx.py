@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from epochal.runtime.http.client import LeanClient, open_client, open_lean_client, whole_answer
+from epochal.runtime.http.http_client import LeanClient, open_client, open_lean_client, whole_answer
 from epochal.runtime.http.lean_transport import MAX_HEAD_BYTES, SHORT
 from tests.support.servers.raw_http import Speak, head_of, raw_server
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from epochal.runtime.connections.rare_log import LOG_PERIOD_S, RareLog
+from epochal.runtime.connections.throttled_log import LOG_PERIOD_S, RareLog
 from epochal.runtime.os_errors import Obstacle, obstacle_of, reason_of
 
 

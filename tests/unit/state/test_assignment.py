@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochal.state.assignment import assign_data_for_state, split_consecutively
-from epochal.state.ceiling import PARTS, apportion
 from epochal.state.documents import IsolatedWork, Roster, RosterEntry, WorkList
 from epochal.state.election import MAX_WITNESSES, checkpointer_order, elect_witnesses, quorum, witness_count
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import BatchId, total_batches
+from epochal.state.share_ceiling import PARTS, apportion
 from epochal.state.wire import ClientId, Seed, canonical_json, document_digest, parse_document
 
 GOLDEN = {3: [(7, 9), (20, 24)], 0: [(40, 41)], 1: [(25, 29)], 2: [(30, 32)]}

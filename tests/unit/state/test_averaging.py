@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.state.averaging import mean_over_all, mean_over_senders, ratio_as_float32
-from epochal.state.codecs.named import codec_named
-from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.codecs.codec import EncodedTensor
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InternalError
 from epochal.state.merging import CHUNK_ELEMENTS, Contribution, OuterStep, merge
 from epochal.state.model.replica import Replica, replica_digest

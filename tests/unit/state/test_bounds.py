@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from epochal.state import datasets, documents, election, intervals, merging, permutation, results, wire
+from epochal.state import dataset_descriptions, documents, election, intervals, merging, permutation, results, wire
 from epochal.state.errors import Mistake, StoreBlocked
 from epochal.state.messages import requests as messages
 from epochal.state.messages import round_times
@@ -16,7 +16,7 @@ from epochal.state.refusals import Refusal, Retry
 MOST = 2**63 - 1
 
 BOUNDS: dict[ModuleType, dict[str, object]] = {
-    datasets: {"MAX_DESCRIBED_FILES": 4, "MAX_DESCRIBED_NAME_CHARS": 64},
+    dataset_descriptions: {"MAX_DESCRIBED_FILES": 4, "MAX_DESCRIBED_NAME_CHARS": 64},
     documents: {
         "DOCUMENT_FORMAT": 1,
         "MAX_RUN_DOCUMENT_BYTES": 4096,

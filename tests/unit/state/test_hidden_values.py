@@ -5,8 +5,8 @@ import traceback
 import pytest
 
 from epochal.state.config.changes import runtime_changes
-from epochal.state.config.partly import valid_part
 from epochal.state.config.state_file import StateFile, dump_state, parse_state
+from epochal.state.config.valid_part import valid_part
 from epochal.state.errors import InvalidConfig
 from tests.support.data.states import state_file, state_text
 

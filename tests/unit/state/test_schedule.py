@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.state.config.model import Constant, Cosine, Linear, LrSchedule, WarmupStableDecay
+from epochal.state.config.model_table import Constant, Cosine, Linear, LrSchedule, WarmupStableDecay
 from epochal.state.config.state_file import RunConfig
 from epochal.state.schedule import InnerSchedule, global_batch_size, learning_rate
 from tests.support.data.states import state_file

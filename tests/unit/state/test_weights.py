@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.state.ceiling import PARTS, largest_part
-from epochal.state.codecs.named import codec_named
-from epochal.state.codecs.protocol import EncodedTensor
+from epochal.state.codecs.codec import EncodedTensor
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.documents import OutcomeEntry
 from epochal.state.errors import InvalidDocument
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import layout_of
 from epochal.state.results import ResultHeader, check_result, encode_result, norm_of
+from epochal.state.share_ceiling import PARTS, largest_part
 from epochal.state.weights import (
     LEAST_FACTOR,
     UsualNorm,

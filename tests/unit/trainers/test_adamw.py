@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from epochal.state.config.model import AdamW
+from epochal.state.config.model_table import AdamW
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.ngram.adamw import AdamWState, adamw_step
 

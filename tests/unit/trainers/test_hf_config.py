@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import InvalidConfig, Unsupported
 from epochal.trainers.architectures import open_model
 from epochal.trainers.torch import remote_code
@@ -201,7 +201,7 @@ def test_parameter_without_numbers_names_the_size_that_is_zero() -> None:
 
 
 def test_misspelt_key_of_a_state_file_names_the_nearest_known_one() -> None:
-    from epochal.trainers.genesis import make_first_model
+    from epochal.trainers.first_parameters import make_first_model
     from tests.support.data.states import state_file
     from tests.support.models.tiny_llama import LLAMA_STATE
 

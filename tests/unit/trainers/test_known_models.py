@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.trainers.registry import TrainerOptions, is_surely_opened
 from epochal.trainers.torch.known_models import is_of_transformers
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.heavy import need_module
 from tests.support.models.tiny_llama import LLAMA_SPEC, spec_of
 from tests.support.thinned import thinned

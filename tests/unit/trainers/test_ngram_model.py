@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model import NgramConfig
+from epochal.state.config.model_table import NgramConfig
 from epochal.trainers.learner import LossOptions
 from epochal.trainers.ngram import model as ngram
 from epochal.trainers.ngram.learner import NgramModel

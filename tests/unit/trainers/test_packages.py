@@ -7,11 +7,11 @@ import pytest
 
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.trainers.architectures import open_model
-from epochal.trainers.genesis import make_first_model, model_layout
+from epochal.trainers.first_parameters import make_first_model, model_layout
 from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import TrainerOptions, check_trainer_name, open_trainer
 from tests.support.data.states import state_file

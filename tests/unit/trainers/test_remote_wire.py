@@ -8,12 +8,12 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.batching.chunking.columns import Rows
+from epochal.batching.chunking.column_chunks import Rows
 from epochal.batching.chunking.policies import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
 from epochal.batching.micro_batches import Example
 from epochal.state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
-from epochal.trainers.remote.trainer import limits_of
-from epochal.trainers.remote.wire import (
+from epochal.trainers.remote.remote_trainer import limits_of
+from epochal.trainers.remote.service_messages import (
     ChunkAnswer,
     ServiceLimits,
     batch_of,

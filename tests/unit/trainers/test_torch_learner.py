@@ -13,7 +13,7 @@ from epochal.state.errors import InvalidInput, TrainerFailed, Unsupported
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner import Learner, LossOptions, Model
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.heavy import need_module, need_program
 from tests.support.models.local_training import ADAMW, SEED, sequences_of
 from tests.support.models.tiny_llama import LLAMA_SPEC, plain_llama, plain_loss, spec_of

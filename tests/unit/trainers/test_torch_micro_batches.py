@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.trainers.torch.micro_batches import MicroBatchSize, grouped
+from epochal.trainers.torch.micro_batch_sizes import MicroBatchSize, grouped
 
 sizes = st.lists(st.integers(0, 40), max_size=30)
 

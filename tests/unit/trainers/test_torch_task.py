@@ -12,14 +12,14 @@ import pytest
 from epochal.batching.micro_batches import examples_of
 from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import InvalidInput, TrainerFailed
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner import LossOptions, Model
 from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import TrainerOptions, open_trainer
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.installed_trainers import register

@@ -16,7 +16,7 @@ from epochal.state.model.replica import first_replica, replica_digest
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.protocol import TrainedRound, Trainer
 from epochal.trainers.registry import TrainerOptions, open_trainer
-from epochal.trainers.torch.options import TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.local_training import SEED, arriving, bytes_of, plan_of, rounds, sequences_of

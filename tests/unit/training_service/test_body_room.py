@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
-from epochal.training_service.bodies import BodyRoom
+from epochal.training_service.body_room import BodyRoom
 from tests.support.simulate.virtual_time import run_virtually
 
 MANY, OTHER = "192.0.2.1", "192.0.2.2"

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, encode_tensor_file, parse_tensor_file
 from epochal.trainers.architectures import ARCHITECTURES, ArchitectureEntry
 from epochal.trainers.learner import NO_INNER_STATE, InnerState
-from epochal.trainers.remote.wire import OptimStepRequest, SessionRequest
+from epochal.trainers.remote.service_messages import OptimStepRequest, SessionRequest
 from epochal.training_service.sessions import TrainingSession
 from tests.support.models.bag_of_bytes import ARCHITECTURE, BagLearner, BagOfBytes
 from tests.support.models.local_training import ADAMW

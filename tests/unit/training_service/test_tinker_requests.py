@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import Refused, TrainerFailed
 from epochal.state.refusals import Refusal
-from epochal.training_service.tinker import requests
-from epochal.training_service.tinker.requests import GAP_TIMEOUT_S, QueuedRequest, RequestQueue
+from epochal.training_service.tinker import model_requests
+from epochal.training_service.tinker.model_requests import GAP_TIMEOUT_S, QueuedRequest, RequestQueue
 from tests.support.heavy import need_module
 from tests.support.simulate.virtual_time import VirtualClock, run_virtually
 
@@ -86,9 +86,9 @@ def test_failed_part_is_reported_and_others_are_not() -> None:
 
 
 def test_what_waits_and_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_PENDING_BYTES", 10)
-    monkeypatch.setattr(requests, "MAX_RESULT_BYTES", 10)
-    monkeypatch.setattr(requests, "MAX_RESULTS", 3)
+    monkeypatch.setattr(model_requests, "MAX_PENDING_BYTES", 10)
+    monkeypatch.setattr(model_requests, "MAX_RESULT_BYTES", 10)
+    monkeypatch.setattr(model_requests, "MAX_RESULTS", 3)
 
     async def main() -> None:
         log = Log()
@@ -112,7 +112,7 @@ def test_what_waits_and_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_number_of_requests_that_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_PENDING", 2)
+    monkeypatch.setattr(model_requests, "MAX_PENDING", 2)
 
     async def main() -> None:
         log = Log()

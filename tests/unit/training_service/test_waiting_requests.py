@@ -10,7 +10,7 @@ from epochal.runtime.clock import SystemClock
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
-from epochal.trainers.remote.wire import SessionRequest
+from epochal.trainers.remote.service_messages import SessionRequest
 from epochal.training_service.metrics import TrainingMetrics
 from epochal.training_service.service import TrainingService, TrainingServiceOptions
 from tests.support.bounds import BOUND_S

@@ -13,8 +13,8 @@ from epochal.coordinator.proof.migrate_store import move
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.operator import connect_operator
 from epochal.coordinator_client.operator_client import OperatorClient
-from epochal.runtime.http.server import Endpoint
-from epochal.state.messages.access import InvitationRequest
+from epochal.runtime.http.http_server import Endpoint
+from epochal.state.messages.access_commands import InvitationRequest
 from epochal.state.shown.notices import Notice
 from tests.support.data.states import state_file
 from tests.support.drive.served import GENESIS, Served, WireClient, problem

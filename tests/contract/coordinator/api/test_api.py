@@ -13,7 +13,7 @@ from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S
 from epochal.runtime.http.bodies import MAX_BODY_BYTES
 from epochal.state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument, WorkList
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, parse_document, sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, phase, problem, training

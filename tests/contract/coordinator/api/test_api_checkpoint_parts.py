@@ -16,7 +16,7 @@ from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_di
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import CheckpointReport
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.object_blobs import RUN_ID, s3_lines, s3_place
 from tests.support.data.spooled import spooled

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 
 from epochal.state.generations import DataHistory
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import parse_document
 from tests.support.drive.served import ADMIN, REPLICA, Served, WireClient, phase, problem
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from epochal.coordinator.api.requests import RUN
+from epochal.coordinator.api.request_parts import RUN
 from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.coordinator.run.long_polls import POOLS, ReaderKind
 from epochal.runtime.http.bodies import BODY_PIECE_TIMEOUT_S, MESSAGE_TIMEOUT_S, read_message

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.state.messages.evaluations import EvaluationReport
+from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.model.replica import replica_digest
 from epochal.state.wire import Sha256
 from tests.support.data.states import state_file

@@ -12,7 +12,7 @@ import pytest
 from epochal.coordinator.run.long_polls import Pool, ReaderKind
 from epochal.coordinator.views.viewers import HEARTBEAT
 from epochal.state.documents import RunDocument
-from epochal.state.messages.history import HistoryPage
+from epochal.state.messages.history_rows import HistoryPage
 from epochal.state.wire import canonical_json, parse_document
 from tests.support.bounds import BOUND_S
 from tests.support.drive.played_rounds import play_round

@@ -2,7 +2,7 @@
 
 import httpx
 
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.served import ADMIN, REPLICA, Served, WireClient, phase, problem, training
 
 PINNED = "ab" * 32

@@ -11,12 +11,12 @@ import pytest
 from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import InvalidDocument
 from epochal.state.model.first_model import FirstModel, first_checkpoint_bytes, model_digest, model_document
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.model.tensors import TensorLayout
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import sha256_hex
 from tests.support.data.states import state_file
 from tests.support.drive.served import (

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.state.messages.history import HistoryPage, Moment, RoundDetail, slowest_first
+from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail, slowest_first
 from epochal.state.messages.member_rows import MembersPage
 from epochal.state.shown.explanation import SpeedExplanation
 from epochal.state.shown.trust import TrustView

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from epochal.coordinator.api.probe import MAX_PROBES, PROBE, PROBES_OF_ADDRESS_AT_ONCE, Probes
+from epochal.coordinator.api.probe_routes import MAX_PROBES, PROBE, PROBES_OF_ADDRESS_AT_ONCE, Probes
 from epochal.state.errors import Refused
 from epochal.state.messages.probe import MAX_PROBE_BYTES, ProbeReport
 from epochal.state.wire import parse_document

@@ -10,7 +10,7 @@ import pytest
 from epochal.coordinator.blobs.result_checks import MAX_CHECKS
 from epochal.coordinator.blobs.uploads import MAX_UPLOADS_PER_CLIENT
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file

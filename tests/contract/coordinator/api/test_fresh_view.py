@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from epochal.coordinator.api.requests import STALE_HEADER
+from epochal.coordinator.api.request_parts import STALE_HEADER
 from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
 from epochal.state.errors import StoreBlocked
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.drive.served import ADMIN, Served, WireClient, phase, problem, served
 from tests.support.simulate.poor_replication import PoorReplication

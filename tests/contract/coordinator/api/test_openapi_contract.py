@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.api.description import OPERATIONS, PATH_PARAMETERS
+from epochal.coordinator.api.public_route_facts import OPERATIONS, PATH_PARAMETERS
 from epochal.coordinator.serve import ServeOptions, Serving, serving
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
 from tests.support.data.states import state_file
 from tests.support.drive.hand_client import HandClient

@@ -17,7 +17,7 @@ from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.directory.run_directory import RunDirectory
 from epochal.runtime.clock import SystemClock
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.recording_disk import FailingDisk
 from tests.support.data.states import state_file

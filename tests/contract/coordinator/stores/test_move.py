@@ -12,9 +12,9 @@ from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.proof.migrate_store import move
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator.store.open import open_store_reader, runs_in
-from epochal.runtime.http.server import Endpoint
+from epochal.runtime.http.http_server import Endpoint
 from epochal.state.errors import InvalidInput, StoreFailed
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import sha256_hex
 from tests.support.data.states import state_file
 from tests.support.data.stored_blobs import blob_bytes

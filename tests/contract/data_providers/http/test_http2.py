@@ -12,9 +12,9 @@ import pytest
 from h2.settings import SettingCodes
 
 from epochal.data_providers.protocol import CorruptData, SourceUnavailable
-from epochal.data_providers.sources.http import http2, multiplexing, pool, requester
+from epochal.data_providers.sources.byte_source import Wanted, read
+from epochal.data_providers.sources.http import connection_pool, http2, multiplexing, requester
 from epochal.data_providers.sources.http.source import HttpOptions, HttpSource
-from epochal.data_providers.sources.protocol import Wanted, read
 from epochal.runtime.retry import RetryPolicy
 from tests.support.bounds import BOUND_S
 from tests.support.data.data_http_client import ONE_TRY
@@ -46,9 +46,9 @@ def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
     found = self_signed(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(found[0]))
     monkeypatch.setattr(multiplexing, "FAR_S", 0.0)
-    pool.trusted.cache_clear()
+    connection_pool.trusted.cache_clear()
     yield found
-    pool.trusted.cache_clear()
+    connection_pool.trusted.cache_clear()
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ async def test_requests_that_wait_for_a_connection_fail_together(
 ) -> None:
     server = SingleRanges(DATA, honest, sends_settings=False)
     async with opened(server, context, RETRIES) as source:
-        monkeypatch.setattr(pool, "CONNECT_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(connection_pool, "CONNECT_TIMEOUT_S", 0.5)
         assert await read_all(source) == DATA
     assert server.connections_http2 == multiplexing.MAX_FAILURES
 
@@ -340,7 +340,7 @@ async def test_server_that_never_answers_or_opens_is_given_up(
     async with opened(server, context) as source, asyncio.timeout(BOUND_S):
         monkeypatch.setattr(http2, "SILENCE_TIMEOUT_S", 0.05)
         monkeypatch.setattr(requester, "ANSWER_TIMEOUT_S", 2 * BOUND_S)  # it is not this limit that gives it up
-        monkeypatch.setattr(pool, "CONNECT_TIMEOUT_S", 2 * BOUND_S if sends_settings else 0.5)
+        monkeypatch.setattr(connection_pool, "CONNECT_TIMEOUT_S", 2 * BOUND_S if sends_settings else 0.5)
         with pytest.raises(SourceUnavailable, match="in time"):
             await read(source, "a.bin", 0, SIZE)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import epochal.data_providers.sources.http.connection
+import epochal.data_providers.sources.http.http1
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
-from epochal.data_providers.sources.http import pool
+from epochal.data_providers.sources.byte_source import read
+from epochal.data_providers.sources.http import connection_pool
 from epochal.data_providers.sources.http.requester import MAX_REDIRECTS
 from epochal.data_providers.sources.http.source import HttpSource
-from epochal.data_providers.sources.protocol import read
 from epochal.state.errors import InvalidInput
 from tests.support.bounds import BOUND_S
 from tests.support.data.data_http_client import ONE_TRY, TOKENS
@@ -125,14 +125,14 @@ async def test_server_that_sends_a_byte_now_and_then_is_given_up_in_time(monkeyp
 
 
 async def test_silent_server_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochal.data_providers.sources.http.connection, "SILENCE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(epochal.data_providers.sources.http.http1, "SILENCE_TIMEOUT_S", 0.05)
     async with raw_server(saying(HEAD, then_hangs=True)) as port:
         with pytest.raises(SourceUnavailable, match="in time"):
             await open_at(port)
 
 
 async def test_server_that_does_not_finish_tls_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connection_pool, "CONNECT_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(SourceUnavailable, match="in time"):
         await HttpSource.open([f"https://127.0.0.1:{listening.getsockname()[1]}/a.bin"], ONE_TRY)
 
@@ -181,7 +181,7 @@ def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLConte
     """A server's own certificate, which the client trusts."""
     certificate, key = self_signed(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    pool.trusted.cache_clear()
+    connection_pool.trusted.cache_clear()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     return context
@@ -190,7 +190,7 @@ def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLConte
 @pytest.fixture(autouse=True)
 def _other_trust() -> object:
     yield
-    pool.trusted.cache_clear()
+    connection_pool.trusted.cache_clear()
 
 
 def serving(files: FileServer) -> Speak:

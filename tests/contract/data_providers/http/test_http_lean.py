@@ -3,8 +3,8 @@
 import asyncio
 import socket
 
-from epochal.data_providers.sources.http.connection import SCRATCH_BYTES, Head, HttpConnection
-from epochal.data_providers.sources.protocol import run_bounded
+from epochal.data_providers.sources.byte_source import run_bounded
+from epochal.data_providers.sources.http.http1 import SCRATCH_BYTES, Head, HttpConnection
 
 BODY = bytes(range(256)) * 400
 ANSWER = b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY

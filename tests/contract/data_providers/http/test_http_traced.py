@@ -3,9 +3,9 @@
 import contextlib
 from collections.abc import Iterator
 
-from epochal.data_providers.sources.http.connection import Discarded, Head
+from epochal.data_providers.sources.http.http1 import Discarded, Head
 from epochal.data_providers.sources.http.requester import Requester
-from epochal.runtime.tracing.requests import requests_traced_by
+from epochal.runtime.tracing.request_spans import requests_traced_by
 from tests.support.servers.data_http import HttpReply, HttpRequest, http_server
 
 PARENT = f"00-{7:032x}-{9:016x}-01"

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from epochal.data_providers.protocol import Rejected
+from epochal.data_providers.sources.byte_source import read
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from epochal.data_providers.sources.cached_source import CachedSource
 from epochal.data_providers.sources.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource, file_names
-from epochal.data_providers.sources.protocol import read
 from epochal.state.errors import DataError, EpochalError, InvalidInput
 from tests.support.data.data_http_client import ONE_TRY, TOKENS, open_url
 from tests.support.servers.data_http import FileServer, HttpReply, HttpRequest, http_server

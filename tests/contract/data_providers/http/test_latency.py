@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings
-from epochal.data_providers.opening import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.runtime.permissions import OWNERS

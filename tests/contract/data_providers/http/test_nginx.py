@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.data_providers.opening import open_provider
+from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
-from epochal.data_providers.sources.http.answers import MAX_WHOLE_FILE_BYTES
+from epochal.data_providers.sources.http.range_answers import MAX_WHOLE_FILE_BYTES
 from epochal.data_providers.sources.http.source import HttpOptions, HttpSource
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.retry import RetryPolicy

@@ -18,8 +18,8 @@ from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.data_providers.protocol import DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.tcp.client import TcpDataProvider
 from epochal.data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.state.assignment import assign_data_for_state, proven_ahead
 from epochal.state.documents import Roster, RoundAhead, WorkList
 from epochal.state.intervals import BatchId, DataIds

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import epochal.data_providers.tcp.client
+import epochal.data_providers.tcp.data_client
 from epochal.data_providers.protocol import (
     CorruptData,
     DatasetSpec,
@@ -19,8 +19,8 @@ from epochal.data_providers.protocol import (
 )
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.tcp.client import PIECE_BYTES, TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.data_client import PIECE_BYTES, TcpDataProvider
 from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
     FrameKind,
@@ -30,12 +30,12 @@ from epochal.data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from epochal.data_providers.tcp.limits import ServerLimits
 from epochal.data_providers.tcp.server import DataServerEvent, RequestEnded
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.errors import DataError
 from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId
-from epochal.trainers.mesh.options import MAX_PROCESSES
+from epochal.trainers.mesh.mesh_options import MAX_PROCESSES
 from tests.support.bounds import BOUND_S
 from tests.support.data.data_files import SPEC, write_dataset
 from tests.support.data.open_gate import OpenGate
@@ -151,11 +151,11 @@ async def test_tcp_silent_server_is_given_up_in_bounded_time(monkeypatch: pytest
     source = Scripted()
     async with serving(source) as (_, address):
         client = await open_client(address)
-        monkeypatch.setattr(epochal.data_providers.tcp.client, "ANSWER_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(epochal.data_providers.tcp.data_client, "ANSWER_TIMEOUT_S", 0.05)
         with pytest.raises(SourceUnavailable, match="does not answer"):
             await client.get_samples(DataIds(0, 0))
         source.go.set()
-        monkeypatch.setattr(epochal.data_providers.tcp.client, "ANSWER_TIMEOUT_S", BOUND_S)
+        monkeypatch.setattr(epochal.data_providers.tcp.data_client, "ANSWER_TIMEOUT_S", BOUND_S)
         assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
         await client.aclose()
 

@@ -30,7 +30,7 @@ from epochal.data_providers.tcp.frames import (
     parse_get,
     parse_header,
 )
-from epochal.data_providers.tcp.limits import DEFAULT_LIMITS
+from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
 from epochal.state.errors import InvalidDocument
 from epochal.state.intervals import DataIds
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS

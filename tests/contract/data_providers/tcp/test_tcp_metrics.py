@@ -6,13 +6,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-import epochal.data_providers.tcp.metrics
+import epochal.data_providers.tcp.server_metrics
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.data_providers.protocol import Rejected
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
-from epochal.data_providers.tcp.metrics import OTHERS, DataServerMetrics
 from epochal.data_providers.tcp.server import DataServer
+from epochal.data_providers.tcp.server_metrics import OTHERS, DataServerMetrics
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId
@@ -75,7 +75,7 @@ async def test_requests_samples_bytes_and_errors_are_counted_by_client(tmp_path:
 
 
 async def test_clients_counted_by_name_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochal.data_providers.tcp.metrics, "MAX_CLIENT_LABELS", 2)
+    monkeypatch.setattr(epochal.data_providers.tcp.server_metrics, "MAX_CLIENT_LABELS", 2)
     source = LocalDataProvider.open(write_dataset(tmp_path), SPEC)
     async with serving(source, NamingGate()) as (server, address):
         registry = await metrics_of(server)

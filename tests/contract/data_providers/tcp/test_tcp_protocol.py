@@ -11,8 +11,8 @@ import pytest
 import epochal.data_providers.tcp.client_connection
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.tcp.client import ANSWER_TIMEOUT_S, TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.data_client import ANSWER_TIMEOUT_S, TcpDataProvider
 from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -27,7 +27,7 @@ from epochal.data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.errors import InvalidDocument
 from epochal.state.intervals import DataIds
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS

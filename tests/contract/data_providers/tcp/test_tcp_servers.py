@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import epochal.data_providers.tcp.client
+import epochal.data_providers.tcp.data_client
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.tcp.client import LEAST_BYTES, TcpDataProvider, _Silence
 from epochal.data_providers.tcp.client_connection import DataServerAddress
+from epochal.data_providers.tcp.data_client import LEAST_BYTES, TcpDataProvider, _Silence
 from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
     FrameKind,
@@ -43,7 +43,7 @@ def source(tmp_path: Path) -> LocalDataProvider:
 
 @pytest.fixture(autouse=True)
 def one_sample_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochal.data_providers.tcp.client, "PIECE_BYTES", 1)
+    monkeypatch.setattr(epochal.data_providers.tcp.data_client, "PIECE_BYTES", 1)
 
 
 async def open_both(*addresses: DataServerAddress) -> TcpDataProvider:
@@ -131,7 +131,7 @@ async def test_pieces_that_a_broken_server_owes_are_asked_of_another(end: bytes,
 async def test_silent_server_is_left_for_another(
     then: bytes, source: LocalDataProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.data_providers.tcp.client, "SILENCE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(epochal.data_providers.tcp.data_client, "SILENCE_TIMEOUT_S", 0.05)
     expected = (await source.get_samples(WANTED)).input_ids
     async with served_badly(BadServer(source, 2, then, ends=False)) as bad, serving(source) as (_, good):
         client = await open_both(bad, good)

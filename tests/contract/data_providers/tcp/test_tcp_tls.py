@@ -15,10 +15,10 @@ from cryptography import x509
 
 from epochal.data_providers.protocol import DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.tcp.client import TcpDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
-from epochal.data_providers.tcp.limits import ServerLimits
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.server import DataServer
+from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S

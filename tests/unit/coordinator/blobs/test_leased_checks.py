@@ -13,7 +13,7 @@ from epochal.coordinator.blobs.leased_checks import (
     LeasedChecks,
 )
 from epochal.state.errors import Refused
-from epochal.state.messages.blobs import CheckVerdict, ResultCheck
+from epochal.state.messages.blob_messages import CheckVerdict, ResultCheck
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
 from tests.support.simulate.virtual_time import in_virtual_time

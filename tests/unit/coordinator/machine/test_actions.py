@@ -3,8 +3,8 @@
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.operator_stimuli import AuditReported, FinishRequested, InvitationMade, KeyAdmitted
-from epochal.state.messages.audits import AuditRecord
-from epochal.state.shown.actions import OperatorAction
+from epochal.state.messages.audit_reports import AuditRecord
+from epochal.state.shown.operator_actions import OperatorAction
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of, in_round
 

@@ -10,7 +10,7 @@ from epochal.coordinator.machine.views import blobs_kept, blobs_needed, document
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, parts_digest
 from epochal.state.documents import CheckpointRef
 from epochal.state.messages.requests import CheckpointReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, digest_of, in_round, refused

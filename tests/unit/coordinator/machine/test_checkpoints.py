@@ -16,7 +16,7 @@ from epochal.coordinator.machine.stimuli import (
 from epochal.coordinator.machine.views import blobs_kept, blobs_needed, expected_blob
 from epochal.state.documents import CheckpointRef
 from epochal.state.messages.requests import CheckpointReport, ResultCommitment
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256
 from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused
 

@@ -5,7 +5,7 @@ from epochal.coordinator.machine.stimuli import CheckpointHeld, CheckpointReport
 from epochal.coordinator.machine.views import blobs_needed, document_of
 from epochal.state.documents import CheckpointRef
 from epochal.state.messages.requests import CheckpointReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 from tests.support.drive.machine_driver import Driver, digest_of, in_round
 

@@ -2,7 +2,7 @@
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.views import document_of
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup
 
 

@@ -7,7 +7,7 @@ from epochal.coordinator.machine.data_growth import ROUNDS_AHEAD
 from epochal.coordinator.machine.datasets import decided_by
 from epochal.state.errors import Refused
 from epochal.state.generations import DataAppend, DataGeneration, SizedDataset, generation_at
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.machine_driver import Driver, client, in_warmup, refused
 
 SMALL = SizedDataset("aa" * 32, 100, 2)

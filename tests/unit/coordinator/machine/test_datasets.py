@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import datasets_of, decided_by, disagreement
 from epochal.coordinator.machine.parts.agreed_data import MAX_DESCRIBED_DATASETS
-from epochal.state.datasets import DatasetDescription, DescribedFile
+from epochal.state.dataset_descriptions import DatasetDescription, DescribedFile
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ReadyReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup, refused
 

@@ -10,7 +10,7 @@ from epochal.coordinator.machine.situation import situation_of
 from epochal.coordinator.machine.stimuli import PauseRequested, ResumeRequested
 from epochal.coordinator.machine.views import document_of
 from epochal.state.errors import Refused
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.shown.waiting_words import waiting_words
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, in_round, in_warmup, refused

@@ -10,7 +10,7 @@ from epochal.coordinator.machine.instructions import EvaluationRecorded
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.records import encode_record, encode_snapshot, replay
 from epochal.coordinator.machine.views import document_of
-from epochal.state.messages.evaluations import Evaluation, EvaluationReport, newest_evaluations
+from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport, newest_evaluations
 from epochal.state.wire import Seed, document_digest
 from tests.support.drive.machine_driver import Driver, digest_of, in_round, refused
 

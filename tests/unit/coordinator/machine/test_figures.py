@@ -16,7 +16,7 @@ from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.state.errors import StoreFailed
 from epochal.state.intervals import BatchId
 from epochal.state.messages.data_metrics import DataMetrics
-from epochal.state.messages.history import ClientFigures, RoundColumns, RoundDetail, RoundFigures, merged, thinned
+from epochal.state.messages.history_rows import ClientFigures, RoundColumns, RoundDetail, RoundFigures, merged, thinned
 from epochal.state.messages.requests import FailureReport, ResultCommitment, ResultMetrics
 from epochal.state.wire import ClientId
 from tests.support.data.states import state_file

@@ -6,7 +6,7 @@ from epochal.coordinator.machine.views import blobs_needed, document_of
 from epochal.state.documents import CheckpointRef
 from epochal.state.messages.requests import CheckpointReport
 from epochal.state.model.first_model import model_digest
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of, in_warmup, refused
 

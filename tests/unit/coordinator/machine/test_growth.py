@@ -18,7 +18,7 @@ from epochal.coordinator.machine.run import Run, new_run
 from epochal.coordinator.machine.stimuli import Stamped
 from epochal.coordinator.machine.views import document_of
 from epochal.coordinator.run.publication import standing_of
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import CheckpointRef, RunDocument
 from epochal.state.messages.requests import (
     Attestation,
@@ -29,7 +29,7 @@ from epochal.state.messages.requests import (
     ResultCommitment,
     ResultMetrics,
 )
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Seed, client_id_of, sha256_hex
 from tests.support.data.states import state_file
 from tests.support.thinned import thinned

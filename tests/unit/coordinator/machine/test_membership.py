@@ -6,7 +6,7 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import MembershipChanged
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ReadyReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup, refused
 

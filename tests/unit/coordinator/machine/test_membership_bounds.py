@@ -8,9 +8,9 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.membership import MAX_EJECTED, MAX_MEMBERS, MAX_USED_NONCES
 from epochal.coordinator.machine.run import Run
-from epochal.state.codecs.named import SPOKEN
+from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.messages.requests import PROTOCOL_VERSION, Capabilities, ReadyReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Seed
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup, refused

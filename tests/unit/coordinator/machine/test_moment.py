@@ -8,10 +8,10 @@ from epochal.coordinator.machine import moment as moments
 from epochal.coordinator.machine.moment import data_map_of, moment_of, with_slowest
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.views import document_of
-from epochal.state.datasets import DatasetDescription
+from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.generations import DataGeneration
 from epochal.state.intervals import BatchId
-from epochal.state.messages.history import DataMap
+from epochal.state.messages.history_rows import DataMap
 from tests.support.drive.machine_driver import in_round
 
 UNDER_WAY = (BatchId(0, 11),)

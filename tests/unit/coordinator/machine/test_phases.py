@@ -10,7 +10,7 @@ from epochal.coordinator.machine.instructions import SegmentEnded
 from epochal.coordinator.machine.phases import PHASES, TRANSITIONS, destination
 from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
 from epochal.state.errors import InternalError
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Seed
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup

@@ -4,7 +4,7 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import PhaseChanged
 from epochal.state.intervals import total_batches
 from epochal.state.messages.requests import Attestation, CheckpointReport, FailureReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup
 

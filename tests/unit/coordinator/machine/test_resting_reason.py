@@ -7,7 +7,7 @@ import pytest
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import MAX_REASON_CHARS
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.machine_driver import client, in_round
 
 

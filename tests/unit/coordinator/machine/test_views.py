@@ -9,7 +9,7 @@ from epochal.coordinator.machine.views import blobs_needed, document_of, expecte
 from epochal.state.documents import MAX_REASON_CHARS, MAX_RUN_DOCUMENT_BYTES
 from epochal.state.intervals import BatchId
 from epochal.state.messages.requests import CheckpointReport, ResultCommitment
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import canonical_json, document_digest
 from tests.support.drive.machine_driver import METRICS, client, digest_of, in_round, in_warmup
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from epochal.commands.serve.up import plain_lines
 from epochal.state.intervals import BatchId
 from epochal.state.messages.data_metrics import DataWaitView
-from epochal.state.messages.evaluations import Evaluation
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.member_rows import MemberView
 from epochal.state.messages.requests import FailedBatches, FailedData, RunStatus
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256
 from epochal.view.status_panel import curve, status_line, status_panel
 

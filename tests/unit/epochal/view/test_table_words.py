@@ -9,8 +9,8 @@ from rich.console import Console
 from epochal.coordinator.proof.audit import AuditReport
 from epochal.coordinator.proof.backup import BackupReport
 from epochal.state.messages.data_metrics import DataWaitView
-from epochal.state.messages.evaluations import Evaluation
-from epochal.state.phases import RunState
+from epochal.state.messages.evaluation_reports import Evaluation
+from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import PHASES
 from epochal.state.wire import Sha256
 from epochal.tools.testnet.local_report import Report

@@ -10,7 +10,7 @@ import pytest
 
 from epochal.runtime.connections.connecting import connected_socket, in_turn
 from epochal.runtime.http.blocking_bodies import PlainHttp, PlainPlace, PlainTimeouts
-from epochal.runtime.http.client import open_lean_client, whole_answer
+from epochal.runtime.http.http_client import open_lean_client, whole_answer
 from epochal.runtime.http.lean_transport import SHORT
 from tests.support.servers.ports import free_port
 from tests.support.servers.raw_http import head_of, raw_server

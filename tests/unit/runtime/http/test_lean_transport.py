@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from epochal.runtime.http import answer_bodies, lean_transport
-from epochal.runtime.http.client import open_lean_client, whole_answer
+from epochal.runtime.http.http_client import open_lean_client, whole_answer
 from epochal.runtime.http.lean_transport import SHORT
 
 Ask = Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]

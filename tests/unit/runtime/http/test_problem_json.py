@@ -8,7 +8,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from epochal.runtime.http.client import refusal_in
+from epochal.runtime.http.http_client import refusal_in
 from epochal.runtime.http.problem_json import problem_of, problem_response
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import Refusal

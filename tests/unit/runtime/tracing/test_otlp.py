@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from epochal.runtime.tracing import otlp
-from epochal.runtime.tracing.names import TracedRound, traceparent
 from epochal.runtime.tracing.otlp import endpoint_of, exported_spans
-from epochal.runtime.tracing.requests import requests_traced_by, traced_request
+from epochal.runtime.tracing.request_spans import requests_traced_by, traced_request
 from epochal.runtime.tracing.spans import RoundSpan
+from epochal.runtime.tracing.trace_ids import TracedRound, traceparent
 from epochal.state.errors import InvalidInput
 from tests.support.heavy import need_module
 from tests.support.servers.otlp_receiver import otlp_receiver

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epochal.state.codecs.codec import LEAST_SCALE, Block, Codec, EncodedTensor
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.integers import IntegerCodec
-from epochal.state.codecs.named import codec_named
-from epochal.state.codecs.protocol import LEAST_SCALE, Block, Codec, EncodedTensor
 from epochal.state.model.tensors import Float32Array
 
 INTEGERS = {"int8": 127, "int4": 7}

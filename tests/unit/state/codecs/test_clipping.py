@@ -6,9 +6,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from epochal.state.codecs.clipping import clipped, encoded_parts, largest_encodable
+from epochal.state.codecs.codec import Codec, EncodedTensor
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.feedback import encode_with_feedback
-from epochal.state.codecs.named import codec_named
-from epochal.state.codecs.protocol import Codec, EncodedTensor
 from epochal.state.model.tensors import Float32Array
 
 CODECS = ["float32", "int8", "int4", "sparse-64"]

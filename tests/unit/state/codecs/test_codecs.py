@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.state.codecs.named import SPOKEN, codec_named, find_codec, spoken_as
-from epochal.state.codecs.protocol import LEAST_SCALE, PART_VALUES, Block, Codec, EncodedTensor
+from epochal.state.codecs.codec import LEAST_SCALE, PART_VALUES, Block, Codec, EncodedTensor
+from epochal.state.codecs.codecs_by_name import SPOKEN, codec_named, find_codec, spoken_as
 from epochal.state.errors import InternalError, InvalidResult
 from epochal.state.model.tensors import Float32Array, TensorLayout
 from tests.support.models.codec_oracle import decode

@@ -8,8 +8,8 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.state.codecs.named import codec_named
-from epochal.state.codecs.protocol import PART_VALUES, EncodedTensor
+from epochal.state.codecs.codec import PART_VALUES, EncodedTensor
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InvalidResult
 from epochal.state.model.tensors import Tensors, layout_of
 from epochal.state.results import ResultHeader, check_result, decode_result, encode_result, result_size_bound

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from epochal.state.codecs.codec import ENCODED_VALUES, EncodedTensor
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.feedback import encode_with_feedback
-from epochal.state.codecs.named import codec_named
-from epochal.state.codecs.protocol import ENCODED_VALUES, EncodedTensor
 from epochal.state.model.tensors import Float32Array
 
 DECAY = 0.95

@@ -6,7 +6,7 @@ import pytest
 
 from epochal.state.config.changes import Change, runtime_changes
 from epochal.state.config.state_file import Progress
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 
 APPLIED = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.state.config.data_file import parse_data_config
-from epochal.state.config.model import MAX_CUSTOM_BYTES, MAX_HF_CONFIG_BYTES
+from epochal.state.config.model_table import MAX_CUSTOM_BYTES, MAX_HF_CONFIG_BYTES
 from epochal.state.config.state_file import dump_state, parse_state
 from epochal.state.errors import InvalidConfig, Mistake
 from tests.support.data.states import state_file, state_tables

@@ -23,7 +23,7 @@ from epochal.state.config.data_location import (
     Server,
     WeightedHttp,
 )
-from epochal.state.config.model import (
+from epochal.state.config.model_table import (
     P2P,
     AdamW,
     Architecture,
@@ -54,7 +54,7 @@ from epochal.state.config.state_file import (
 )
 from epochal.state.config.support import ensure_supported
 from epochal.state.errors import InternalError, InvalidConfig
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import document_digest, parse_document
 from tests.support.data.config_strategies import state_files
 from tests.support.data.states import state_file

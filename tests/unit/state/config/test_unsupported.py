@@ -6,7 +6,7 @@ import pytest
 
 from epochal.state.config import support as config
 from epochal.state.config.data_location import MAX_FILES
-from epochal.state.config.model import Architecture
+from epochal.state.config.model_table import Architecture
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Unsupported
 from tests.support.data.states import state_file

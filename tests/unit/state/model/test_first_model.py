@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.state.config.model import ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidDocument
 from epochal.state.model.first_model import (
     FirstModel,

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from epochal.state.errors import InternalError
-from epochal.state.limits import MAX_TENSOR_HEADER_BYTES as MAX_HEADER
 from epochal.state.model.layout_difference import MAX_NAME_SHOWN, layout_difference
 from epochal.state.model.tensors import (
     CHECK_CHUNK_ELEMENTS,
@@ -27,6 +26,7 @@ from epochal.state.model.tensors import (
     wire_bytes,
 )
 from epochal.state.model.value_checks import check_values
+from epochal.state.reader_limits import MAX_TENSOR_HEADER_BYTES as MAX_HEADER
 from epochal.state.wire import sha256_hex
 
 WEIGHTS = {"w": np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32), "b": np.array([7.0], np.float32)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.state.messages.history import ClientFigures, RoundDetail
+from epochal.state.messages.history_rows import ClientFigures, RoundDetail
 from epochal.state.shown.critical_path import critical_path, path_of
 from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, NO_TIME, NOTHING_YET, explained
 from tests.support.data.round_details import detail_of, figures_of_client

@@ -10,7 +10,7 @@ import pytest
 
 from epochal.coordinator.page.page_words import words_module
 from epochal.run_manager.events import RoundPart
-from epochal.state.messages.history import ClientFate, ClientFigures
+from epochal.state.messages.history_rows import ClientFate, ClientFigures
 from epochal.state.shown.critical_path import PartKind
 from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, WHOSE_NOBODY, WORDS, time_label
 from epochal.view.figures.charts import PART_WORDS

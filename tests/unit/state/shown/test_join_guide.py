@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from epochal.state.config.model import Architecture, ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.shown.join_guide import JoinGuide, join_guide, room_of, trainer_named

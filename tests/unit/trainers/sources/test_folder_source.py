@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from epochal.state.config.model import LocalCheckpoint
+from epochal.state.config.model_table import LocalCheckpoint
 from epochal.state.errors import InternalError, InvalidInput
 from epochal.state.model.replica import Replica, checkpoint_bytes
 from epochal.trainers.learner import Shapes
-from epochal.trainers.sources import reading
-from epochal.trainers.sources.local import local_source
-from epochal.trainers.sources.opening import open_source, parse_source
+from epochal.trainers.sources import safetensors_reader
+from epochal.trainers.sources.local_model import local_source
+from epochal.trainers.sources.open_model import open_source, parse_source
 from tests.support.models.model_files import CONFIG, Arrays, safetensors_bytes, write_model
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -41,7 +41,7 @@ def test_folder_gives_its_tensors_as_float32_in_the_order_asked(
 
 
 def test_tensors_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(safetensors_reader, "CHUNK_BYTES", 8)
     folder = write_model(tmp_path, {"a": A, "b": B, "tied": A}, code="BF16")
     assert tensors_of(folder) == {"a": A.tolist(), "b": B.tolist()}
 
@@ -234,7 +234,7 @@ def test_tokenizer_files_are_those_that_are_there(tmp_path: Path) -> None:
 
 
 def test_checkpoint_that_names_no_source_is_the_callers_mistake() -> None:
-    from epochal.state.config.model import Ephemeral
+    from epochal.state.config.model_table import Ephemeral
 
     with pytest.raises(InternalError, match="names no source"):
         open_source(Ephemeral())

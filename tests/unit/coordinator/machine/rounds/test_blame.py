@@ -18,7 +18,7 @@ from epochal.coordinator.machine.blame import (
 from epochal.coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided, QuarantineEnded
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailureKind, FailureReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.drive.machine_driver import Driver, client, in_round, refused
 from tests.support.thinned import thinned

@@ -19,7 +19,7 @@ from epochal.coordinator.machine.parts.reliability import NEWCOMER_SHARE_UNITS
 from epochal.coordinator.machine.parts.round import Round
 from epochal.state.intervals import total_batches
 from epochal.state.messages.requests import FailureReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 from tests.support.drive.machine_driver import Driver, client, in_round
 

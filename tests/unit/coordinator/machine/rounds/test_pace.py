@@ -20,7 +20,7 @@ from epochal.coordinator.machine.pace import (
     with_pace,
 )
 from epochal.coordinator.machine.run import Run
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.drive.machine_driver import Driver, client, in_round
 
 MOST_S = 60.0

@@ -12,7 +12,7 @@ from epochal.coordinator.machine.views import document_of
 from epochal.state.assignment import DataAssignments, proven_ahead
 from epochal.state.documents import MAX_REASON_CHARS, MAX_RUN_DOCUMENT_BYTES, CheckpointRef, RoundAhead
 from epochal.state.messages.requests import FailureReport
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256, canonical_json, document_digest
 from tests.support.data.documents import round_head, run_document
 from tests.support.drive.machine_driver import Driver, client, in_round

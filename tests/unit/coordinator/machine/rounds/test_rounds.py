@@ -10,7 +10,7 @@ from epochal.coordinator.machine.transitions import DRAIN_ROUNDS
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import Attestation, FailureKind, FailureReport, ResultCommitment
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused

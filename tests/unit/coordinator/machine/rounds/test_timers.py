@@ -3,7 +3,7 @@
 import pytest
 
 from epochal.coordinator.machine import stimuli
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup
 

@@ -10,7 +10,7 @@ from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.messages.data_metrics import DataMetrics
-from epochal.state.messages.history import ClientFigures
+from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics, TimesReport
 from epochal.state.messages.round_times import LaterTimes, WorkTimes
 from epochal.state.wire import canonical_json, parse_document

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.history import RoundFigures, merged, without
+from epochal.state.messages.history_rows import RoundFigures, merged, without
 from epochal.view.sinks.csv_file import COLUMNS, CsvSink
 from epochal.view.sinks.sink import Mark, SinkFailed, SinkPlace
 from tests.support.data.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, row, rows

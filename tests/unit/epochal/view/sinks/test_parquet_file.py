@@ -8,7 +8,7 @@ import pytest
 
 from epochal.remote.history_arrays import HistoryArrays
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.history import FIGURES, RoundFigures
+from epochal.state.messages.history_rows import FIGURES, RoundFigures
 from epochal.view.sinks.sink import Mark, SinkPlace
 from tests.support.data.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, row, rows
 from tests.support.heavy import need_module

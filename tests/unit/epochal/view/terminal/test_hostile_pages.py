@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from epochal.coordinator_client.session import CoordinatorLost, Joined, RestBegan
 from epochal.run_manager.events import DataDiffers, ReplicaDistrusted, RoundFailed
 from epochal.state.intervals import BatchId
-from epochal.state.messages.audits import AuditRecord, RecordedAudit
-from epochal.state.messages.evaluations import Evaluation
-from epochal.state.messages.history import DataMap, HistoryPage, Moment, RoundColumns
+from epochal.state.messages.audit_reports import AuditRecord, RecordedAudit
+from epochal.state.messages.evaluation_reports import Evaluation
+from epochal.state.messages.history_rows import DataMap, HistoryPage, Moment, RoundColumns
 from epochal.state.messages.member_rows import (
     MemberColumns,
     MemberDetail,
@@ -25,10 +25,10 @@ from epochal.state.messages.member_rows import (
     RefusalTold,
 )
 from epochal.state.messages.requests import FailedBatches, FailedData
-from epochal.state.phases import RunState
-from epochal.state.shown.actions import ActionsPage, OperatorAction
+from epochal.state.phase_names import RunState
 from epochal.state.shown.explanation import ClientMedians, SpeedExplanation
 from epochal.state.shown.join_guide import JoinData, JoinGuide
+from epochal.state.shown.operator_actions import ActionsPage, OperatorAction
 from epochal.state.shown.trust import TrustView
 from epochal.state.wire import ClientId, Sha256
 from epochal.view.status_panel import status_line, status_panel

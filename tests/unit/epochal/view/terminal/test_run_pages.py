@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 
 from epochal.state.documents import RunDocument
 from epochal.state.intervals import BatchId
-from epochal.state.messages.evaluations import Evaluation
-from epochal.state.messages.history import (
+from epochal.state.messages.evaluation_reports import Evaluation
+from epochal.state.messages.history_rows import (
     ClientFigures,
     DataMap,
     HistoryPage,
@@ -23,7 +23,7 @@ from epochal.state.messages.history import (
     RoundFigures,
 )
 from epochal.state.messages.member_rows import MemberColumns, MemberDetail, MemberFigures, MemberRound, MembersPage
-from epochal.state.phases import RunState
+from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import PARTS
 from epochal.state.shown.join_guide import JoinData, JoinGuide, JoinRoom
 from epochal.state.shown.trust import TrustView

@@ -1,0 +1,222 @@
+"""Routes of blobs: results and checkpoints, named by the SHA-256 of their bytes."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from epochal.coordinator.api.request_parts import blob_reader, caller, sha256_of
+from epochal.coordinator.blobs.resumable_uploads import BlobBody
+from epochal.coordinator.blobs.transfers import Transfer
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.store.blobs import STREAM_BYTES
+from epochal.runtime.connections.shedding import SendFile, end_connection, file_sender
+from epochal.runtime.http.bodies import (
+    IMMUTABLE,
+    body_pieces,
+    content_length,
+    document_response,
+    has_gone,
+    openapi_answer,
+)
+from epochal.runtime.http.parameters import Query
+from epochal.runtime.http.problem_json import problem_response
+from epochal.state.errors import EpochalError, Refused
+from epochal.state.messages.blob_messages import UploadGrant, UploadProgress
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256
+
+log = logging.getLogger(__name__)
+
+MIN_FILE_BYTES = 4 * STREAM_BYTES
+"""A smaller blob is sent through the process: opening its file once more would take longer."""
+MAX_SENT_BYTES = 8 * 1024 * 1024
+"""Maximum size of the part of a file that is sent at a time."""
+SENT_WITHIN_S = 0.25
+"""A part that takes longer is followed by a smaller one."""
+MAX_RANGE_DIGITS = 18
+"""Maximum length of a number in a `Range`: longer ones are beyond every blob's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlobPart:
+    """The bytes `[start, stop)` of a blob, and the status of the answer that carries them."""
+
+    sha256: Sha256
+    start: int
+    stop: int
+    status: int
+
+
+class BlobResponse(Response):
+    """A blob in pieces, with a place among the downloads. If the download must end, so does its connection."""
+
+    media_type = "application/octet-stream"
+
+    def __init__(self, handlers: Handlers, client_id: ClientId, part: BlobPart, headers: dict[str, str]) -> None:
+        super().__init__(None, part.status, headers)
+        self._handlers = handlers
+        self._client_id = client_id
+        self._part = part
+        self._has_begun = self._has_left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._handlers.downloads.place(self._client_id) as transfer:
+                await self._send_pieces(transfer, min(self._part.start + STREAM_BYTES, self._part.stop), receive, send)
+                send_file = file_sender(scope)
+                if send_file is not None:
+                    await self._send_file(transfer, send_file, receive)
+                await self._send_pieces(transfer, self._part.stop, receive, send)
+        except EpochalError as error:
+            if not self._has_begun:
+                await problem_response(error)(scope, receive, send)
+                return
+            log.info("download_ended", extra={"client_id": self._client_id, "reason": str(error)})
+            await end_connection(scope, receive)
+
+    async def _send_pieces(self, transfer: Transfer, stop: int, receive: Receive, send: Send) -> None:
+        """Send the bytes up to `stop` that were not sent yet, through this process."""
+        part = self._part
+        start = part.start + transfer.moved_bytes
+        if self._has_left or (start >= stop and stop > part.start):
+            return
+        async for piece in self._handlers.service.blobs.stream(part.sha256, start, stop):
+            if not self._has_begun:
+                await send(self._head())
+                self._has_begun = True
+            more = part.start + transfer.moved_bytes + len(piece) < part.stop
+            body = {"type": "http.response.body", "body": piece, "more_body": more}
+            await transfer.move(partial(send, body))
+            transfer.moved_bytes += len(piece)
+            if has_gone(receive):
+                self._has_left = True
+                return
+
+    async def _send_file(self, transfer: Transfer, send_file: SendFile, receive: Receive) -> None:
+        """Send all but the last piece from the store's file to the connection, where that is possible.
+
+        Parts grow while the member reads fast: a slow one has no more under way than the bounds on its rate allow for.
+        """
+        downloads, part = self._handlers.downloads, self._part
+        if part.stop - part.start <= MIN_FILE_BYTES or not downloads.may_open_file():
+            return
+        with downloads.open_file():
+            async with self._handlers.service.blobs.opened(part.sha256) as blob:
+                if blob.descriptor is not None:
+                    await self._send_parts(transfer, partial(send_file, blob.descriptor), receive)
+
+    async def _send_parts(
+        self, transfer: Transfer, send_part: Callable[[int, int], Awaitable[None]], receive: Receive
+    ) -> None:
+        part, part_bytes, now_s = self._part, STREAM_BYTES, asyncio.get_running_loop().time
+        while (start := part.start + transfer.moved_bytes) < part.stop - STREAM_BYTES and not self._has_left:
+            count = min(part_bytes, part.stop - STREAM_BYTES - start)
+            began_s = now_s()
+            try:
+                await transfer.move(partial(send_part, start, count))
+            except OSError:
+                self._has_left = True
+                return
+            transfer.moved_bytes += count
+            is_fast = now_s() - began_s < SENT_WITHIN_S
+            part_bytes = min(part_bytes * 2, MAX_SENT_BYTES) if is_fast else max(part_bytes // 2, STREAM_BYTES)
+            self._has_left = has_gone(receive)
+
+    def _head(self) -> Message:
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+
+def blob_routes(handlers: Handlers) -> APIRouter:
+    """Return the routes by which blobs are delivered and read."""
+    router = APIRouter()
+
+    @router.put("/v1/blobs/{sha256}", summary="Deliver an announced result or checkpoint", status_code=201)
+    async def put_blob(sha256: str, request: Request) -> Response:
+        client_id = caller(handlers, request)
+        digest = sha256_of(sha256)
+        body = BlobBody(body_pieces(request), content_length(request), request.headers.get("content-range"))
+        await handlers.receive_blob(client_id, digest, body)
+        return Response(status_code=201)
+
+    @router.get(
+        "/v1/blobs/{sha256}/upload",
+        summary="How much has arrived of an announced result or checkpoint",
+        responses=openapi_answer(UploadProgress),
+    )
+    async def upload_progress(sha256: str, request: Request) -> Response:
+        client_id = caller(handlers, request)
+        return document_response(await handlers.uploads.progress(client_id, sha256_of(sha256)))
+
+    @router.post(
+        "/v1/blobs/{sha256}/grant",
+        summary="Where to put an announced result or checkpoint",
+        responses=openapi_answer(UploadGrant),
+    )
+    async def grant_upload(sha256: str, request: Request) -> Response:
+        client_id = caller(handlers, request)
+        digest = sha256_of(sha256)
+        handlers.check_upload_rate(client_id, digest)
+        return document_response(await handlers.arrivals.grant(client_id, digest))
+
+    @router.post(
+        "/v1/blobs/{sha256}/arrival",
+        summary="An announced blob is in the object store: take it in",
+        status_code=201,
+    )
+    async def note_arrival(sha256: str, request: Request) -> Response:
+        client_id = caller(handlers, request)
+        is_counted = await handlers.arrivals.arrived(client_id, sha256_of(sha256))
+        return Response(status_code=201 if is_counted else 202)
+
+    @router.get(
+        "/v1/blobs/{sha256}", summary="A result or checkpoint, for members and the operator; ranges are supported"
+    )
+    async def get_blob(sha256: str, request: Request) -> Response:
+        client_id = blob_reader(handlers, request)
+        digest = sha256_of(sha256)
+        handlers.check_revealed(client_id, digest)
+        size = await handlers.service.blobs.size(digest)
+        if size is None:
+            raise Refused(Refusal.NOT_FOUND, handlers.service.lost_blobs.asked_for(digest))
+        looks = Query(request.scope["query_string"]).whole("looks", 0)
+        elsewhere = await handlers.arrivals.url_of(digest, is_missed=looks > 0, is_other=looks > 1)
+        if elsewhere is not None:
+            return Response(status_code=307, headers={"Location": elsewhere, "Cache-Control": "no-store"})
+        start, stop, is_part = _range(request.headers.get("range"), size)
+        headers = {
+            "Content-Length": str(stop - start),
+            "Accept-Ranges": "bytes",
+            "ETag": f'"{digest}"',
+            "Cache-Control": IMMUTABLE,
+        }
+        if is_part:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        sent = BlobPart(digest, start, stop, 206 if is_part else 200)
+        return BlobResponse(handlers, client_id, sent, headers)
+
+    return router
+
+
+def _range(header: str | None, size: int) -> tuple[int, int, bool]:
+    """Return (start, stop, whether it is a part) of a Range header; a header with several ranges is ignored."""
+    unit, _, spec = (header or "").partition("=")
+    first, dash, last = spec.strip().partition("-")
+    digits = first + last
+    if unit.strip() != "bytes" or not dash or not (digits.isascii() and digits.isdigit()):
+        return 0, size, False
+    if max(len(first), len(last)) > MAX_RANGE_DIGITS:
+        raise Refused(Refusal.RANGE_NOT_SATISFIABLE, f"the blob has {size} bytes", size_bytes=size)
+    if first:
+        start, stop = int(first), min(size, int(last) + 1 if last else size)
+    else:
+        start, stop = max(0, size - int(last)), size
+    if start >= stop:
+        raise Refused(Refusal.RANGE_NOT_SATISFIABLE, f"the blob has {size} bytes", size_bytes=size)
+    return start, stop, True

@@ -1,0 +1,290 @@
+"""A coordinator's metrics: the present run, and the durations of its phases, rounds and writes to the journal."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+
+from epochal.coordinator.blobs.from_object_store import Arrivals
+from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.run.long_polls import LongPolls, ReaderKind
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
+from epochal.coordinator.views.viewers import Viewers
+from epochal.runtime.metrics.metrics_registry import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
+from epochal.state.messages.evaluation_reports import newest_evaluations
+from epochal.state.messages.requests import RunStatus
+from epochal.state.phase_names import RunState
+
+MAX_EVALUATION_NAMES = 16
+"""Maximum number of evaluations' names that are labels: those that were recorded last."""
+GROUP_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The sources of the values of one scrape."""
+
+    status: RunStatus
+    service: CoordinatorService
+    polls: LongPolls
+    arrivals: Arrivals
+    viewers: Viewers
+
+    @property
+    def paused_count(self) -> int:
+        paused = self.service.maintenance.paused
+        return 0 if paused is None else paused.paused_count
+
+    @property
+    def paused_bytes(self) -> int:
+        paused = self.service.maintenance.paused
+        return 0 if paused is None else paused.paused_bytes
+
+
+_Rows: TypeAlias = tuple[tuple[str, str, Callable[[_Seen], float | None]], ...]
+_GAUGES: _Rows = (
+    ("run_document_version", "Version of the published run document.", lambda seen: seen.status.version),
+    ("run_epoch", "Number of the epoch.", lambda seen: seen.status.epoch),
+    ("run_step", "The next step to be applied.", lambda seen: seen.status.step),
+    ("run_attempt", "Attempts at this step without a result.", lambda seen: seen.status.attempt),
+    ("run_members", "Clients that are members.", lambda seen: seen.status.member_count),
+    ("run_members_ready", "Members that hold the model and the data.", lambda seen: seen.status.ready_count),
+    ("run_members_resting", "Members without work because they missed rounds.", lambda seen: seen.status.resting_count),
+    ("run_loss", "Mean loss of the last applied step, in nats per token.", lambda seen: seen.status.loss),
+    ("run_tokens_per_second", "Tokens applied per second in the last rounds.", lambda seen: seen.status.tokens_per_s),
+    ("run_carried_batches", "Batches that wait for another attempt.", lambda seen: seen.status.carried_batches),
+    ("run_waiting_batches", "Batches that failed and wait for an attempt.", lambda seen: seen.status.waiting_batches),
+    ("run_quarantined_batches", "Batches that left the run.", lambda seen: seen.status.quarantined_batches),
+    ("coordinator_journal_bytes", "Size of the journal in bytes.", lambda seen: seen.status.journal_bytes),
+    ("coordinator_accepting", "1 while messages are accepted.", lambda seen: seen.service.accepting),
+    (
+        "coordinator_ticking",
+        "1 if this is the coordinator of the run that ends phases and judges silence.",
+        lambda seen: seen.service.replicas.is_ticking,
+    ),
+    (
+        "coordinator_others",
+        "Other coordinators of the run that are alive.",
+        lambda seen: seen.service.replicas.other_count,
+    ),
+    (
+        "coordinator_store_problem",
+        "1 while nothing can be kept, such as on a full disk.",
+        lambda seen: seen.service.health.problem is not None,
+    ),
+    ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda seen: seen.service.blobs.total_bytes),
+    (
+        "coordinator_paused_uploads",
+        "Uploads whose connection broke and that wait for their rest.",
+        lambda seen: seen.paused_count,
+    ),
+    (
+        "coordinator_paused_upload_bytes",
+        "Bytes that have arrived of uploads that wait for their rest.",
+        lambda seen: seen.paused_bytes,
+    ),
+    (
+        "coordinator_blobs_lost",
+        "Blobs that the run relies on and that were found gone or overwritten.",
+        lambda seen: seen.service.lost_blobs.count,
+    ),
+    (
+        "coordinator_blob_arrivals_under_way",
+        "Blobs that arrived in the object store and are not counted yet.",
+        lambda seen: seen.arrivals.running_count,
+    ),
+    (
+        "coordinator_checks_waiting",
+        "Results that wait for a checker.",
+        lambda seen: seen.arrivals.checks.waiting_count,
+    ),
+    ("coordinator_checks_leased", "Results that a checker checks.", lambda seen: seen.arrivals.checks.leased_count),
+    ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda seen: seen.service.queued_count),
+    ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda seen: seen.polls.count),
+    (
+        "coordinator_data_server_long_polls_waiting",
+        "Those of data servers with a token.",
+        lambda seen: seen.polls.count_of(ReaderKind.DATA_SERVER),
+    ),
+    (
+        "coordinator_stranger_long_polls_waiting",
+        "Those without a token.",
+        lambda seen: seen.polls.count_of(ReaderKind.STRANGER),
+    ),
+    ("coordinator_viewers", "Viewers that are told the run's news as events.", lambda seen: seen.viewers.count),
+)
+_COUNTERS: _Rows = (
+    ("run_data_indices_applied", "Data indices applied since step 1.", lambda seen: seen.status.data_indices_applied),
+    ("run_tokens_applied", "Tokens applied since step 1.", lambda seen: seen.status.tokens_applied),
+    (
+        "coordinator_check_leases_ended",
+        "Leases of checkers that ended without a verdict.",
+        lambda seen: seen.arrivals.checks.ended_leases,
+    ),
+    (
+        "coordinator_viewer_frames",
+        "Frames of events that were made, each once for all viewers.",
+        lambda seen: seen.viewers.frame_count,
+    ),
+    ("coordinator_viewer_sent_bytes", "Bytes of events sent to viewers.", lambda seen: seen.viewers.sent_bytes),
+    (
+        "coordinator_viewers_dropped",
+        "Viewers that read events too slowly, were told so and dropped.",
+        lambda seen: seen.viewers.dropped_count,
+    ),
+    (
+        "coordinator_history_pages_encoded",
+        "Pages of the run's history that were encoded, each once for all who asked.",
+        lambda seen: seen.viewers.page_count,
+    ),
+)
+
+
+def _evaluations(seen: _Seen | None) -> tuple[Metric, Metric]:
+    """Return the metrics of the newest replica's evaluation under each name."""
+    losses = GaugeMetricFamily(
+        "epochal_run_evaluation_loss", "Loss of the last replica evaluated, in nats per token.", labels=("name",)
+    )
+    steps = GaugeMetricFamily("epochal_run_evaluation_step", "Step of the last replica evaluated.", labels=("name",))
+    found = () if seen is None else newest_evaluations(seen.status.evaluations)
+    for evaluation in found[:MAX_EVALUATION_NAMES]:
+        losses.add_metric((evaluation.name,), evaluation.loss)
+        steps.add_metric((evaluation.name,), evaluation.step)
+    return losses, steps
+
+
+def _arrivals(seen: _Seen | None) -> tuple[Metric, Metric]:
+    """Return the metrics of blobs that arrived in an object store."""
+    arrived = CounterMetricFamily(
+        "epochal_coordinator_blob_arrivals",
+        "Blobs that arrived in the object store: counted, or the refusal's type.",
+        labels=("verdict",),
+    )
+    checked = CounterMetricFamily(
+        "epochal_coordinator_checked_bytes",
+        "Bytes of results in the object store that were checked, by the coordinator or a checker.",
+        labels=("by",),
+    )
+    if seen is not None:
+        for family, counts in ((arrived, seen.arrivals.counts.arrivals), (checked, seen.arrivals.counts.checked_bytes)):
+            for label, count in sorted(counts.items()):
+                family.add_metric((label,), count)
+    return arrived, checked
+
+
+class CoordinatorMetrics:
+    """A coordinator's metrics in one registry, measured from `watch` on.
+
+    It also collects the metrics of the run as it is when they are read.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.http = HttpMetrics(registry)
+        self._watched: tuple[CoordinatorService, LongPolls, Arrivals, Viewers] | None = None
+        self._run: Run | None = None
+        self._status: RunStatus | None = None
+        registry.register(self)
+        self._phase_duration = Histogram(
+            "epochal_run_phase_duration_seconds",
+            "Time that the run spent in a phase; of a phase that a restart interrupted, the part since then.",
+            ("phase",),
+            registry=registry,
+            buckets=DURATION_BUCKETS_S,
+        )
+        self._round_duration = Histogram(
+            "epochal_run_round_duration_seconds",
+            "Time of a round, from RoundTrain to the end of RoundWitness.",
+            registry=registry,
+            buckets=DURATION_BUCKETS_S,
+        )
+        self._rounds = Counter(
+            "epochal_run_rounds", "Rounds that ended, applied or empty.", ("outcome",), registry=registry
+        )
+        self._results = Counter("epochal_run_results_applied", "Clients' results applied.", registry=registry)
+        self._group = Histogram(
+            "epochal_coordinator_group_commit_stimuli",
+            "Messages kept by one write to the journal.",
+            registry=registry,
+            buckets=GROUP_BUCKETS,
+        )
+        self._append = Histogram(
+            "epochal_coordinator_journal_append_duration_seconds",
+            "Time to write a record to the journal and to sync it to the disk.",
+            registry=registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
+        self._notices = Counter(
+            "epochal_coordinator_notices",
+            "Attempts to tell a webhook of a notice, by kind and result: delivered, refused, or retried later.",
+            ("kind", "result"),
+            registry=registry,
+        )
+        self._now_s: Callable[[], float] = lambda: 0.0
+        self._phase_since_s = 0.0
+        self._trained_s: float | None = None
+
+    def watch(self, service: CoordinatorService, polls: LongPolls, arrivals: Arrivals, viewers: Viewers) -> None:
+        """Measure this service from now on."""
+        self._now_s = service.now_s
+        self._phase_since_s = service.now_s()
+        self._watched = service, polls, arrivals, viewers
+        service.watch(self._observe)
+
+    def count_notice(self, kind: str, result: str) -> None:
+        """Count an attempt to tell a webhook of a notice."""
+        self._notices.labels(kind, result).inc()
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield every metric of the run without a value."""
+        return self._metrics(None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric of the run with its value; nothing before `watch`."""
+        if self._watched is not None:
+            service, polls, arrivals, viewers = self._watched
+            yield from self._metrics(_Seen(self.status_of(service), service, polls, arrivals, viewers))
+
+    @staticmethod
+    def _metrics(seen: _Seen | None) -> Iterator[Metric]:
+        run = InfoMetricFamily("epochal_run", "Which run the coordinator serves.", labels=("run_id",))
+        phase = GaugeMetricFamily("epochal_run_phase", "1 for the run's phase, 0 for the others.", labels=("phase",))
+        if seen is not None:
+            run.add_metric((seen.status.run_id,), {})
+            for state in RunState:
+                phase.add_metric((state.value,), int(state is seen.status.run_state))
+        yield from (run, phase, *_evaluations(seen), *_arrivals(seen))
+        for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text, read in rows:
+                yield family(f"epochal_{name}", text, value=None if seen is None else read(seen))
+
+    def status_of(self, service: CoordinatorService) -> RunStatus:
+        """Return the status as of the last change of the run."""
+        if self._status is None or self._run is not service.run:
+            self._run, self._status = service.run, service.status()
+        return self._status
+
+    def _observe(self, event: ServiceEvent) -> None:
+        match event:
+            case GroupKept(stimulus_count=count, append_s=append_s):
+                self._group.observe(count)
+                self._append.observe(append_s)
+            case PhaseChanged(before=before):
+                now_s = self._now_s()
+                self._phase_ended(before, now_s - self._phase_since_s)
+                self._phase_since_s = now_s
+            case OutcomeDecided(outcome=outcome):
+                self._rounds.labels("empty" if outcome is None else "applied").inc()
+                self._results.inc(0 if outcome is None else len(outcome.entries))
+
+    def _phase_ended(self, phase: RunState, duration_s: float) -> None:
+        self._phase_duration.labels(phase.value).observe(duration_s)
+        if phase is RunState.ROUND_TRAIN:
+            self._trained_s = duration_s
+        elif phase is RunState.ROUND_WITNESS and self._trained_s is not None:
+            self._round_duration.observe(self._trained_s + duration_s)
+            self._trained_s = None

@@ -1,0 +1,47 @@
+"""The route that says how a machine joins the run, for those whom `[access] dashboard` lets see the run."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from epochal.coordinator.api.request_parts import RUN
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.views.run_history_views import HistoryViews
+from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
+from epochal.state.shown.join_guide import JoinGuide, JoinRoom, join_guide, room_of
+
+
+def join_routes(handlers: Handlers, views: HistoryViews, version: str) -> APIRouter:
+    """Return the route of the guide.
+
+    Args:
+        handlers: of the coordinator.
+        views: know who may see the run.
+        version: the program's.
+    """
+    router = APIRouter()
+
+    @router.get(f"{RUN}/join", summary="How a machine joins the run", responses=openapi_answer(JoinGuide))
+    async def join(run_id: str, request: Request) -> Response:
+        views.check(run_id, bearer_token(request.headers))
+        room = await _room(handlers)
+        return document_response(join_guide(handlers.service.run.state_file, version, room), "no-cache")
+
+    return router
+
+
+async def _room(handlers: Handlers) -> JoinRoom | None:
+    """Return the room that a client needs; None before the first checkpoint."""
+    run = handlers.service.run
+    if run.models.checkpoint is None:
+        return None
+    try:
+        layout = await handlers.uploads.layout()
+    except Refused as refusal:
+        if refusal.kind is Refusal.NOT_NOW:
+            return None
+        raise
+    clients = max(len(run.members), run.state_file.config.init_min_clients)
+    return room_of(run.state_file, layout, run.models.checkpoint.size_bytes, clients)

@@ -1,0 +1,107 @@
+"""Routes that anyone may read: round documents, results as they arrive, outcomes, the last checkpoint."""
+
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from epochal.coordinator.api.compressed import long_document
+from epochal.coordinator.api.encoded_documents import EncodedDocuments
+from epochal.coordinator.api.request_parts import RUN, reader_of, sha256_of
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.run.long_polls import LongPolls
+from epochal.runtime.http.bodies import (
+    IMMUTABLE,
+    document_response,
+    has_gone,
+    json_response,
+    openapi_answer,
+)
+from epochal.runtime.http.parameters import Query, parse_whole
+from epochal.state.checkpoint_parts import CheckpointManifest
+from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
+from epochal.state.messages.requests import ResultsPage
+from epochal.state.messages.result_bundles import MEDIA_TYPE, encoded_bundle
+from epochal.state.wire import canonical_json
+
+
+def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
+    """Return the routes that anyone may read."""
+    router = APIRouter()
+
+    @router.get("/v1/runs", summary="The run that this coordinator serves")
+    async def runs() -> Response:
+        return document_response({"runs": [handlers.service.run.state_file.run_id]})
+
+    _add_documents(router, handlers)
+
+    @router.get(
+        f"{RUN}/rounds/{{step}}/results",
+        summary="Verified results of the round under way, as they arrive; long poll",
+        responses=openapi_answer(ResultsPage),
+    )
+    async def results(run_id: str, step: str, request: Request) -> Response:
+        handlers.check_run(run_id)
+        reader = reader_of(handlers, request.scope)
+        query, number = Query(request.scope["query_string"]), parse_whole("step", step)
+        attempt, after, wait_s = query.whole("attempt", 0), query.whole("after", 0), query.seconds("wait_s")
+        async with polls.place(reader, wait_s):
+            with handlers.service.waiting(reader.client_id, partial(has_gone, request.receive)):
+                page = await handlers.results(number, attempt, after, wait_s, reader)
+        if not page.results:
+            handlers.check_store(reader.client_id)
+        body = handlers.service.readers.pages.encoded(page)
+        if not query.flag("bytes") or reader.client_id is None:
+            return json_response(body)
+        blobs = await handlers.uploads.recent.of_page(handlers.service.run, page, reader.client_id)
+        return Response(encoded_bundle(body, blobs), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+
+    @router.get(
+        f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", responses=openapi_answer(CheckpointRef)
+    )
+    async def latest_checkpoint(run_id: str) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.latest_checkpoint(), "no-cache")
+
+    @router.get(
+        f"{RUN}/checkpoints",
+        summary="Every verified checkpoint that is held, the newest last",
+        responses=openapi_answer(KeptCheckpoints),
+    )
+    async def kept_checkpoints(run_id: str) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.kept_checkpoints(), "no-cache")
+
+    return router
+
+
+def _add_documents(router: APIRouter, handlers: Handlers) -> None:
+    """Add the routes of documents that never change, which are compressed once."""
+    encoded = EncodedDocuments()
+
+    async def sent(name: str, body: bytes, request: Request) -> Response:
+        return await long_document(encoded, name, body, request, IMMUTABLE)
+
+    async def immutable(run_id: str, sha256: str, request: Request) -> Response:
+        handlers.check_run(run_id)
+        return await sent(sha256, handlers.immutable(sha256_of(sha256)), request)
+
+    for place, kind in (("rosters", Roster), ("work", WorkList)):
+        path = f"{RUN}/{place}/{{sha256}}"
+        router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", responses=openapi_answer(kind))
+    router.add_api_route(
+        f"{RUN}/manifests/{{sha256}}",
+        immutable,
+        summary="The parts of a checkpoint by digest",
+        responses=openapi_answer(CheckpointManifest),
+    )
+    router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
+    router.add_api_route(f"{RUN}/model/{{sha256}}", immutable, summary="The run's model document by digest")
+
+    @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", responses=openapi_answer(Outcome))
+    async def outcome(run_id: str, step: str, request: Request) -> Response:
+        handlers.check_run(run_id)
+        found = handlers.outcome(parse_whole("step", step))
+        name = f"{handlers.service.run.identity.lineage} {found.step} {found.attempt} {found.seed}"
+        return await sent(name, encoded.plain(name, lambda: canonical_json(found)), request)

@@ -1,0 +1,171 @@
+"""`ViewerClient`: a coordinator as those ask it who look at a run: its history, one round, one version, and news.
+
+What a viewer may see, `[access] dashboard` says; its token goes with these requests alone, because members read the run
+document with another one.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpx
+
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
+from epochal.coordinator_client.token_check import check_admin_token
+from epochal.runtime.http.http_client import read_whole, streamed
+from epochal.state.errors import InvalidDocument
+from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
+from epochal.state.messages.member_rows import MemberDetail, MembersPage
+from epochal.state.shown.explanation import SpeedExplanation
+from epochal.state.shown.operator_actions import ActionsPage
+from epochal.state.shown.trust import TrustView
+from epochal.state.wire import ClientId, parse_document
+
+if TYPE_CHECKING:  # with numpy, which other requests do not need
+    from epochal.state.shown.join_guide import JoinGuide
+
+MAX_PAGE_ROUNDS = 4096
+"""Number of rounds in a page for which no rows are merged: the maximum number of rows that a coordinator sends."""
+SILENCE_S = 60.0
+"""Maximum time without a byte of a stream of events, in which a coordinator sends a comment each 15 s."""
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+"""Maximum size of one event."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvent:
+    """A server-sent event of a run (`docs/rest-api.md`).
+
+    Attributes:
+        kind: `document`, `rounds`, `reset` or `dropped`.
+        id: with which a viewer comes back; "" if it has none.
+        data: JSON.
+    """
+
+    kind: str
+    id: str
+    data: bytes
+
+
+class ViewerClient(CoordinatorClient):
+    """A coordinator over HTTP, with what viewers of its run ask for."""
+
+    _viewer_headers: dict[str, str] | None = None
+
+    def show(self, token: str | None) -> None:
+        """Show this token with a viewer's requests: the admin token or a member's; None shows none.
+
+        Raises:
+            InvalidInput: no header can carry it.
+        """
+        if token is not None:
+            check_admin_token(token)
+        self._viewer_headers = None if token is None else {"Authorization": f"Bearer {token}"}
+
+    async def history(self, first: int = 0, last: int | None = None, points: int = MAX_PAGE_ROUNDS) -> HistoryPage:
+        """Return the rows of the rounds from number `first` to `last` (None: all that have ended), at most `points`.
+
+        Raises:
+            Refused: the token is not one that may see it; or the history is being read (`overloaded`), try again.
+        """
+        query = {"from": first, "points": points} | ({} if last is None else {"to": last})
+        return parse_document(HistoryPage, await self._viewed("/history", query))
+
+    async def round_detail(self, number: int, slowest: int | None = None) -> RoundDetail:
+        """Return a round with each of its clients, or with so many of the slowest.
+
+        Raises:
+            Refused: `not-found` if these are not held; and as `history`.
+        """
+        query = None if slowest is None else {"slowest": slowest}
+        return parse_document(RoundDetail, await self._viewed(f"/history/rounds/{number}", query))
+
+    async def join_guide(self) -> "JoinGuide":
+        """Return how a machine joins the run. Raise as `history`."""
+        from epochal.state.shown.join_guide import JoinGuide
+
+        return parse_document(JoinGuide, await self._viewed("/join"))
+
+    async def moment(self, version: int, slowest: int | None = None) -> Moment:
+        """Return the run as it was at a version of its document. Raise `Refused`: `not-found`, and as `history`."""
+        query = None if slowest is None else {"slowest": slowest}
+        return parse_document(Moment, await self._viewed(_at(version), query))
+
+    async def present(self, slowest: int | None = None) -> Moment:
+        """Return the run as it is, or was a moment ago. Raise as `history`."""
+        query = None if slowest is None else {"slowest": slowest}
+        return parse_document(Moment, await self._viewed("/history/present", query))
+
+    async def explanation(self, version: int | None = None) -> SpeedExplanation:
+        """Return why the run is not faster, or was not at a version. Raise as `history` and `moment`."""
+        place = "/history" if version is None else _at(version)
+        return parse_document(SpeedExplanation, await self._viewed(f"{place}/explanation"))
+
+    async def members(self, version: int | None = None) -> MembersPage:
+        """Return all members as columns, now or at a version. Raise as `history` and `moment`."""
+        return parse_document(MembersPage, await self._viewed(f"{_at(version)}/members"))
+
+    async def member(self, client_id: ClientId) -> MemberDetail:
+        """Return a member, present or former. Raise `Refused`: `not-found`, and as `history`."""
+        return parse_document(MemberDetail, await self._viewed(f"/members/{quote(client_id, safe='')}"))
+
+    async def trust(self, version: int | None = None) -> TrustView:
+        """Return the run's checks, and what was refused, now or by a version. Raise as `history` and `moment`."""
+        return parse_document(TrustView, await self._viewed(f"{_at(version)}/trust"))
+
+    async def actions(self) -> ActionsPage:
+        """Return what the run's operators did last. Raise as `history`."""
+        return parse_document(ActionsPage, await self._viewed("/actions"))
+
+    async def events(self, last_id: str | None = None) -> AsyncGenerator[RunEvent, None]:
+        """Yield the run's news until the coordinator ends the stream, which it does at least once an hour.
+
+        Args:
+            last_id: of the last event that was seen.
+
+        Raises:
+            Refused, CoordinatorUnreachable, InvalidDocument: as every request, also in the middle of the stream.
+        """
+        path = f"{self._run}/events"
+        headers = {**self._headers, **(self._viewer_headers or {}), "Accept": "text/event-stream"}
+        if last_id is not None:
+            headers["Last-Event-ID"] = last_id
+        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S)
+        request = self._http.build_request("GET", path, headers=headers, timeout=timeout)
+        try:
+            async with streamed(self._http, request) as answer:
+                if not answer.is_success:
+                    raise error_of(await read_whole(answer), f"GET {path}")
+                async with aclosing(_events_in(answer.aiter_bytes())) as events:
+                    async for event in events:
+                        yield event
+        except httpx.HTTPError as error:
+            raise self._unreachable(f"GET {path}", error) from error
+
+    async def _viewed(self, place: str, query: dict[str, Any] | None = None) -> bytes:
+        answer = await self._request("GET", self._run + place, params=query, headers=self._viewer_headers)
+        return answer.content
+
+
+def _at(version: int | None) -> str:
+    """Return the place below which a version's pages are; "" for those of the present."""
+    return "" if version is None else f"/history/versions/{version}"
+
+
+async def _events_in(pieces: AsyncIterator[bytes]) -> AsyncGenerator[RunEvent, None]:
+    """Yield the events in a stream (HTML, section 9.2.6). A coordinator writes each field on one line."""
+    waiting = b""
+    async for piece in pieces:
+        *events, waiting = (waiting + piece).split(b"\n\n")
+        if len(waiting) > MAX_EVENT_BYTES:
+            raise InvalidDocument(f"an event has more than {MAX_EVENT_BYTES} bytes, which no coordinator sends")
+        for event in events:
+            found: dict[bytes, bytes] = {}
+            for line in event.split(b"\n"):
+                name, _, value = line.partition(b":")
+                found[name] = value.removeprefix(b" ")
+            if b"event" in found and b"data" in found:
+                yield RunEvent(found[b"event"].decode(), found.get(b"id", b"").decode(), found[b"data"])

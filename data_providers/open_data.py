@@ -1,0 +1,400 @@
+"""Opens the provider of a location: of a state file's `data_location`, or of `--data` instead.
+
+Another package's provider opens `name://…` by the entry point *name* in the group `epochal.data_providers`: an
+asynchronous callable `(location: str, spec: DatasetSpec)` that returns the provider.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TypeAlias
+
+from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from epochal.data_providers.locations import (
+    BUILT_IN_SCHEMES,
+    AnyLocation,
+    Registered,
+    parse_location,
+    permissions_of_owner,
+    spec_for,
+)
+from epochal.data_providers.mixes.mix_file import parse_mix
+from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider, of_source
+from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.providers.local_places import allowed_path, cannot_open
+from epochal.data_providers.providers.local_source import LocalSource
+from epochal.data_providers.providers.open_files import open_local_tokens, open_rows, open_samples, open_tokens
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.sources.byte_source import ByteSource, read
+from epochal.data_providers.sources.cache import BlockCache
+from epochal.data_providers.sources.cached_source import CachedSource
+from epochal.data_providers.sources.derived_files import DataSpool
+from epochal.data_providers.sources.http.manifests import open_checked
+from epochal.data_providers.sources.http.source import HttpOptions, HttpSource, without_secrets
+from epochal.data_providers.sources.hub_dataset import HubDataset, downloaded
+from epochal.data_providers.sources.manifest import VerifiedSource
+from epochal.data_providers.sources.object_store import ObjectStoreSource
+from epochal.data_providers.splits import DEFAULT_SPLIT
+from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress, TicketOrAccess
+from epochal.data_providers.tcp.data_client import TcpDataProvider
+from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.hub import HUB_HOST
+from epochal.runtime.permissions import Permissions
+from epochal.state.config.data_file import DataConfig, parse_data_config
+from epochal.state.config.data_location import (
+    MAX_FILES,
+    PINNED_LINE,
+    S3,
+    Azure,
+    DummyData,
+    Gcp,
+    Http,
+    Local,
+    NumberedFiles,
+    Preprocessed,
+    Server,
+    SingleUrl,
+    Urls,
+    WeightedHttp,
+)
+from epochal.state.config.model_table import DataType
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import DataError, EpochalError, InvalidInput, NotAllowed
+from epochal.state.reader_limits import MAX_MIX_BYTES
+from epochal.state.wire import sha256_hex
+
+ENTRY_POINT_GROUP = "epochal.data_providers"
+DATA_CONFIG_SUFFIX = ".toml"
+ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data's files or URL with --data"
+UNPACKED_FOLDER = "unpacked"
+"""The folder in a cache's for unpacked files and the places of records."""
+ONLY_PACKED = '{place} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning"'
+
+OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """The client's options for opening its data.
+
+    Attributes:
+        run_id: names the run to a data server.
+        ticket: returns the client's current ticket for data servers, or says in full how they are asked; None for who
+            is no member of the run.
+        permissions: what the location may use of this machine: hosts, files, credentials, packages.
+        cache: keeps the blocks from HTTP servers and buckets; None keeps nothing.
+        packs: whether samples are packed; then they are JSON records, or rows of parquet files of any length.
+        split: the split to use of a folder of JSON lines or parquet files.
+        generations: the fingerprints of the run's data as they grew, the oldest first; a data server may have any.
+    """
+
+    run_id: str
+    ticket: TicketOrAccess | None
+    permissions: Permissions
+    cache: BlockCache | None = None
+    packs: bool = False
+    split: str = DEFAULT_SPLIT
+    generations: tuple[str, ...] = ()
+
+    def spool(self) -> DataSpool:
+        """Return a place for unpacked files: in the cache's folder, with as much room again, or a temporary one."""
+        return (
+            DataSpool() if self.cache is None else DataSpool(self.cache.folder / UNPACKED_FOLDER, self.cache.max_bytes)
+        )
+
+
+async def open_provider(
+    state: StateFile,
+    ticket: TicketOrAccess,
+    permissions: Permissions,
+    override: str | None = None,
+    cache: BlockCache | None = None,
+) -> DataProvider:
+    """Open the provider of a run's data for one client. The caller closes it.
+
+    The size of tokens and the shuffle of token files are those of the run's `Http` location or of a `data.toml`; by
+    default two bytes and no shuffle.
+
+    Args:
+        state: the run's state file.
+        ticket, cache: as in `OpenOptions`.
+        permissions: what the run's documents may use of this machine.
+        override: location to use instead of the run's, as in `epochal client --data`, which the owner wrote himself.
+
+    Raises:
+        SourceUnavailable: the source does not answer now; retry.
+        CorruptData: the source does not hold the run's data; do not retry.
+        Rejected: the source refuses this client.
+        NotAllowed: the run names a file that the owner of this machine did not allow, or a mix that is not pinned.
+        InvalidInput: `override`, or a file that a location names, is wrong, or an extra is missing; the user's fault.
+    """
+    location, spec = run_data(state, override)
+    packs = state.model.LLM.data_type is DataType.FINETUNING
+    generations = tuple(known.fingerprint for known in state.data_generations)
+    if override is not None:
+        permissions = permissions_of_owner(location, permissions)
+    else:
+        check_pinned(location)
+    options = OpenOptions(state.run_id, ticket, permissions, cache, packs, generations=generations)
+    return await open_location(location, spec, options)
+
+
+def check_pinned(location: AnyLocation) -> None:
+    """Raise `NotAllowed` for a run's mix on another machine that its state file does not pin; the operator's fault."""
+    if isinstance(location, WeightedHttp) and location.is_unpinned:
+        place = without_secrets(location.place)
+        line = PINNED_LINE.format(place=place)
+        raise NotAllowed(f"the run's mix {place} may change at any time; allowed in its state file: {line}", path=place)
+
+
+def run_data(state: StateFile, override: str | None = None) -> tuple[AnyLocation, DatasetSpec]:
+    """Return the location of a run's data, or the one that `override` names instead, and the shape of its samples.
+
+    Raises:
+        InvalidInput: `override` is no location; the user's fault.
+    """
+    run_location = state.model.LLM.data_location
+    location: AnyLocation = run_location if override is None else parse_location(override)
+    if isinstance(location, Local | SingleUrl | Gcp | S3 | Azure) and isinstance(run_location, Preprocessed):
+        location = Preprocessed(location.path if isinstance(location, Local) else override or "")
+    return location, spec_for(run_location, state.model.LLM.max_seq_len)
+
+
+async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    """Open the provider of one location's data. Raises what `open_provider` raises."""
+    if isinstance(location, Http):
+        return await open_location(location.location, spec_for(location, spec.sequence_length), options)
+    if isinstance(location, DummyData):
+        return DummyDataProvider(spec)
+    if isinstance(location, Server):
+        if options.ticket is None:
+            raise InvalidInput(ONLY_FOR_MEMBERS)
+        addresses = [DataServerAddress(*place, options.run_id, location.tls) for place in location.addresses]
+        access = options.ticket if isinstance(options.ticket, DataServerAccess) else DataServerAccess(options.ticket)
+        reach = options.permissions.reach
+        return await _open_tcp(addresses, replace(access, generations=options.generations, reach=reach), spec)
+    if isinstance(location, SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure):
+        return await _open_remote(location, spec, options)
+    if isinstance(location, HubDataset):
+        return await asyncio.to_thread(_open_hub, location, spec, options)
+    if isinstance(location, Local):
+        opened = _open_samples if options.packs else _open_local
+        return await opened(await _allowed(Path(location.path), options), spec, options)
+    if isinstance(location, Preprocessed):
+        return await _open_preprocessed_place(location.path, spec, options)
+    if isinstance(location, WeightedHttp):
+        return await _open_mix(location, spec, options)
+    return await _open_registered(location, spec)
+
+
+async def _open_remote(
+    location: SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, spec: DatasetSpec, options: OpenOptions
+) -> DataProvider:
+    source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
+    if options.packs:
+        return await open_samples(source, spec, options.spool, options.split, listed=listed)
+    names = [file.name for file in source.files]
+    if any(name.endswith(ROW_SUFFIXES) for name in names) and not any(map(_is_of_tokens, names)):
+        return await open_rows(source, spec.sequence_length, options.split, listed=listed, records=False)
+    if any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names) and not any(map(_is_of_tokens, names)):
+        place = source.location
+        await source.aclose()
+        raise InvalidInput(ONLY_PACKED.format(place=place), path=place, holds_records=True)
+    return await open_tokens(source, spec, options.spool)
+
+
+async def _remote_source(
+    location: SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, options: OpenOptions
+) -> ByteSource:
+    if isinstance(location, Gcp | S3 | Azure):
+        source = await VerifiedSource.where_listed(await ObjectStoreSource.open(location, options.permissions))
+    else:
+        if isinstance(location, NumberedFiles) and location.num_files > MAX_FILES:  # before the list of URLs is made
+            raise InvalidInput(f"the run's data are {location.num_files} files; at most {MAX_FILES}")
+        source = await open_checked(
+            (location.url,) if isinstance(location, SingleUrl) else location.urls, options.permissions.reach
+        )
+    return source if options.cache is None else CachedSource(source, options.cache)
+
+
+def _is_of_tokens(name: str) -> bool:
+    return name.endswith(TOKEN_SUFFIXES) or name.rpartition("/")[2] == MDS_INDEX_NAME
+
+
+async def _open_preprocessed_place(place: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    """Open rows at a path or behind a URL."""
+    if "://" not in place:
+        return await asyncio.to_thread(_open_preprocessed, await _allowed(Path(place), options), spec, options)
+    location = parse_location(place)
+    if isinstance(location, HubDataset):
+        return await asyncio.to_thread(_open_hub, location, spec, options)
+    if not isinstance(location, SingleUrl | Gcp | S3 | Azure):
+        raise InvalidInput(f"{without_secrets(place)} is no place of parquet or Arrow files")
+    source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
+    longest = None if options.packs else spec.sequence_length
+    return await open_rows(source, longest, options.split, listed=listed, records=options.packs)
+
+
+def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    files = downloaded(location, options.split, with_token=options.permissions.lends_credentials(HUB_HOST))
+    source = LocalSource.of_paths(str(location), files.files, files.paths)
+    longest = None if options.packs else spec.sequence_length
+    return PreprocessedDataProvider.open_local(source, longest, records=options.packs)
+
+
+async def open_described(config: DataConfig, folder: Path) -> LocalDataProvider | RangedDataProvider:
+    """Open the files that a `data.toml` in `folder` describes, as `open_local_tokens`."""
+    return await open_local_tokens(folder / config.dir, _spec_of(config))
+
+
+def _spec_of(config: DataConfig) -> DatasetSpec:
+    return DatasetSpec(config.token_size.size_bytes, config.seq_len, _seed_of(config))
+
+
+def _seed_of(config: DataConfig) -> bytes | None:
+    return None if config.shuffle_seed is None else bytes(config.shuffle_seed)
+
+
+async def _allowed(path: Path, options: OpenOptions) -> Path:
+    return await asyncio.to_thread(allowed_path, path, options.permissions)
+
+
+async def _open_mix(location: WeightedHttp, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    is_remote = "://" in location.place
+    place = location.place if is_remote else str(await _allowed(Path(location.place), options))
+    shown = without_secrets(place) if is_remote else place
+    text = await mix_text(place, options.permissions.reach)
+    if location.sha256 not in (None, sha256_hex(text)):
+        raise CorruptData(f"mix {shown} has SHA-256 {sha256_hex(text)}; the run's is {location.sha256}", path=shown)
+    mix = parse_mix(text, shown)
+    folder = None if is_remote else Path(place).parent
+    sources: list[Weighted] = []
+    async with AsyncExitStack() as opened:
+        for number, source in enumerate(mix.sources):
+            held = source.location
+            if isinstance(held, Local | Preprocessed) and "://" not in held.path:
+                if folder is None:
+                    raise NotAllowed(
+                        f"mix {shown}: source {source.name} is a path of the machine that reads it, {held.path!a}; a "
+                        "mix from elsewhere names URLs only",
+                        path=held.path,
+                    )
+                held = type(held)(str(folder / held.path))  # relative to the mix's own folder
+            try:
+                provider = await open_location(held, spec_for(held, spec.sequence_length), options)
+            except DataError as error:
+                raise of_source(source.name, error) from error
+            opened.push_async_callback(provider.aclose)
+            sources.append(Weighted(source.name, provider, mix.phases[0].weights[number]))
+        # The order of many phases takes a while to compute.
+        provider = await asyncio.to_thread(WeightedDataProvider, sources, mix.phases)
+        opened.pop_all()  # the mix closes them from now on
+    return provider
+
+
+async def mix_text(place: str, reach: Reach | None) -> bytes:
+    """Return the text of a mix at a path or a URL. Raises what `open_provider` raises."""
+    if "://" not in place:
+        return await asyncio.to_thread(mix_file, Path(place))
+    source = await HttpSource.open([place], HttpOptions.from_environment(reach))
+    try:
+        (file,) = source.files
+        if file.size_bytes > MAX_MIX_BYTES:
+            raise Rejected(f"mix {file.place} has {file.size_bytes} bytes; at most {MAX_MIX_BYTES}")
+        return await read(source, file.name, 0, file.size_bytes)
+    finally:
+        await source.aclose()
+
+
+def mix_file(path: Path) -> bytes:
+    """Return the text of a mix in a file. Raises `InvalidInput` if it cannot be read or is too large."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_MIX_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"mix {path}: {error.strerror or error}", path=str(path)) from error
+    if len(text) > MAX_MIX_BYTES:
+        raise InvalidInput(f"mix {path} has more than {MAX_MIX_BYTES} bytes", path=str(path))
+    return text
+
+
+async def _open_local(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    if path.suffix in ROW_SUFFIXES:
+        return await asyncio.to_thread(_open_preprocessed, path, spec, options)
+    if path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)):
+        raise InvalidInput(ONLY_PACKED.format(place=path), path=str(path))
+    if path.suffix != DATA_CONFIG_SUFFIX:
+        return await open_local_tokens(path, spec, options.spool)
+    config = await asyncio.to_thread(_data_config, path, spec)
+    held = await _allowed(path.parent / config.dir, options)  # a link may lead elsewhere by now
+    return await open_local_tokens(held, _spec_of(config))
+
+
+def _open_preprocessed(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    longest = None if options.packs else spec.sequence_length
+    return PreprocessedDataProvider.open(path, longest, options.split, records=options.packs)
+
+
+async def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    """Open samples to pack; records and MDS samples may be shuffled by a `data.toml`."""
+    if path.suffix == DATA_CONFIG_SUFFIX:
+        config = await asyncio.to_thread(_data_config, path, spec)
+        spec = replace(spec, token_size_bytes=config.token_size.size_bytes, shuffle_seed=_seed_of(config))
+        path = await _allowed(path.parent / config.dir, options)
+    source = await asyncio.to_thread(LocalSource.open, path)
+    names = [file.name for file in source.files]
+    holds_records = any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names)
+    if not holds_records and any(name.endswith(ROW_SUFFIXES) for name in names):
+        return await asyncio.to_thread(_open_preprocessed, path, spec, options)
+    return await open_samples(source, spec, options.spool, options.split, listed=path.is_dir())
+
+
+def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
+    try:
+        config = parse_data_config(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise cannot_open(path, error) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 at byte {error.start}", path=str(path)) from error
+    if config.seq_len != spec.sequence_length:
+        allowed = f"{spec.sequence_length}, the run's max_seq_len"
+        raise InvalidInput(f"{path}: seq_len is {config.seq_len}; allowed: {allowed}", path=str(path))
+    return config
+
+
+async def _open_tcp(
+    addresses: Sequence[DataServerAddress], access: DataServerAccess, spec: DatasetSpec
+) -> DataProvider:
+    provider = await TcpDataProvider.open(addresses, access)
+    if provider.sequence_length != spec.sequence_length:
+        await provider.aclose()
+        served, asked = provider.sequence_length, spec.sequence_length
+        raise CorruptData(f"{addresses[0]} serves sequences of {served} tokens, the run's have {asked}")
+    return provider
+
+
+async def _open_registered(location: Registered, spec: DatasetSpec) -> DataProvider:
+    """Open a location by another package's entry point. Raises `InvalidInput` or the opener's own `EpochalError`."""
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    if location.name not in found.names:
+        known = ", ".join(sorted(BUILT_IN_SCHEMES | found.names))
+        raise InvalidInput(f"no data provider is called {location.name!r}; allowed: {known}", name=location.name)
+    shown = f"data provider {location.name!r} ({found[location.name].value})"
+    try:
+        opener: OpenRegistered = found[location.name].load()
+        provider = await opener(location.location, spec)
+    except EpochalError:
+        raise
+    except Exception as error:  # the other package's code may raise anything
+        raise InvalidInput(f"{shown} cannot be opened: {type(error).__name__}: {error}", name=location.name) from error
+    parts = ("sequence_count", "fingerprint", "get_samples", "aclose")
+    missing = [part for part in parts if not hasattr(provider, part)]
+    if missing:
+        raise InvalidInput(f"{shown} opened a {type(provider).__name__} without {', '.join(missing)}")
+    return provider

@@ -1,0 +1,269 @@
+"""Records from the files of a source: JSON lines and WebDataset's tars, on a disk, over HTTP and in a bucket alike.
+
+Records are not parsed here; the task encoder interprets them (`batching/packing/task_encoder.py`). A file is read once
+when it is opened, to find its records' places: sixteen bytes of memory for each line, 32 for each sample of a tar. With
+a cache the places are kept in its folder. A compressed file is unpacked there first. The order is that of
+`data_providers/order.py`, a record being a sample.
+"""
+
+import asyncio
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, BinaryIO, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from epochal.data_providers.description import describe_order
+from epochal.data_providers.file_names import TAR_SUFFIX
+from epochal.data_providers.formats.json_lines import lines_of
+from epochal.data_providers.formats.tar import record_of, samples_of_tar
+from epochal.data_providers.identity import contents_of
+from epochal.data_providers.order import DataFile, DataOrder, Extent
+from epochal.data_providers.protocol import (
+    CorruptData,
+    DatasetSpec,
+    TokenBatch,
+    check_answer_bytes,
+    check_sample_count,
+    dataset_fingerprint,
+)
+from epochal.data_providers.sources.byte_source import (
+    MAX_CONCURRENT_READS,
+    ByteSource,
+    SourceFile,
+    Wanted,
+    read_many,
+    run_bounded,
+)
+from epochal.data_providers.sources.compression import compression_of, stem_of
+from epochal.data_providers.sources.derived_files import DataSpool, SpooledReader, SpoolSink
+from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
+from epochal.data_providers.sources.unpacked import PackedFile, Unpacker, spool_key
+from epochal.state.errors import InternalError
+from epochal.state.intervals import DataIds
+
+MAX_GAP_BYTES = 16 * 1024
+"""Maximum number of unwanted bytes between two records that are requested as one range."""
+MAX_RANGE_BYTES = 16 * 1024**2
+"""Maximum size of a range of several records."""
+_LINES, _TAR = "JSON lines", "WebDataset"
+_NAMES = {_LINES: "json-lines", _TAR: "webdataset"}
+"""The kinds of files, and their names in fingerprints."""
+_ROWS_OF_PLACES = {_LINES: 2, _TAR: 4}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordFile(DataFile):
+    """One file; column *i* of `places` says where its record *i* is, as `Places` of its format."""
+
+    source: SourceFile
+    format: str
+    places: NDArray[np.int64]
+    packed: PackedFile | None
+
+
+class RecordsDataProvider:
+    """A `DataProvider` of JSON records. Make one with `open`."""
+
+    def __init__(
+        self, source: ByteSource, unpacker: Unpacker, files: Sequence[RecordFile], shuffle_seed: bytes | None
+    ) -> None:
+        # For the order a record is a sample of one token.
+        spec = DatasetSpec(token_size_bytes=2, sequence_length=1, shuffle_seed=shuffle_seed)
+        kind = files[0].format
+        self.order = DataOrder(
+            files,
+            spec,
+            lambda ordered: dataset_fingerprint(
+                _NAMES[kind],
+                files=[[file.name, file.size_bytes, file.token_count] for file in ordered],
+                shuffle_seed=None if shuffle_seed is None else shuffle_seed.hex(),
+            ),
+            contents_of([file.source for file in files]),
+        )
+        self._source = source
+        self._unpacker = unpacker
+        self._closed = False
+        self.files: tuple[RecordFile, ...] = self.order.files
+        """The files in their order; a token of theirs is a record."""
+        self.sequence_count = self.order.sequence_count
+        self.fingerprint = self.order.fingerprint
+        self.description = describe_order(kind, self.order)
+
+    @classmethod
+    async def open(cls, source: ByteSource, names: Sequence[str], shuffle_seed: bytes | None, spool: DataSpool) -> Self:
+        """Return a provider over these files of a source: of JSON lines, or tars. It closes the source and the spool.
+
+        Raises:
+            SourceUnavailable: the files cannot be read now; retry.
+            CorruptData: there are no records, one is too long, or a file is cut off; the fault of the data's owner.
+            Rejected: the source refuses, or a compressed file is larger than the spool may be.
+            InvalidInput: a package that a compression needs is not installed.
+        """
+        unpacker, reader = Unpacker(source, spool), SourceThreads()
+        try:
+            listed = {file.name: file for file in source.files}
+            files = [await _indexed(source, listed[name], unpacker, reader) for name in sorted(names)]
+            if not any(file.token_count for file in files):
+                raise CorruptData(f"{source.location} holds no JSON record", path=source.location)
+            return cls(source, unpacker, files, shuffle_seed)
+        except BaseException:
+            unpacker.close()
+            await source.aclose()
+            raise
+        finally:
+            reader.close()
+
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        """Return the records of these data indices, as `DataProvider.get_samples`: `is_text`, their bytes as uint16."""
+        if self._closed:
+            raise InternalError("get_samples after aclose")
+        check_sample_count(data_ids)
+        extents = self.order.locate(data_ids)
+        wanted = [self._places_of(extent) for extent in extents]
+        check_answer_bytes(2 * sum(int((places[1::2] - places[::2]).sum()) for places in wanted))
+        parts = _Parts(self._source, self._unpacker)
+        for extent, places in zip(extents, wanted, strict=True):
+            parts.want(self.files[extent.file], places)
+        await parts.read()
+        records: list[bytes] = []
+        for extent, places in zip(extents, wanted, strict=True):
+            file = self.files[extent.file]
+            found = [parts.bytes_at(file, *places[row : row + 2]) for row in range(0, len(places), 2)]
+            if len(found) == 1:
+                records += found[0]
+                continue
+            for number, (record, text) in enumerate(zip(*found, strict=True), start=extent.sequence + 1):
+                has_record, has_text = places[:, number - extent.sequence - 1][::2] >= 0
+                place = f"{file.source.place}, sample {number}"
+                records.append(record_of(record if has_record else None, text if has_text else None, place))
+        offsets = np.concatenate(([0], np.cumsum([len(record) for record in records], dtype=np.int64)))
+        return TokenBatch(np.frombuffer(b"".join(records), np.uint8).astype("<u2"), offsets, is_text=True)
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._unpacker.close()
+            await self._source.aclose()
+
+    def _places_of(self, extent: Extent) -> NDArray[np.int64]:
+        return self.files[extent.file].places[:, extent.sequence : extent.sequence + extent.length]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Bytes of a file's content from `start` on."""
+
+    file: RecordFile
+    start: int
+    body: bytearray
+
+
+class _Parts:
+    """The parts of files that hold one request's records: neighbours are read together."""
+
+    def __init__(self, source: ByteSource, unpacker: Unpacker) -> None:
+        self._source = source
+        self._unpacker = unpacker
+        self._spans: dict[str, tuple[RecordFile, list[tuple[int, int]]]] = {}
+        self._held: dict[str, tuple[NDArray[np.int64], list[bytes]]] = {}
+
+    def want(self, file: RecordFile, places: NDArray[np.int64]) -> None:
+        """Note records, by their columns of the file's `places`, which are neighbours of each other."""
+        spans = self._spans.setdefault(file.name, (file, []))[1]
+        if len(places) == 2 and places[1, -1] - places[0, 0] <= MAX_RANGE_BYTES:  # lines lie one after the other
+            spans.append((int(places[0, 0]), int(places[1, -1])))
+            return
+        for row in range(0, len(places), 2):
+            spans += [span for span in zip(places[row].tolist(), places[row + 1].tolist(), strict=True) if span[0] >= 0]
+
+    async def read(self) -> None:
+        """Read what is wanted. Raises what `ByteSource.read_into` and `Unpacker.whole` raise."""
+        stretches = [stretch for file, spans in self._spans.values() for stretch in _joined(file, spans)]
+        plain = [one for one in stretches if one.file.packed is None]
+        await read_many(self._source, [Wanted(one.file.name, one.start, memoryview(one.body)) for one in plain])
+
+        async def unpack(one: _Stretch) -> None:
+            if one.file.packed is not None:
+                content = await self._unpacker.whole(one.file.packed)
+                await asyncio.to_thread(content.read_into, one.start, memoryview(one.body))
+
+        packed = [one for one in stretches if one.file.packed is not None]
+        await run_bounded(unpack, packed, MAX_CONCURRENT_READS)
+        for name in self._spans:
+            own = [one for one in stretches if one.file.name == name]
+            self._held[name] = np.array([one.start for one in own], np.int64), [bytes(one.body) for one in own]
+
+    def bytes_at(self, file: RecordFile, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+        """Return the bytes `[start, stop)` of each place; b"" for a place that says that there are none."""
+        begins, bodies = self._held[file.name]
+        if not len(begins):
+            return [b""] * len(starts)
+        numbers = np.maximum(np.searchsorted(begins, starts, side="right") - 1, 0)
+        begin = begins[numbers]
+        places = zip(
+            numbers.tolist(), (starts - begin).tolist(), (stops - begin).tolist(), starts.tolist(), strict=True
+        )
+        return [bodies[number][first:end] if start >= 0 else b"" for number, first, end, start in places]
+
+
+def _joined(file: RecordFile, spans: list[tuple[int, int]]) -> list[_Stretch]:
+    """Return what to read for these places, in ascending order: neighbours with small gaps as one."""
+    stretches: list[_Stretch] = []
+    begin, end = -1, -1
+    for start, stop in sorted(spans):
+        if begin >= 0 and start <= end + MAX_GAP_BYTES and max(stop, end) - begin <= MAX_RANGE_BYTES:
+            end = max(stop, end)
+            continue
+        if begin >= 0:
+            stretches.append(_Stretch(file, begin, bytearray(end - begin)))
+        begin, end = start, stop
+    return [*stretches, _Stretch(file, begin, bytearray(end - begin))] if begin >= 0 else stretches
+
+
+async def _indexed(source: ByteSource, file: SourceFile, unpacker: Unpacker, reader: SourceThreads) -> RecordFile:
+    """Return the file with the places of its records: those that the spool keeps, or else by reading it once."""
+    kind = _TAR if stem_of(file.name).endswith(TAR_SUFFIX) else _LINES
+    compression = compression_of(file.name)
+    packed = None if compression is None else PackedFile(stem_of(file.name), file, compression)
+    spool, key = unpacker.spool, spool_key(file, f"places/v1/{_NAMES[kind]}")
+    held = await reader.run(partial(_kept, spool, key, kind)) if spool.is_kept else None
+    if held is not None:
+        return RecordFile(file.name, file.size_bytes, held.shape[1], file, kind, held, packed)
+    if packed is None:
+        opened: io.RawIOBase = RangeFile(source, file, in_order=True)
+        size_bytes = file.size_bytes
+    else:
+        content = await unpacker.whole(packed)
+        opened, size_bytes = SpooledReader(content), content.size_bytes
+    places = await reader.run(partial(_found, kind, opened, size_bytes, file.place))
+    if spool.is_kept:
+
+        def keep(sink: SpoolSink) -> None:
+            sink.write(places.tobytes())
+
+        await reader.run(lambda: spool.put(key, file.place, keep))
+    return RecordFile(file.name, file.size_bytes, places.shape[1], file, kind, places, packed)
+
+
+def _found(kind: str, opened: io.RawIOBase, size_bytes: int, place: str) -> NDArray[np.int64]:
+    with io.BufferedReader(opened, 64 * 1024) as file:
+        if kind == _TAR:
+            return samples_of_tar(cast("BinaryIO", file), size_bytes, place)
+        places, read_bytes = lines_of(file.read, place)
+        if read_bytes != size_bytes:
+            raise CorruptData(f"{place} ends at byte {read_bytes}; it was longer", path=place)
+        return places
+
+
+def _kept(spool: DataSpool, key: str, kind: str) -> NDArray[Any] | None:
+    held = spool.get(key)
+    rows = _ROWS_OF_PLACES[kind]
+    if held is None or held.size_bytes % (8 * rows):
+        return None
+    body = bytearray(held.size_bytes)
+    held.read_into(0, memoryview(body))
+    return np.frombuffer(body, np.int64).reshape(rows, -1)

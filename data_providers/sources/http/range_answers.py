@@ -1,0 +1,194 @@
+"""Answers to range requests: what their heads may say, and where their bodies go."""
+
+import re
+import time
+
+import httpx
+
+from epochal.data_providers.protocol import Rejected, SourceUnavailable
+from epochal.data_providers.sources.http.filled_buffer import Filling
+from epochal.data_providers.sources.http.http1 import Body, Head
+from epochal.data_providers.sources.http.multipart import BadMultipart, MultipartReader
+from epochal.runtime.http.http_client import is_temporary
+from epochal.runtime.retry import retry_after_s
+
+MAX_WHOLE_FILE_BYTES = 1024**2
+"""Maximum size of a file that a server may send as a whole, ignoring ranges."""
+MAX_SHOWN_CHARS = 100
+"""Maximum number of characters of a server's text in a message."""
+_CONTENT_RANGE = re.compile(r"bytes (?:(?P<first>\d{1,18})-(?P<last>\d{1,18})|\*)/(?P<size>\d{1,18})")
+
+
+class UnfitAnswer(SourceUnavailable):
+    """The answer to a request for several ranges does not hold them; each is then requested by itself."""
+
+
+def check_temporary(head: Head, url: str) -> None:
+    """Raise `SourceUnavailable` if the status says that the request may succeed later, with the server's delay."""
+    if is_temporary(head.status):
+        raise SourceUnavailable(
+            f"{url} answered {head.status} {visible(head.reason)}",
+            url=url,
+            status=head.status,
+            retry_after_s=retry_after_s(head.fields.get("retry-after"), time.time()),
+        )
+
+
+def announced_range(head: Head, url: str, ranges: str) -> tuple[int, int, int]:
+    """Return the bytes `[first, stop)` of the file that the body holds, and the file's size.
+
+    Args:
+        head: of the answer.
+        url: for messages.
+        ranges: what was requested, for messages.
+
+    Raises:
+        SourceUnavailable, Rejected: by the status or the headers, the answer does not hold the wanted bytes.
+    """
+    check_temporary(head, url)
+    if is_encoded(head):
+        raise Rejected(
+            f"{url} is sent with a content encoding, so that its bytes cannot be addressed", url=url, status=head.status
+        )
+    if head.status == httpx.codes.OK:
+        if head.length is None or head.length > MAX_WHOLE_FILE_BYTES:
+            whole = f"the whole file ({'unknown' if head.length is None else head.length} bytes)"
+            raise Rejected(
+                f"{url} answers a range request with {whole}; use a server with range support",
+                url=url,
+                status=head.status,
+            )
+        return 0, head.length, head.length
+    said = head.fields.get("content-range")
+    match = _CONTENT_RANGE.fullmatch(said or "")
+    if head.status == httpx.codes.PARTIAL_CONTENT and match and match["first"]:
+        return int(match["first"]), int(match["last"]) + 1, int(match["size"])
+    if head.status == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and match and not match["first"]:
+        return 0, 0, int(match["size"])
+    answered = f"{url} answered {head.status} {visible(head.reason)}"
+    if head.status == httpx.codes.PARTIAL_CONTENT:
+        answered += (
+            f" with {'no Content-Range' if said is None else f'Content-Range: {visible(said)}'} to a request for "
+            f"{ranges}; allowed: bytes FIRST-LAST/SIZE, each of at most 18 digits"
+        )
+    raise Rejected(answered, url=url, status=head.status)
+
+
+def visible(text: str) -> str:
+    """Return the first `MAX_SHOWN_CHARS` of what a server sent, with escapes for what a terminal would obey."""
+    return repr(text[:MAX_SHOWN_CHARS])[1:-1] + ("…" if len(text) > MAX_SHOWN_CHARS else "")
+
+
+def is_encoded(head: Head) -> bool:
+    """Return whether the body has a content encoding."""
+    return head.fields.get("content-encoding", "identity") != "identity"
+
+
+def version_of(head: Head) -> str:
+    """Return a value that changes with the file's content, its ETag or else its modification time; "" without."""
+    return head.fields.get("etag") or head.fields.get("last-modified") or ""
+
+
+def check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> None:
+    """Raise `SourceUnavailable` unless the sent bytes `[first, stop)` contain the wanted ones and few others."""
+    most = max(wanted[1] - wanted[0], MAX_WHOLE_FILE_BYTES)
+    if sent[0] > wanted[0] or sent[1] < wanted[1] or sent[1] - sent[0] > most:
+        raise SourceUnavailable(f"{url} answered bytes [{sent[0]}, {sent[1]}) for [{wanted[0]}, {wanted[1]})", url=url)
+
+
+class RangeBody(Body):
+    """Fills a target from the body of one range; bytes before an interruption are kept.
+
+    Args:
+        target: what is filled.
+        skip: number of the body's first bytes that are not wanted.
+        announced: number of bytes that the head promises.
+        url: for messages.
+    """
+
+    def __init__(self, target: Filling, skip: int, announced: int, url: str) -> None:
+        self._target = target
+        self._begin = target.filled
+        begin = target.start + target.filled
+        self._ranges = f"bytes {begin - skip}-{begin - skip + announced - 1} for {begin}-{target.stop - 1}"
+        self._skip = skip
+        self._announced = announced
+        self._received = 0
+        self._url = url
+
+    def direct(self) -> memoryview | None:
+        """Return the rest of the target, unless bytes are to be skipped first."""
+        if self._received < self._skip or not self._target.missing:
+            return None
+        return self._target.into[self._target.filled :]
+
+    def wrote(self, count: int) -> None:
+        """Count bytes that are in place."""
+        self._received += count
+        self._target.filled += count
+
+    def feed(self, data: memoryview) -> None:
+        """Append what is wanted of the bytes. Raise `SourceUnavailable` if there are more than announced."""
+        first = max(0, self._skip - self._received)
+        self._received += len(data)
+        if self._received > self._announced:
+            self._target.filled = self._begin
+            raise self._unavailable(f"sent more bytes than the {self._announced} that it announced, {self._ranges}")
+        self._target.take(data[first:])
+
+    def finish(self) -> None:
+        """Raise `SourceUnavailable` unless as many bytes came as were announced."""
+        if self._received != self._announced:
+            raise self._unavailable(f"sent {self._received} bytes where it announced {self._announced}, {self._ranges}")
+
+    def _unavailable(self, what: str) -> SourceUnavailable:
+        return SourceUnavailable(f"{self._url} {what}", url=self._url)
+
+
+class SeveralBody(Body):
+    """Fills several targets from the parts of a body; raises `UnfitAnswer` where it does not hold them.
+
+    Args:
+        reader: puts the parts in place.
+        most: maximum number of bytes of the whole body.
+        url: for messages.
+    """
+
+    def __init__(self, reader: MultipartReader, most: int, url: str) -> None:
+        self._reader = reader
+        self._left = most
+        self._url = url
+
+    def direct(self) -> memoryview | None:
+        """Return the rest of the part under way, if there is one."""
+        return self._reader.direct()
+
+    def wrote(self, count: int) -> None:
+        """Count bytes that are in place."""
+        self._left -= count
+        self._reader.wrote(count)
+
+    def feed(self, data: memoryview) -> None:
+        """Put the next bytes in place."""
+        self._left -= len(data)
+        try:
+            if self._left < 0:
+                self._reader.break_off()
+                raise BadMultipart("it is longer than the ranges")
+            self._reader.feed(data)
+        except BadMultipart as error:
+            raise self._unfit(error) from error
+
+    def finish(self) -> None:
+        """Raise `UnfitAnswer` unless every part came."""
+        try:
+            self._reader.finish()
+        except BadMultipart as error:
+            raise self._unfit(error) from error
+
+    def break_off(self) -> None:
+        """Keep what is certain of an answer that broke off."""
+        self._reader.break_off()
+
+    def _unfit(self, error: BadMultipart) -> UnfitAnswer:
+        return UnfitAnswer(f"{self._url} did not answer several ranges as it was asked to: {error}", url=self._url)

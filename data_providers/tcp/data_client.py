@@ -1,0 +1,366 @@
+"""Samples from TCP data servers (`frames.py` has the protocol): one, or several that serve the same dataset.
+
+One connection serves all calls: requests are sent without waiting, and tokens are received straight into the answer's
+own memory. If it breaks, or its server falls silent or says goodbye, the pieces that are missing are asked of another
+server at once; a server that failed is asked again after a growing time. With no other left, the calls under way raise
+`SourceUnavailable`; the next call connects again. Every server must serve the same dataset.
+"""
+
+import asyncio
+import logging
+import math
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+import numpy as np
+
+from epochal.data_providers.description import describe_spec
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
+from epochal.data_providers.tcp.client_connection import (
+    ClientConnection,
+    DataServerAccess,
+    DataServerAddress,
+    TicketOrAccess,
+    WantedPiece,
+    connect,
+)
+from epochal.data_providers.tcp.frames import Welcome
+from epochal.runtime.retry import RetryPolicy, system_jitter
+from epochal.runtime.tracing.request_spans import traced_request
+from epochal.state.errors import DataError, InternalError, InvalidInput
+from epochal.state.intervals import DataIds
+
+ANSWER_TIMEOUT_S = 60.0
+"""Time limit for one `get_samples`; after it the connection is dropped."""
+SILENCE_TIMEOUT_S = 15.0
+"""Time in which a server must have sent `LEAST_BYTES` while it is asked for something, where another can be asked."""
+LEAST_BYTES = 256 * 1024
+FAILOVER_CONNECT_TIMEOUT_S = 6.0
+"""Time limit for a connection where another server can be asked."""
+OTHERS_WAIT_S = 2.0
+"""Time for which `open` waits for the other servers once one has answered, to compare their datasets."""
+AVOIDED_FIRST_S, AVOIDED_MOST_S = 1.0, 60.0
+"""Time for which a server that failed is asked only if no other is left: doubled with each failure, up to a bound."""
+PIECE_BYTES = 1024**2
+"""Approximate size of the requests into which a call is split; each is at least one sample."""
+MAX_SERVERS = 64
+
+_log = logging.getLogger(__name__)
+
+
+class _Server:
+    """One of the servers: its connection, and since when it is avoided."""
+
+    def __init__(self, address: DataServerAddress) -> None:
+        self.address = address
+        self.connection: ClientConnection | None = None
+        self.avoided_until_s = -math.inf
+        policy = RetryPolicy(bound_s=math.inf, first_delay_s=AVOIDED_FIRST_S, max_delay_s=AVOIDED_MOST_S)
+        self._backoff = policy.begin()
+
+    @property
+    def is_connected(self) -> bool:
+        return self.connection is not None and self.connection.lost is None
+
+    def failed(self, error: DataError, now_s: float) -> None:
+        """Avoid the server for a while."""
+        if now_s >= self.avoided_until_s:
+            self.avoided_until_s = now_s + self._backoff.next_delay_s(error)
+
+    def answered(self) -> None:
+        """Avoid the server no more."""
+        self.avoided_until_s = -math.inf
+        self._backoff.reset()
+
+
+class TcpDataProvider:
+    """A `DataProvider` over TCP data servers. Make one with `open`."""
+
+    def __init__(self, servers: Sequence[_Server], access: DataServerAccess, welcome: Welcome) -> None:
+        self._servers = list(servers)
+        self._access = access
+        self._welcome = welcome
+        self._current = next(server for server in servers if server.is_connected)
+        self._spec = DatasetSpec(welcome.token_size_bytes, welcome.sequence_length)
+        self.sequence_count = welcome.sequence_count
+        self.sequence_length = self._spec.sequence_length
+        self.fingerprint: str = welcome.fingerprint
+        self.description = describe_spec("a data server", self._spec, self.sequence_count)
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        addresses: DataServerAddress | Sequence[DataServerAddress],
+        access: TicketOrAccess,
+        spread: float | None = None,
+    ) -> Self:
+        """Connect to the servers; at least one must answer.
+
+        Args:
+            addresses: of one server, or of several with the same dataset.
+            access: how they are asked; a function that returns the client's ticket suffices.
+            spread: chooses the server that is asked first, from 0 (the first one) to below 1; None chooses at random,
+                so that clients share the servers.
+
+        Raises:
+            SourceUnavailable: no server can be reached now; retry.
+            Rejected: there is no such host, or no server admits this client, and why.
+            CorruptData: two servers serve different datasets; the operator's fault.
+            InvalidInput: there are no addresses or too many, or the file of certificates is not one.
+        """
+        listed = [addresses] if isinstance(addresses, DataServerAddress) else list(dict.fromkeys(addresses))
+        if not 1 <= len(listed) <= MAX_SERVERS:
+            raise InvalidInput(f"{len(listed)} data servers; allowed: 1 to {MAX_SERVERS}")
+        access = access if isinstance(access, DataServerAccess) else DataServerAccess(access)
+        first = int((system_jitter() if spread is None else spread) * len(listed))
+        servers = [_Server(address) for address in listed[first:] + listed[:first]]
+        failed = await _connect_all(servers, access)
+        served = {
+            server.address: server.connection.welcome.result()
+            for server in servers
+            if server.connection is not None and server.is_connected
+        }
+        if not served:
+            raise _opening_failure(failed)
+        for address, error in failed.items():
+            _log.warning("data_server_does_not_answer", extra={"server": str(address), "reason": error.message})
+        welcome = max(served.values(), key=lambda found: access.generation_of(found.fingerprint))
+        if any(not access.are_of_one_run(other, welcome) for other in served.values()):
+            _drop_all(servers)
+            shown = ", ".join(f"{address} {other.fingerprint}" for address, other in served.items())
+            raise CorruptData(f"the data servers serve different datasets: {shown}")
+        opened = cls(servers, access, welcome)
+        for server in servers:
+            if server is not opened._current and server.connection is not None:
+                server.connection.drop(SourceUnavailable("another server is asked first"))
+        return opened
+
+    def expect_one_of(self, fingerprints: Sequence[str]) -> None:
+        """Take the data of servers for one run's if they have these fingerprints, as data that grow do."""
+        self._access = replace(self._access, generations=tuple(fingerprints))
+
+    @property
+    def _connection(self) -> ClientConnection:
+        """The connection that was used last."""
+        connection = self._current.connection
+        if connection is None:
+            raise InternalError("the current server was never connected")
+        return connection
+
+    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+        """Return the samples of these data indices, as `DataProvider.get_samples`."""
+        tokens = self._spec.empty_tokens(data_ids)
+        view = tokens.view(np.uint8).data
+        missing: list[WantedPiece] = []
+        for part in data_ids.pieces(max(PIECE_BYTES // self._spec.sequence_bytes, 1)):
+            size_bytes = part.count * self._spec.sequence_bytes
+            missing.append(WantedPiece(part, view[:size_bytes]))
+            view = view[size_bytes:]
+        failed: dict[DataServerAddress, DataError] = {}
+        due_s = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
+        try:
+            while missing:
+                missing = await self._ask(missing, failed, due_s)
+        except TimeoutError as error:
+            late = SourceUnavailable(f"{self._current.address} does not answer in {ANSWER_TIMEOUT_S} s")
+            if self._current.connection is not None:
+                self._current.connection.drop(late)
+            self._current.failed(late, asyncio.get_running_loop().time())
+            raise late from error
+        return TokenBatch.fixed_length(tokens, self._spec.sequence_length)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        async with self._connecting:
+            _drop_all(self._servers)
+
+    async def _ask(
+        self, missing: list[WantedPiece], failed: dict[DataServerAddress, DataError], due_s: float
+    ) -> list[WantedPiece]:
+        """Ask one server that has not failed for the pieces, and return those that it did not deliver.
+
+        Raises:
+            TimeoutError: it is `due_s`, by the event loop's clock.
+            DataError: all servers have failed, or one says what every other would say.
+        """
+        try:
+            server, connection = self._ready(failed) or await self._connected(failed, due_s)
+        except _NoServer:
+            raise _first_failure(failed) from None
+        with traced_request("ask data server", str(server.address)):
+            return await self._answered(server, connection, missing, failed, due_s)
+
+    async def _answered(
+        self,
+        server: _Server,
+        connection: ClientConnection,
+        missing: list[WantedPiece],
+        failed: dict[DataServerAddress, DataError],
+        due_s: float,
+    ) -> list[WantedPiece]:
+        """Ask this server for the pieces, and return those that it did not deliver. Raise as `_ask`."""
+        arrived_before_bytes = connection.arrived_bytes
+        call = connection.ask(missing, self._access.document_version())
+        is_last = len(failed) + 1 >= len(self._servers)
+        watching = None if is_last else _Silence(connection, server.address)
+        late = asyncio.get_running_loop().call_at(due_s, call.time_out)
+        try:
+            await call.done
+            server.answered()
+        except (SourceUnavailable, CorruptData) as error:
+            self._note_failure(server, error, failed)
+        except asyncio.CancelledError:
+            if connection.arrived_bytes == arrived_before_bytes:
+                # The caller may have cancelled because the connection is dead: the next call needs a new one.
+                silent = SourceUnavailable(f"{server.address} was silent until a call was cancelled")
+                connection.drop(silent)
+                server.failed(silent, asyncio.get_running_loop().time())
+            raise
+        finally:
+            late.cancel()
+            if watching is not None:
+                watching.end()
+        return list(call.missing.values())
+
+    def _ready(self, failed: dict[DataServerAddress, DataError]) -> tuple[_Server, ClientConnection] | None:
+        """Return the connection that was used last, if it can be used at once."""
+        if not failed and not self._closed and self._current.connection is not None and self._current.is_connected:
+            return self._current, self._current.connection
+        return None
+
+    async def _connected(
+        self, failed: dict[DataServerAddress, DataError], due_s: float
+    ) -> tuple[_Server, ClientConnection]:
+        """Return a connection to a server that is not among those that failed; raise `_NoServer` if none is left."""
+        async with asyncio.timeout_at(due_s), self._connecting:
+            if self._closed:
+                raise InternalError("get_samples after aclose")
+            while True:
+                server = self._next(failed)
+                if server.connection is not None and server.connection.lost is None:
+                    self._current = server
+                    return server, server.connection
+                try:
+                    server.connection = await self._reconnected(server, len(failed) + 1 >= len(self._servers))
+                except DataError as error:
+                    self._note_failure(server, error, failed)
+
+    def _next(self, failed: dict[DataServerAddress, DataError]) -> _Server:
+        """Return the server to ask: the current one, else the first that is not avoided, else the soonest."""
+        now_s = asyncio.get_running_loop().time()
+        left = [server for server in self._servers if server.address not in failed]
+        if not left:
+            raise _NoServer
+        at = self._servers.index(self._current)
+        order = {server: (number - at) % len(self._servers) for number, server in enumerate(self._servers)}
+        return min(left, key=lambda server: (max(server.avoided_until_s - now_s, 0.0), order[server]))
+
+    async def _reconnected(self, server: _Server, is_last: bool) -> ClientConnection:
+        try:
+            async with asyncio.timeout(None if is_last else FAILOVER_CONNECT_TIMEOUT_S):
+                connection = await connect(server.address, self._access)
+        except TimeoutError as error:
+            raise SourceUnavailable(f"{server.address} cannot be reached: no answer in time") from error
+        served = connection.welcome.result()
+        if not self._access.are_of_one_run(served, self._welcome):
+            changed = CorruptData(
+                f"{server.address} served the dataset {self._welcome.fingerprint}, and now {served.fingerprint}"
+                if len(self._servers) == 1
+                else f"{server.address} serves the dataset {served.fingerprint}, others {self._welcome.fingerprint}"
+            )
+            connection.drop(changed)
+            raise changed
+        return connection
+
+    def _note_failure(self, server: _Server, error: DataError, failed: dict[DataServerAddress, DataError]) -> None:
+        failed[server.address] = error
+        server.failed(error, asyncio.get_running_loop().time())
+        if len(self._servers) > 1:
+            _log.warning("data_server_failed", extra={"server": str(server.address), "reason": error.message})
+
+
+class _NoServer(Exception):
+    """Every server has failed in this call."""
+
+
+class _Silence:
+    """Drops a connection that has delivered too little in `SILENCE_TIMEOUT_S`, so that another server is asked."""
+
+    def __init__(self, connection: ClientConnection, address: DataServerAddress) -> None:
+        self._connection = connection
+        self._address = address
+        self._begin()
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+
+    def _begin(self) -> None:
+        self._arrived_bytes = self._connection.arrived_bytes
+        self._timer = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT_S, self._look)
+
+    def _look(self) -> None:
+        arrived_bytes = self._connection.arrived_bytes - self._arrived_bytes
+        if arrived_bytes < LEAST_BYTES:
+            slow = f"{self._address} sent {arrived_bytes} bytes in {SILENCE_TIMEOUT_S:g} s"
+            self._connection.drop(SourceUnavailable(slow))
+        else:
+            self._begin()
+
+
+async def _connect_all(servers: Sequence[_Server], access: DataServerAccess) -> dict[DataServerAddress, DataError]:
+    """Connect to the servers at once, and return why which failed. The others have a little time after the first."""
+    failed: dict[DataServerAddress, DataError] = {}
+
+    async def attempt(server: _Server) -> None:
+        try:
+            server.connection = await connect(server.address, access)
+        except DataError as error:
+            failed[server.address] = error
+            server.failed(error, asyncio.get_running_loop().time())
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            left = {group.create_task(attempt(server)) for server in servers}
+            while left and not any(server.is_connected for server in servers):
+                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if left:
+                _, left = await asyncio.wait(left, timeout=OTHERS_WAIT_S)
+            for late in left:
+                late.cancel()
+    except BaseExceptionGroup as errors:
+        _drop_all(servers)
+        raise errors.exceptions[0] from None
+    return failed
+
+
+def _drop_all(servers: Sequence[_Server]) -> None:
+    for server in servers:
+        if server.connection is not None:
+            server.connection.drop(SourceUnavailable("the provider was closed"))
+
+
+def _first_failure(failed: dict[DataServerAddress, DataError]) -> DataError:
+    """Return the error of a call that every server has failed: one that may pass, if there is one."""
+    if len(failed) == 1:
+        (error,) = failed.values()
+        return error
+    reasons = "; ".join(error.message for error in failed.values())
+    for kind in (SourceUnavailable, CorruptData):
+        if any(isinstance(error, kind) for error in failed.values()):
+            return kind(f"no data server of {len(failed)} answers: {reasons}")
+    return Rejected(f"no data server of {len(failed)} answers: {reasons}")
+
+
+def _opening_failure(failed: dict[DataServerAddress, DataError]) -> DataError:
+    """Return the error for servers of which none could be opened; a name that nobody knows is a mistake."""
+    for address, error in failed.items():
+        cause = error.__cause__
+        if not (isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME):
+            return _first_failure(failed)
+        failed[address] = Rejected(f"there is no host {address.host!r}; check the address {address}")
+    return _first_failure(failed)

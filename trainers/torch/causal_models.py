@@ -1,0 +1,142 @@
+"""The architectures `HfLlama`, `HfDeepseek` and `HfAuto`: causal language models of transformers.
+
+The parameters are the module's `named_parameters()`, tied weights once, in float32, and the biases that choose experts,
+which no step changes. Other buffers are not among them: every client has those that the config gives.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from epochal.state.config.model_table import AdamW, ModelSpec
+from epochal.state.errors import TrainerFailed, Unsupported
+from epochal.state.model.tensors import Tensors
+from epochal.trainers.torch.causality import check_causal, check_untrained
+from epochal.trainers.torch.forward_trial import check_computable, check_dimensions
+from epochal.trainers.torch.hf_config import build_module, hf_config
+from epochal.trainers.torch.language import NextTokenLoss
+from epochal.trainers.torch.learner import TorchLearner
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
+
+if TYPE_CHECKING:  # imported where there is a mesh
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from epochal.trainers.torch.sharded_learner import ShardedLearner
+
+MAX_KNOWN_LAYOUTS = 8
+"""Models whose parameters' names and shapes are remembered: they are asked for with every checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The facts of a model that need no parameters."""
+
+    vocabulary: int
+    max_positions: int | None
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+class HfModel:
+    """A causal language model of transformers.
+
+    Args:
+        spec: architecture and Hugging Face config.
+        options: where and how its learners compute.
+
+    Raises:
+        Unsupported: the config is not known or not one of the architecture's, or needs code that is not trusted.
+    """
+
+    def __init__(self, spec: ModelSpec, options: TorchOptions = DEFAULT_TORCH_OPTIONS) -> None:
+        self._spec = spec
+        self._options = options
+        self._layout = _layout_of(spec.model_dump_json())
+
+    @property
+    def vocabulary(self) -> int:
+        return self._layout.vocabulary
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._layout.shapes
+
+    def initial_parameters(self, seed: bytes) -> Tensors:
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
+                module = build_module(self._spec)
+                check_computable(module, self.vocabulary)
+                check_causal(module, self._spec, self.vocabulary)
+        except (MemoryError, RuntimeError) as error:
+            raise TrainerFailed(f"no memory for a model of {self._parameter_count} parameters: {error}") from error
+        return {name: one.detach().numpy() for name, one in sorted(module.named_parameters())}
+
+    def learner(self) -> TorchLearner:
+        """Return a new learner of this model, without parameters.
+
+        Raises:
+            InvalidInput: this machine does not have the device that the options name.
+            Unsupported: the model does not have the attention that they name.
+        """
+        build = partial(_built_on, self._spec, self._options.attention, self.vocabulary)
+        return TorchLearner(build, self._objective(), self._options)
+
+    def sharded_learner(
+        self, mesh: "DeviceMesh", optimizer: AdamW | None, fitting_places: int | None
+    ) -> "ShardedLearner":
+        """Return this process's part of the model, as `epochal.trainers.torch.sharded_learner.ShardableModel` says."""
+        from epochal.trainers.torch.sharded_learner import ShardedLearner
+
+        build = partial(build_module, self._spec, self._options.attention)
+        return ShardedLearner(build, self._objective(), self._options, mesh, optimizer, fitting_places)
+
+    def _objective(self) -> NextTokenLoss:
+        """Return the objective. Raise `Unsupported` if the model does not have the options' attention."""
+        layout = self._layout
+        if self._options.attention != "auto":
+            _check_attention(self._spec.model_dump_json(), self._options.attention)
+        masks = self._options.attention != "flash_attention_2"  # which would look at the mask, and needs none
+        return NextTokenLoss(layout.vocabulary, layout.max_positions, masks)
+
+    @property
+    def _parameter_count(self) -> int:
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+
+def _built_on(spec: ModelSpec, attention: str, vocabulary: int, device: torch.device) -> torch.nn.Module:
+    """Return the module on a device. Torch's random numbers are as before, except on the device.
+
+    Raises:
+        TrainerFailed: the model predicts tokens that it sees, and is too large to have been tried out before.
+    """
+    with torch.random.fork_rng(devices=[]), device:
+        module: torch.nn.Module = build_module(spec, attention)
+        try:
+            check_causal(module, spec, vocabulary)
+        except Unsupported as error:
+            raise TrainerFailed(error.message) from error
+    return module
+
+
+@functools.lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
+def _layout_of(spec_json: str) -> _Layout:
+    spec = ModelSpec.model_validate_json(spec_json)
+    config = hf_config(spec).get_text_config()
+    with torch.device("meta"):
+        module = build_module(spec)
+    shapes = {name: tuple(one.shape) for name, one in sorted(module.named_parameters())}
+    check_dimensions(spec.hf or {}, shapes)
+    check_untrained(spec, module, int(config.vocab_size))
+    longest = getattr(config, "max_position_embeddings", None)
+    return _Layout(int(config.vocab_size), longest if isinstance(longest, int) else None, shapes)
+
+
+@functools.lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
+def _check_attention(spec_json: str, attention: str) -> None:
+    """Raise `Unsupported` unless the model can be built with this attention."""
+    with torch.device("meta"):
+        build_module(ModelSpec.model_validate_json(spec_json), attention)

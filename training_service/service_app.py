@@ -1,0 +1,64 @@
+"""The training service's HTTP application; errors are `application/problem+json` (RFC 9457)."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.responses import PlainTextResponse, Response
+
+from epochal.runtime.clock import Clock
+from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
+from epochal.runtime.http.openapi import description_routes, only_get
+from epochal.runtime.http.route_errors import answer_errors
+from epochal.runtime.metrics.metrics_registry import MeasuredRequests, metrics_route, new_registry
+from epochal.runtime.worker_thread import Worker
+from epochal.training_service.metrics import MeasuredWorker, TrainingMetrics
+from epochal.training_service.route_facts import SUMMARY, describe
+from epochal.training_service.routes import SessionRoutes
+from epochal.training_service.service import TrainingService, TrainingServiceOptions
+
+
+def create_app(
+    options: TrainingServiceOptions, worker: Worker, clock: Clock, hosts: frozenset[str] | None = ANY_HOST
+) -> FastAPI:
+    """Return the service's application. Its page is at `/docs`.
+
+    Args:
+        options: of the service.
+        worker: runs the arithmetic.
+        clock: measures how long sessions are idle.
+        hosts: the names under which the application answers.
+    """
+    metrics = TrainingMetrics(new_registry())
+    worker = MeasuredWorker(worker, metrics)
+    service = TrainingService(options, worker, clock, metrics)
+    metrics.watch_sessions("epochal", lambda: len(service.sessions))
+    app = FastAPI(title="Epochal training service", description=SUMMARY, openapi_url=None)
+    app.add_middleware(CheckedHosts, allowed=hosts)
+    app.add_middleware(MeasuredRequests, metrics=metrics.http)
+    app.router.routes.append(only_get(metrics_route(metrics.registry)))
+    app.router.routes += description_routes(lambda: describe(app))
+    answer_errors(app)
+    app.add_api_route("/healthz", _healthz, methods=["GET"])
+    app.add_api_route("/readyz", _ready_route(service), methods=["GET"], response_class=PlainTextResponse)
+    app.include_router(SessionRoutes(service).router())
+    if options.tinker:
+        from epochal.training_service.tinker.sdk_routes import tinker_router
+        from epochal.training_service.tinker.sdk_service import TinkerService
+
+        tinker = TinkerService(service, worker, clock)
+        metrics.watch_sessions("tinker", lambda: len(tinker.sessions))
+        app.include_router(tinker_router(tinker))
+    return app
+
+
+async def _healthz() -> dict[str, bool]:
+    return {"ok": True}
+
+
+def _ready_route(service: TrainingService) -> Callable[[], Awaitable[Response]]:
+    async def readyz() -> Response:
+        if service.accepting:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("not accepting: too many requests are waiting\n", 503)
+
+    return readyz
