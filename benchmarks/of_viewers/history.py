@@ -139,14 +139,16 @@ class Player:
         await self.go_on()
         current = self._journal.run.round
         assert current is not None, self._journal.run.clock.reason
-        digest = _digest(current.step)
-        for client_id, batches in current.plan.assignments.items():
+        digest = _digest(current.number.step)
+        for client_id, batches in current.tasks.plan.assignments.items():
             if batches:
-                await self._deliver(client_id, current.step, current.attempt, digest)
-        for witness in current.plan.witnesses:
+                await self._deliver(client_id, current.number.step, current.number.attempt, digest)
+        for witness in current.tasks.plan.witnesses:
             now = self._journal.run.round
-            if now is not None and now.step == current.step:
-                attested = Attestation(current.step, current.attempt, digest, f"{now.verified_bits or 0:x}")
+            if now is not None and now.number.step == current.number.step:
+                attested = Attestation(
+                    current.number.step, current.number.attempt, digest, f"{now.results.verified_bits or 0:x}"
+                )
                 await self.send(stimuli.AttestationReceived(witness, attested))
 
     async def _deliver(self, client_id: ClientId, step: int, attempt: int, digest: Sha256) -> None:

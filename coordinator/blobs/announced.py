@@ -14,13 +14,13 @@ def expectations(run: Run) -> tuple[object, ...]:
 
 
 def _has_committed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
-    bound = None if run.round is None else run.round.commitments.get(client_id)
+    bound = None if run.round is None else run.round.results.commitments.get(client_id)
     return bound is not None and bound.result_sha256 == sha256
 
 
 def is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether these bytes were delivered and counted: a client that lost the answer delivers again."""
-    if run.round is not None and client_id in run.round.verified and _has_committed(run, client_id, sha256):
+    if run.round is not None and client_id in run.round.results.verified and _has_committed(run, client_id, sha256):
         return True
     if any(sha256 in dict(checkpoint_blobs(run, checkpoint)) for checkpoint in run.models.checkpoints):
         return True
@@ -55,7 +55,7 @@ def announced(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob:
         return expected
     if run.round is None or not _has_committed(run, client_id, sha256):
         raise Refused(Refusal.NOT_COMMITTED, f"client {client_id} is not expected to deliver blob {sha256}")
-    broken = run.round.rejected.get(client_id)
+    broken = run.round.missing.rejected.get(client_id)
     if broken is not None:
         raise Refused(Refusal.RESULT_INVALID, f"this result broke rule {broken!r}", rule=broken)
     raise Refused(Refusal.LATE_RESULT, "the result came after the round's training time")

@@ -49,7 +49,7 @@ class Deliveries:
         if is_delivered(service.run, client_id, sha256):
             return
         committed = ResultCommitted(client_id, bound)
-        commit_result(service.run, committed)
+        commit_result(service.run.round, service.run.clock, committed)
         if service.run.state_file.blobs.store is not None:
             await service.submit(committed)
             return
@@ -103,7 +103,7 @@ class Deliveries:
 
 def _expected(run: Run, client_id: ClientId, bound: ResultCommitment) -> ExpectedBlob:
     assert run.round is not None, "a commitment to its round was checked"
-    sha256, work = Sha256(bound.result_sha256), run.round.work_sha256
+    sha256, work = Sha256(bound.result_sha256), run.round.tasks.work_sha256
     return ExpectedBlob("result", client_id, sha256, bound.size_bytes, bound.step, bound.attempt, work)
 
 

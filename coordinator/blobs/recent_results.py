@@ -82,7 +82,7 @@ class RecentResults:
             return {}
         if run.round is not None:
             for sha256, data in read.items():
-                self.add((run.round.step, run.round.attempt), sha256, data)
+                self.add((run.round.number.step, run.round.number.attempt), sha256, data)
         return read
 
     async def _read(self, sha256: Sha256, size_bytes: int) -> bytes | None:

@@ -101,5 +101,5 @@ class BlobRoom:
 
 def _client_count(run: Run) -> int:
     """Return the number of clients that a round has, at least those with which the run starts."""
-    in_round = 0 if run.round is None else len(run.round.roster.clients)
+    in_round = 0 if run.round is None else len(run.round.tasks.roster.clients)
     return max(run.state_file.config.init_min_clients, in_round)

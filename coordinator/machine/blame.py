@@ -102,10 +102,10 @@ class _Tally:
     must_stop: bool = False
 
     def count(self, applied: Sequence[BatchId]) -> Blame:
-        alone = {item.batch_id for item in self.current.work.isolated}
+        alone = {item.batch_id for item in self.current.tasks.work.isolated}
         attempted = {s.batch_id: s for s in self.run.work.suspects if s.batch_id in alone}
         self.suspects += (s for s in self.run.work.suspects if s.batch_id not in alone)
-        for client_id, assignment in self.current.plan.assignments.items():
+        for client_id, assignment in self.current.tasks.plan.assignments.items():
             failure = self._data_failure(client_id)
             if len(assignment) == 1 and assignment[0] in attempted:
                 suspect = attempted.pop(assignment[0])
@@ -127,7 +127,7 @@ class _Tally:
         )
 
     def _data_failure(self, client_id: ClientId) -> FailureReport | None:
-        failure = self.current.failures.get(client_id)
+        failure = self.current.missing.failures.get(client_id)
         if failure is None or client_id in self.included or failure.kind not in DATA_FAILURES:
             return None
         return failure
@@ -135,7 +135,7 @@ class _Tally:
     def _is_believed(self, client_id: ClientId) -> bool:
         if has_delivered_lately(self.run, client_id):
             return True
-        others = (entry.client_id for entry in self.current.roster.clients)
+        others = (entry.client_id for entry in self.current.tasks.roster.clients)
         return not self.included and not any(has_delivered_lately(self.run, other) for other in others)
 
     def _failed_shared(self, assignment: Sequence[BatchId], client_id: ClientId, failure: FailureReport) -> None:
@@ -180,7 +180,7 @@ class _Tally:
         if has_delivered_lately(self.run, client_id) and client_id not in against:
             against = (*against, client_id)
         pause = min(2 ** (failures - 1), MAX_PAUSE_STEPS)
-        return replace(suspect, failures=failures, against=against, retry_step=self.current.step + pause)
+        return replace(suspect, failures=failures, against=against, retry_step=self.current.number.step + pause)
 
     def _keep_or_quarantine(self, suspect: Suspect) -> None:
         if suspect.batch_id.count > 1 or len(suspect.against) < MEMBERS_BEFORE_QUARANTINE:

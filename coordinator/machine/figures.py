@@ -42,7 +42,7 @@ def ended_round(before: Run, after: Run, current: Round) -> EndedRound:
         carried_batches=total_batches(after.work.carried)
         + total_batches(item.batch_id for item in after.work.suspects),
         quarantined_batches=total_batches(item.batch_id for item in after.work.quarantined),
-        learning_rate=before.rates.rate(current.step, 0),
+        learning_rate=before.rates.rate(current.number.step, 0),
         tokens_per_batch=data_index_count(1, config.data_indices_per_batch) * before.state_file.model.LLM.max_seq_len,
         tokens_total=after.tokens_applied,
     )
@@ -53,7 +53,7 @@ def mean_loss(current: Round, outcome: Outcome) -> tuple[float | None, int]:
 
     Absurd claims, whose mean is not finite, have none: a snapshot could not hold it.
     """
-    commitments = plain(current.commitments)
+    commitments = plain(current.results.commitments)
     weighted = [
         (metrics.loss, metrics.tokens)
         for entry in outcome.entries
@@ -79,14 +79,14 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
     current = ended.round
     loss, loss_tokens = (None, 0) if outcome is None else mean_loss(current, outcome)
     applied = 0 if outcome is None else total_batches(batch for entry in outcome.entries for batch in entry.assignment)
-    train_s, batches = max(0.0, current.trained_s or 0.0), current.work.batch_count()
-    verified = plain(current.verified)
+    train_s, batches = max(0.0, current.times.trained_s or 0.0), current.tasks.work.batch_count()
+    verified = plain(current.results.verified)
     return RoundFigures(
         number=number,
         rounds=1,
         epoch=ended.epoch,
-        step=current.step,
-        attempt=current.attempt,
+        step=current.number.step,
+        attempt=current.number.attempt,
         version=version,
         started_s=_seconds(ended.ended_s - ended.witness_s - train_s),
         ended_s=_seconds(ended.ended_s),
@@ -100,14 +100,14 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
         tokens_total=ended.tokens_total,
         members=ended.members,
         ready=ended.ready,
-        clients=len(current.roster.clients),
+        clients=len(current.tasks.roster.clients),
         results=len(verified),
         batches=batches,
         applied_batches=applied,
         lost_batches=batches - applied,
         carried_batches=ended.carried_batches,
         quarantined_batches=ended.quarantined_batches,
-        result_bytes=sum(current.commitments[client_id].size_bytes for client_id in verified),
+        result_bytes=sum(current.results.commitments[client_id].size_bytes for client_id in verified),
     )
 
 
@@ -116,7 +116,10 @@ def vouched_for(decided: OutcomeDecided) -> Vouched | None:
     ended, outcome = decided.ended, decided.outcome
     if ended is None or outcome is None:
         return None
-    plan, attested = ended.round.plan, [one.replica_digest for one in plain(ended.round.attestations).values()]
+    plan, attested = (
+        ended.round.tasks.plan,
+        [one.replica_digest for one in plain(ended.round.witnessed.attestations).values()],
+    )
     vouched = sum(digest == outcome.replica_digest for digest in attested)
     return Vouched(
         replica_step=outcome.step - 1,
@@ -148,10 +151,10 @@ def parts_of(run: Run) -> dict[ClientId, float]:
     """Return each client's part of the batches of the round under way, from 0 to 1."""
     if run.round is None:
         return {}
-    whole = max(1, run.round.work.batch_count())
+    whole = max(1, run.round.tasks.work.batch_count())
     return {
         client_id: round(total_batches(given) / whole, _PLACES)
-        for client_id, given in run.round.plan.assignments.items()
+        for client_id, given in run.round.tasks.plan.assignments.items()
     }
 
 
@@ -172,10 +175,10 @@ def clients_of(
         applied: the clients whose results were applied.
         names: that clients have chosen.
     """
-    witnesses = frozenset(current.plan.witnesses)
-    arrivals, commitments = plain(current.arrivals), plain(current.commitments)
+    witnesses = frozenset(current.tasks.plan.witnesses)
+    arrivals, commitments = plain(current.arrivals), plain(current.results.commitments)
     found = []
-    for entry in current.roster.clients:
+    for entry in current.tasks.roster.clients:
         client_id = ClientId(entry.client_id)
         fate, detail = _fate(current, client_id, applied)
         times, bound = arrivals.get(client_id, NO_ARRIVALS), commitments.get(client_id)
@@ -183,7 +186,7 @@ def clients_of(
         waits = None if metrics is None else metrics.data
         figures = ClientFigures(
             client_id=client_id,
-            batches=total_batches(current.plan.assignments.get(client_id, ())),
+            batches=total_batches(current.tasks.plan.assignments.get(client_id, ())),
             witness=client_id in witnesses,
             fate=fate,
             detail=detail[:MAX_DETAIL_CHARS],
@@ -264,14 +267,14 @@ def _of_ms(told: int | None) -> float | None:
 def _fate(current: Round, client_id: ClientId, applied: frozenset[ClientId]) -> tuple[ClientFate, str]:
     if client_id in applied:
         return "applied", ""
-    if client_id in current.verified:
+    if client_id in current.results.verified:
         return "lost", ""
-    if client_id in current.rejected:
-        return "rejected", current.rejected[client_id]
-    if client_id in current.failures:
-        report = current.failures[client_id]
+    if client_id in current.missing.rejected:
+        return "rejected", current.missing.rejected[client_id]
+    if client_id in current.missing.failures:
+        report = current.missing.failures[client_id]
         return "failed", f"{report.kind}: {report.message}"
-    return ("missing", "") if current.plan.assignments.get(client_id) else ("idle", "")
+    return ("missing", "") if current.tasks.plan.assignments.get(client_id) else ("idle", "")
 
 
 def _seconds(value: float) -> float:

@@ -35,7 +35,7 @@ from epochal.coordinator.machine.operator_stimuli import (
     KeyAdmitted,
     KeyRemoved,
 )
-from epochal.coordinator.machine.pace import settled, train_limit_s
+from epochal.coordinator.machine.pace import train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.phases import destination
@@ -67,7 +67,7 @@ def handle(run: Run, stamped: Stamped) -> Handled:
     if after is not now:
         acted = operator_acted(stamped.stimulus, run.state_file, now.clock.now_s)
         instructions = (*instructions, *acted) if acted else instructions
-    after, told = _advance(settled(after), stamped.seed)
+    after, told = _advance(_expecting(after), stamped.seed)
     after = looked_ahead(now, after)
     if after is now and not isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
         return run, ()
@@ -113,19 +113,21 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.ClientBecameReady():
             return membership.become_ready(run, stimulus)
         case stimuli.ResultCommitted():
-            return reports.commit_result(run, stimulus)
+            current, told = reports.commit_result(run.round, run.clock, stimulus)
+            return run.with_parts(current), told
         case stimuli.ResultVerified():
-            return reports.verify_result(run, stimulus)
+            return run.with_parts(reports.verify_result(run.round, run.clock, stimulus)), ()
         case stimuli.ResultDelivered():
-            return reports.deliver_result(run, stimulus)
+            current, told = reports.deliver_result(run.round, run.clock, stimulus)
+            return run.with_parts(current), told
         case stimuli.ResultRejected():
-            return reports.reject_result(run, stimulus)
+            return run.with_parts(reports.reject_result(run.round, run.clock, stimulus)), ()
         case stimuli.ResultFoundNoRoom():
-            return reports.note_no_room(run, stimulus)
+            return run.with_parts(reports.note_no_room(run.round, run.clock, stimulus)), ()
         case stimuli.AttestationReceived():
-            return reports.attest(run, stimulus)
+            return run.with_parts(reports.attest(run.round, run.clock, stimulus)), ()
         case stimuli.StepFailed():
-            return reports.fail_step(run, stimulus)
+            return run.with_parts(reports.fail_step(run.round, run.clock, stimulus)), ()
         case stimuli.TimesReported():
             return reports.note_times(run, stimulus)
         case stimuli.CheckpointReported():
@@ -196,6 +198,13 @@ def _change_config(run: Run, state_file: StateFile) -> Run:
     members = run.members.admitting(run.members.admissions.after_edit(before, state_file.access))
     run = run.with_parts(run.identity.with_state_file(state_file), run.models.making(making), members)
     return membership.gathered(datasets.agreed(run))
+
+
+def _expecting(run: Run) -> Run:
+    """Return the run with the times since when RoundTrain expects nothing more of the electorate, and of anybody."""
+    if run.round is None or run.clock.phase is not RunState.ROUND_TRAIN:
+        return run
+    return run.with_parts(run.round.expecting(run.clock.in_phase_s))
 
 
 def _advance(run: Run, seed: Seed) -> Handled:

@@ -49,7 +49,7 @@ def moment_of(
         ready=run.numbers().ready,
         loss=run.records.losses[-1][1] if run.records.losses else None,
         tokens_total=run.tokens_applied,
-        round_s=None if current is None else elapsed_s(run, current) + since_s,
+        round_s=None if current is None else elapsed_s(current, run.clock) + since_s,
         under_way=() if current is None or not has_clients else clients_of(current, names=names_of(run)),
         last_round=last_round,
         data=data_map_of(run),
@@ -61,7 +61,7 @@ def moment_of(
 def data_map_of(run: Run) -> DataMap:
     """Return where the batches are that the run has begun."""
     current = run.round if run.clock.phase in ROUND_PHASES else None
-    under_way = () if current is None else coalesce(current.work.intervals())
+    under_way = () if current is None else coalesce(current.tasks.work.intervals())
     quarantined = coalesce(item.batch_id for item in run.work.quarantined)
     waiting = subtract(coalesce((*run.work.carried, *(item.batch_id for item in run.work.suspects))), under_way)
     is_whole = max(map(len, (under_way, waiting, quarantined))) <= MAX_MAP_INTERVALS

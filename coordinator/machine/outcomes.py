@@ -42,17 +42,19 @@ def judge_round(run: Run, current: Round) -> Verdict:
     A result is included if a quorum of the elected witnesses attested it and it was trained from the replica on which
     a quorum agreed. The entries are in the round's permuted order.
     """
-    plan = current.plan
-    if not current.verified:
+    plan = current.tasks.plan
+    if not current.results.verified:
         return Verdict(None, "no result was verified", False)
-    digests = Counter(attested.replica_digest for attested in current.attestations.values())
+    digests = Counter(attested.replica_digest for attested in current.witnessed.attestations.values())
     agreed = next((digest for digest, count in digests.items() if count >= plan.quorum), None)
     if agreed is None:
-        attested_count = len(current.attestations)
+        attested_count = len(current.witnessed.attestations)
         reason = f"{attested_count} of {len(plan.witnesses)} witnesses attested, {plan.quorum} must agree"
         return Verdict(None, reason, len(digests) > 1)
-    commitments, verified = plain(current.commitments), plain(current.verified)
-    received = attested_by(plan.quorum, [attested.received_bits() for attested in current.attestations.values()])
+    commitments, verified = plain(current.results.commitments), plain(current.results.verified)
+    received = attested_by(
+        plan.quorum, [attested.received_bits() for attested in current.witnessed.attestations.values()]
+    )
     applied = [
         client_id
         for client_id, assignment in plan.assignments.items()
@@ -61,18 +63,18 @@ def judge_round(run: Run, current: Round) -> Verdict:
     if not applied:
         return Verdict(None, "no result was attested by a quorum", len(digests) > 1)
     weighed, limit = current.weighed(run.state_file, applied), run.state_file.merge.norm_limit
-    factors = factors_of(weighed, current.roster.ceiling, limit, usual_in(weighed, current.usual))
+    factors = factors_of(weighed, current.tasks.roster.ceiling, limit, usual_in(weighed, current.results.usual))
     entries = tuple(
         _entry(client_id, plan.assignments[client_id], commitments[client_id], one.norm, factor)
         for client_id, one, factor in zip(applied, weighed, factors, strict=True)
     )
     outcome = Outcome(
         run_id=run.state_file.run_id,
-        step=current.step,
-        attempt=current.attempt,
-        seed=current.seed,
-        roster_sha256=current.roster_sha256,
-        work_sha256=current.work_sha256,
+        step=current.number.step,
+        attempt=current.number.attempt,
+        seed=current.tasks.seed,
+        roster_sha256=current.tasks.roster_sha256,
+        work_sha256=current.tasks.work_sha256,
         replica_digest=agreed,
         entries=entries,
     )
@@ -124,13 +126,18 @@ def end_round(run: Run, current: Round) -> Handled:
     before = run
     run, instructions = settle_work(run, current, included, None if outcome is None else outcome.replica_digest)
     ended = ended_round(before, run, current)
-    instructions = (OutcomeDecided(current.step, current.attempt, outcome, verdict.reason, ended), *instructions)
-    run = with_pace(run, current, is_applied=outcome is not None)
+    instructions = (
+        OutcomeDecided(current.number.step, current.number.attempt, outcome, verdict.reason, ended),
+        *instructions,
+    )
     progress = replace(run.progress, height=run.progress.height + 1)
-    run = run.with_parts(progress, replace(run.models, rebuild=verdict.replicas_differ))
+    pace = with_pace(run.pace, run.clock, current, is_applied=outcome is not None)
+    run = run.with_parts(progress, pace, replace(run.models, rebuild=verdict.replicas_differ))
     if outcome is None:
         return run.with_parts(run.members.with_all(run.members.by_id)), instructions
-    usual = usual_norm(current.weighed(run.state_file, included), current.usual, run.state_file.merge.norm_limit)
+    usual = usual_norm(
+        current.weighed(run.state_file, included), current.results.usual, run.state_file.merge.norm_limit
+    )
     run = run.with_parts(
         run.models.with_outcome(outcome, usual),
         run.records.with_loss(outcome.step, mean_loss(current, outcome)[0]),
@@ -151,7 +158,7 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
         included: the clients whose results are applied; empty if nothing is.
         agreed: the replica on which a quorum of witnesses agreed.
     """
-    assignments = current.plan.assignments
+    assignments = current.tasks.plan.assignments
     applied = tuple(batch for client_id, given in assignments.items() if client_id in included for batch in given)
     blame = blame_after(run, current, included, applied)
     quarantined = (BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined)
@@ -160,7 +167,7 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
     work = replace(
         run.work,
         batches_applied=run.work.batches_applied + total_batches(applied),
-        carried=subtract(current.work.shared, applied + blame.blamed) + blame.cleared + run.work.carried,
+        carried=subtract(current.tasks.work.shared, applied + blame.blamed) + blame.cleared + run.work.carried,
         suspects=blame.suspects,
         quarantined=run.work.quarantined + blame.quarantined,
     )
@@ -169,8 +176,8 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
 
 def _with_figures(known: RunMembers, current: Round) -> dict[ClientId, Member]:
     """Return the members with their own figures of the round, which are only shown."""
-    members, commitments = plain(known.by_id), plain(current.commitments)
-    for client_id in current.verified:
+    members, commitments = plain(known.by_id), plain(current.results.commitments)
+    for client_id in current.results.verified:
         metrics, member = commitments[client_id].metrics, members.get(client_id)
         if member is None:
             continue

@@ -32,25 +32,31 @@ def looked_ahead(before: Run, after: Run) -> Run:
         return after
     if current.ahead is not None and _is_as_expected(after, current):
         return after
-    is_new = before.round is None or before.round.plan is not current.plan
-    is_plain = after.clock.phase is RunState.ROUND_TRAIN and not (after.work.suspects or current.work.isolated)
+    is_new = before.round is None or before.round.tasks.plan is not current.tasks.plan
+    is_plain = after.clock.phase is RunState.ROUND_TRAIN and not (after.work.suspects or current.tasks.work.isolated)
     look = _first_look if is_new and is_plain else complete_look
     return replace(after, round=replace(current, ahead=look(after, current)))
 
 
 def _is_as_expected(run: Run, current: Round) -> bool:
     """Whether a round for which a next one is named went as was expected, so that the same one would be named."""
-    assigned = sum(1 for parts in current.plan.assignments.values() if parts)
-    if len(current.verified) < assigned or current.late:
+    assigned = sum(1 for parts in current.tasks.plan.assignments.values() if parts)
+    if len(current.results.verified) < assigned or current.results.late:
         return False
-    return len(run.ready_members()) == len(current.roster.clients)
+    return len(run.ready_members()) == len(current.tasks.roster.clients)
 
 
 def _stage(run: Run) -> tuple[int, int, int, RunState, bool] | None:
     current = run.round
     if current is None:
         return None
-    return run.progress.epoch, current.step, current.attempt, run.clock.phase, current.complete_in_s is None
+    return (
+        run.progress.epoch,
+        current.number.step,
+        current.number.attempt,
+        run.clock.phase,
+        current.times.complete_in_s is None,
+    )
 
 
 def _first_look(run: Run, current: Round) -> Ahead | None:
@@ -61,14 +67,14 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
         current: the round.
     """
     roster = _grown_roster(run, current)
-    batches_applied = run.work.batches_applied + current.work.batch_count()
+    batches_applied = run.work.batches_applied + current.tasks.work.batch_count()
     after = replace(
         run,
         round=None,
         progress=replace(run.progress, step=run.progress.step + 1, attempt=0),
         work=replace(run.work, batches_applied=batches_applied),
     )
-    if not current.pending or steps_done(after) or len(roster.clients) < run.state_file.config.min_clients:
+    if not current.missing.pending or steps_done(after) or len(roster.clients) < run.state_file.config.min_clients:
         return None
     planned = plan_work_for(after, roster)
     return _named(current, planned) if planned.work.intervals() else None
@@ -76,7 +82,11 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
 
 def _grown_roster(run: Run, current: Round) -> Roster:
     """Return the next roster if all of the work is applied; the present one itself if that is equal."""
-    assignments, electorate, clients = current.plan.assignments, current.plan.electorate, current.roster.clients
+    assignments, electorate, clients = (
+        current.tasks.plan.assignments,
+        current.tasks.plan.electorate,
+        current.tasks.roster.clients,
+    )
     units, proven = [], []
     for entry in clients:
         member, has_work = run.members.by_id[entry.client_id], bool(assignments[entry.client_id])
@@ -87,10 +97,10 @@ def _grown_roster(run: Run, current: Round) -> Roster:
     common = gcd(*units) or 1
     shares = [unit // common for unit in units]
     if shares == [entry.share for entry in clients] and proven == [entry.proven for entry in clients]:
-        return current.roster
+        return current.tasks.roster
     named = zip(clients, shares, proven, strict=True)
     entries = tuple(RosterEntry(entry.client_id, share, is_proven) for entry, share, is_proven in named)
-    return Roster(entries, current.roster.ceiling)
+    return Roster(entries, current.tasks.roster.ceiling)
 
 
 def complete_look(run: Run, current: Round) -> Ahead | None:
@@ -98,8 +108,8 @@ def complete_look(run: Run, current: Round) -> Ahead | None:
     expected = _expected(run, current)
     if not expected:
         return None
-    verified = {client_id: current.verified.get(client_id, _ANY_REPLICA) for client_id in expected}
-    delivered = replace(current, verified=verified, verified_bits=None)
+    verified = {client_id: current.results.verified.get(client_id, _ANY_REPLICA) for client_id in expected}
+    delivered = current.with_parts(replace(current.results, verified=verified, verified_bits=None))
     after, _ = settle_work(run, delivered, expected, None)
     if steps_done(after) or len(after.ready_members()) < run.state_file.config.min_clients:
         return None
@@ -110,12 +120,12 @@ def complete_look(run: Run, current: Round) -> Ahead | None:
 def _named(current: Round, planned: PlannedWork) -> Ahead:
     """Return what the run document names of a planned round."""
     work_sha256 = document_digest(planned.work)
-    if planned.roster is current.roster or planned.roster == current.roster:
-        return Ahead(current.roster_sha256, work_sha256, planned.work)
+    if planned.roster is current.tasks.roster or planned.roster == current.tasks.roster:
+        return Ahead(current.tasks.roster_sha256, work_sha256, planned.work)
     return Ahead(document_digest(planned.roster), work_sha256, planned.work, planned.roster)
 
 
 def _expected(run: Run, current: Round) -> frozenset[ClientId]:
     """Return the clients whose results are expected to be applied: all that are held, and those still to come."""
-    held = frozenset(current.verified)
-    return held | current.pending if run.clock.phase is RunState.ROUND_TRAIN else held
+    held = frozenset(current.results.verified)
+    return held | current.missing.pending if run.clock.phase is RunState.ROUND_TRAIN else held

@@ -29,11 +29,11 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
     """
     reference = _replica_held(run, current, agreed)
     faults = _bad_attestations(run, current, applied, reference)
-    applied_bits = current.bits_of(applied)
+    applied_bits = current.tasks.plan.bits_of(applied)
     outsized = _outsized(run, current, applied)
     members, departed = plain(run.members.by_id), run.members.departed
     rests: list[SentToRest] = []
-    for client_id, assignment in current.plan.assignments.items():
+    for client_id, assignment in current.tasks.plan.assignments.items():
         member = members.get(client_id)
         before = departed.get(client_id, NEWCOMER) if member is None else member.conduct
         most = before.earned if member is None else most_share_units(member)
@@ -43,19 +43,21 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
         if client_id in outsized:
             missed = outsized[client_id]
         if missed is not None:
-            failure = current.failures.get(client_id)
+            failure = current.missing.failures.get(client_id)
             lacks_data = failure is not None and failure.kind == "unavailable"
             longest_s = LONGEST_REST_WITHOUT_DATA_S if lacks_data else LONGEST_REST_S
             after = before.with_miss(missed, run.clock.now_s, longest_s)
         elif client_id in faults:
             after = before.with_bad_attestation(faults[client_id], run.clock.now_s)
         elif client_id in applied:
-            after = before.with_result(before.earned if client_id in current.late else most, current.step)
-        elif applied and not assignment and client_id in current.plan.electorate:
+            after = before.with_result(
+                before.earned if client_id in current.results.late else most, current.number.step
+            )
+        elif applied and not assignment and client_id in current.tasks.plan.electorate:
             after = before.with_growth(most)  # too small a share for any work; it must be able to earn more
         else:
             after = before
-        attested = current.attestations.get(client_id)
+        attested = current.witnessed.attestations.get(client_id)
         if attested is not None and applied and client_id not in faults:
             after = after.with_attestation() if not applied_bits & ~attested.received_bits() else after
         if after is before:
@@ -72,17 +74,17 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
 
 def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | None) -> str | None:
     """Return why the round lacks the result of a client that had work, or None if the client is not to blame."""
-    held = current.verified.get(client_id)
+    held = current.results.verified.get(client_id)
     if held is not None:
         other = reference is not None and held != reference
         return "its result was trained from another replica than the others hold" if other else None
-    if client_id in current.without_room and client_id not in current.rejected:
+    if client_id in current.missing.without_room and client_id not in current.missing.rejected:
         return None  # the coordinator had no room for it
-    failure = current.failures.get(client_id)
+    failure = current.missing.failures.get(client_id)
     if failure is not None:
         return f"it reported a failure, {failure.kind}: {failure.message}"
-    if client_id in current.rejected:
-        return f"its result was rejected: {current.rejected[client_id]}"
+    if client_id in current.missing.rejected:
+        return f"its result was rejected: {current.missing.rejected[client_id]}"
     if client_id not in run.members:
         return "it left before it delivered its result"
     most_s = run.state_file.config.max_round_train_time
@@ -96,9 +98,9 @@ def _outsized(run: Run, current: Round, applied: frozenset[ClientId]) -> dict[Cl
 
     Where half of the results are, or too few are of proven clients, the usual length is what is wrong.
     """
-    clients = sorted(applied & plain(current.norms).keys())
+    clients = sorted(applied & plain(current.results.norms).keys())
     weighed, limit = current.weighed(run.state_file, clients), run.state_file.merge.norm_limit
-    usual = usual_in(weighed, current.usual)
+    usual = usual_in(weighed, current.results.usual)
     if usual is None or not limit or sum(one.proven for one in weighed) < ENOUGH:
         return {}
     found = {
@@ -114,13 +116,13 @@ def _confirmed_suspicion(run: Run, current: Round, client_id: ClientId, *, is_vo
 
     That is no miss, except of a client that has not delivered lately where nobody else delivers either.
     """
-    failure = current.failures.get(client_id)
+    failure = current.missing.failures.get(client_id)
     if failure is None or failure.kind not in DATA_FAILURES:
         return False
     if is_void and not has_delivered_lately(run, client_id):
         return False
-    alone = {item.batch_id for item in current.work.isolated}
-    return any(batch_id in alone for batch_id in current.plan.assignments[client_id])
+    alone = {item.batch_id for item in current.tasks.work.isolated}
+    return any(batch_id in alone for batch_id in current.tasks.plan.assignments[client_id])
 
 
 def _replica_held(run: Run, current: Round, agreed: Sha256 | None) -> Sha256 | None:
@@ -129,10 +131,10 @@ def _replica_held(run: Run, current: Round, agreed: Sha256 | None) -> Sha256 | N
     A checkpoint proves it. Otherwise it is the replica of most results: a witness alone does not prove it.
     """
     for checkpoint in run.models.checkpoints:
-        if checkpoint.step == current.step - 1:
+        if checkpoint.step == current.number.step - 1:
             return checkpoint.replica_digest
-    for digest, count in Counter(current.verified.values()).items():
-        if 2 * count > len(current.verified):
+    for digest, count in Counter(current.results.verified.values()).items():
+        if 2 * count > len(current.results.verified):
             return digest
     return agreed
 
@@ -144,21 +146,21 @@ def _bad_attestations(
 
     Other results than the applied ones are lost or were waited for, because a quorum has not attested them.
     """
-    lost = current.bits_of(
+    lost = current.tasks.plan.bits_of(
         client_id
-        for client_id, digest in current.verified.items()
+        for client_id, digest in current.results.verified.items()
         if client_id not in applied and (reference is None or digest == reference)
     )
     assert run.clock.phase_ends_s is not None, "RoundWitness has an end"
     is_time_over = run.clock.now_s >= run.clock.phase_ends_s
     found = {}
-    for witness in current.plan.witnesses:
-        attested = current.attestations.get(witness)
+    for witness in current.tasks.plan.witnesses:
+        attested = current.witnessed.attestations.get(witness)
         if witness not in run.members:
             continue
         if attested is not None and reference is not None and attested.replica_digest != reference:
             found[witness] = "as a witness it attested another replica than the others hold"
-        elif lost and (is_time_over or witness in current.closing):
+        elif lost and (is_time_over or witness in current.witnessed.closing):
             missing = lost if attested is None else lost & ~attested.received_bits()
             if missing:
                 found[witness] = f"as a witness it did not attest {missing.bit_count()} results in time"

@@ -131,7 +131,7 @@ class Run(WireDocument):
         """Return the clients for which the run may wait: in Warmup to be ready, in a round for its results."""
         if self.clock.phase is RunState.WARMUP:
             return _Unready(self.members.by_id)
-        return () if self.round is None else self.round.pending
+        return () if self.round is None else self.round.missing.pending
 
     def is_available(self, member: Member) -> bool:
         """Whether the member does not rest."""

@@ -23,10 +23,10 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
     config, numbers = run.state_file.config, run.numbers()
     awaited, of_count = _awaited(run)
     current = run.round if run.clock.phase in ROUND_PHASES else None
-    held = 0 if current is None else current.verified_bits or 0
+    held = 0 if current is None else current.results.verified_bits or 0
     attested = 0
     if current is not None and held:
-        attested = sum(not held & ~found.received_bits() for found in current.attestations.values())
+        attested = sum(not held & ~found.received_bits() for found in current.witnessed.attestations.values())
     return Situation(
         phase=run.clock.phase,
         problem=problem,
@@ -41,9 +41,9 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
         awaited=tuple(_shown(run, client_id) for client_id in _first(run, awaited)),
         awaited_count=len(awaited),
         of_count=of_count,
-        quorum=0 if current is None else current.plan.quorum,
+        quorum=0 if current is None else current.tasks.plan.quorum,
         attested=attested,
-        results=0 if current is None else len(current.verified),
+        results=0 if current is None else len(current.results.verified),
         pausing=run.progress.pause_pending,
         checkpoint_step=None if run.models.checkpointing is None else run.models.checkpointing.step,
         total_steps=run.last_step,
@@ -58,7 +58,7 @@ def _awaited(run: Run) -> tuple[Collection[ClientId], int]:
     if run.clock.phase is RunState.WARMUP:
         return run.awaited(), len(run.members)
     if run.clock.phase is RunState.ROUND_TRAIN and run.round is not None:
-        return run.round.pending, sum(1 for batches in run.round.plan.assignments.values() if batches)
+        return run.round.missing.pending, sum(1 for batches in run.round.tasks.plan.assignments.values() if batches)
     return (), 0
 
 

@@ -10,7 +10,7 @@ from epochal.coordinator.machine.checkpointers import agreed_checkpoint_digest, 
 from epochal.coordinator.machine.datasets import agreed, next_turn
 from epochal.coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from epochal.coordinator.machine.outcomes import end_round
-from epochal.coordinator.machine.pace import closed, only_newcomers_are_late
+from epochal.coordinator.machine.pace import only_newcomers_are_late
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member_counts import Numbers
 from epochal.coordinator.machine.parts.round import Round
@@ -142,11 +142,9 @@ def _warmed_up(run: Run, reason: str) -> Move:
 
 def _complete_witnesses(current: Round) -> frozenset[ClientId]:
     """Return the witnesses that attested every verified result of the round."""
-    held = current.verified_bits
+    held = current.results.verified_bits
     assert held is not None
-    return frozenset(
-        witness for witness, attested in current.attestations.items() if not held & ~attested.received_bits()
-    )
+    return current.witnessed.complete(held)
 
 
 def _leave_train(run: Run) -> Move | None:
@@ -156,20 +154,20 @@ def _leave_train(run: Run) -> Move | None:
     reason = _results_in_reason(run, current)
     if reason is None:
         return None
-    return Move("results_in", reason, run.with_parts(closed(current, run.clock.in_phase_s)))
+    return Move("results_in", reason, run.with_parts(current.closed(run.clock.in_phase_s)))
 
 
 def _results_in_reason(run: Run, current: Round) -> str | None:
     """Return why RoundTrain ends now, or None if it goes on."""
     if run.clock.is_time_over:
         return "time is over"
-    if current.pending:
-        is_enough = only_newcomers_are_late(run, current)
+    if current.missing.pending:
+        is_enough = only_newcomers_are_late(run.pace, run.clock, current.times)
         return "the others have delivered, and newcomers have had time" if is_enough else None
-    if not current.verified:
+    if not current.results.verified:
         return "every assigned client failed or left"
-    witnesses, complete = current.plan.witnesses, _complete_witnesses(current)
-    if len(complete) >= current.plan.quorum:
+    witnesses, complete = current.tasks.plan.witnesses, _complete_witnesses(current)
+    if len(complete) >= current.tasks.plan.quorum:
         return f"{len(complete)} of {len(witnesses)} witnesses saw every result"
     left = [witness for witness in witnesses if witness in run.members]
     if complete.issuperset(left):
@@ -194,15 +192,15 @@ def _is_round_over(run: Run, current: Round) -> bool:
 
     A witness that leaves this to the others is overtaken by them; nobody waits for it.
     """
-    if run.clock.is_time_over or not current.verified:
+    if run.clock.is_time_over or not current.results.verified:
         return True
     complete = _complete_witnesses(current)
-    agreeing = Counter(current.attestations[witness].replica_digest for witness in complete)
-    if any(count >= current.plan.quorum for count in agreeing.values()):
+    agreeing = Counter(current.witnessed.attestations[witness].replica_digest for witness in complete)
+    if any(count >= current.tasks.plan.quorum for count in agreeing.values()):
         return True
     return all(
-        witness not in run.members or witness in current.closing or witness in complete
-        for witness in current.plan.witnesses
+        witness not in run.members or witness in current.witnessed.closing or witness in complete
+        for witness in current.tasks.plan.witnesses
     )
 
 

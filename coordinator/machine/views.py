@@ -88,22 +88,22 @@ def _outcome_digest(run: Run, known: Known | None) -> Sha256 | None:
 def _round_head(current: Round, known: Known | None) -> RoundHead:
     if known is not None:
         before, document = known
-        if before.round is not None and before.round.plan is current.plan and document.round is not None:
+        if before.round is not None and before.round.tasks.plan is current.tasks.plan and document.round is not None:
             return document.round  # whatever has arrived since, its head is the same
     return RoundHead(
-        step=current.step,
-        attempt=current.attempt,
-        height=current.height,
-        seed=current.seed,
-        assignment_seed=current.assignment_seed,
-        cursor=current.cursor,
-        batches=current.work.batch_count(),
-        roster_sha256=current.roster_sha256,
-        roster_count=len(current.roster.clients),
-        work_sha256=current.work_sha256,
-        witness_count=len(current.plan.witnesses),
-        usual_norm=None if current.usual is None else current.usual.norm,
-        usual_steps=1 if current.usual is None else current.usual.steps,
+        step=current.number.step,
+        attempt=current.number.attempt,
+        height=current.number.height,
+        seed=current.tasks.seed,
+        assignment_seed=current.tasks.assignment_seed,
+        cursor=current.tasks.cursor,
+        batches=current.tasks.work.batch_count(),
+        roster_sha256=current.tasks.roster_sha256,
+        roster_count=len(current.tasks.roster.clients),
+        work_sha256=current.tasks.work_sha256,
+        witness_count=len(current.tasks.plan.witnesses),
+        usual_norm=None if current.results.usual is None else current.results.usual.norm,
+        usual_steps=1 if current.results.usual is None else current.results.usual.steps,
     )
 
 
@@ -129,10 +129,16 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
     """Return the blob that this client announced under this digest and may deliver now, or None."""
     current = run.round
     if current is not None and run.clock.phase is RunState.ROUND_TRAIN:
-        found = current.commitments.get(client_id)
-        if found is not None and found.result_sha256 == sha256 and client_id not in current.rejected:
+        found = current.results.commitments.get(client_id)
+        if found is not None and found.result_sha256 == sha256 and client_id not in current.missing.rejected:
             return ExpectedBlob(
-                "result", client_id, sha256, found.size_bytes, current.step, current.attempt, current.work_sha256
+                "result",
+                client_id,
+                sha256,
+                found.size_bytes,
+                current.number.step,
+                current.number.attempt,
+                current.tasks.work_sha256,
             )
     making = run.models.checkpointing
     if making is not None and may_write(run, client_id):
@@ -150,9 +156,9 @@ def may_read_results(run: Run, client_id: ClientId | None) -> bool:
     without work, or that has failed, would otherwise be able to pass others' results on. Afterwards everybody may.
     """
     current = run.round
-    if current is None or run.clock.phase is not RunState.ROUND_TRAIN or not current.pending:
+    if current is None or run.clock.phase is not RunState.ROUND_TRAIN or not current.missing.pending:
         return True
-    return client_id in current.commitments
+    return client_id in current.results.commitments
 
 
 def check_still_awaited(run: Run, client_id: ClientId, report: ResultCommitment) -> None:
@@ -161,9 +167,13 @@ def check_still_awaited(run: Run, client_id: ClientId, report: ResultCommitment)
     So may a client do that left, joined again, and has seen them meanwhile.
     """
     current = run.round
-    if current is None or (report.step, report.attempt) != (current.step, current.attempt):
+    if current is None or (report.step, report.attempt) != (current.number.step, current.number.attempt):
         return
-    if run.clock.phase is RunState.ROUND_TRAIN and not current.pending and client_id not in current.commitments:
+    if (
+        run.clock.phase is RunState.ROUND_TRAIN
+        and not current.missing.pending
+        and client_id not in current.results.commitments
+    ):
         raise Refused(
             Refusal.LATE_RESULT, "all results that the round waited for have arrived, and others may read them"
         )
@@ -173,8 +183,8 @@ def is_revealed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether a member may read this blob now: others' results of the round under way only by `may_read_results`."""
     if run.round is None or may_read_results(run, client_id):
         return True
-    assert run.round.digests is not None
-    return sha256 not in run.round.digests
+    assert run.round.results.digests is not None
+    return sha256 not in run.round.results.digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +215,9 @@ def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
         for number, (sha256, size_bytes) in enumerate(blobs, 1)
     ]
     if run.round is not None:
-        for client_id in run.round.verified:
-            bound = run.round.commitments[client_id]
-            kept.append(KeptBlob(f"a result of step {run.round.step}", bound.result_sha256, bound.size_bytes))
+        for client_id in run.round.results.verified:
+            bound = run.round.results.commitments[client_id]
+            kept.append(KeptBlob(f"a result of step {run.round.number.step}", bound.result_sha256, bound.size_bytes))
     for outcome in reversed(list(run.models.outcomes.values())):
         purpose = f"a result of step {outcome.step}"
         kept += [KeptBlob(purpose, entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
@@ -227,7 +237,11 @@ def blobs_needed(run: Run) -> frozenset[Sha256]:
     for outcome in run.models.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)
     if run.round is not None:
-        kept = (report for client, report in run.round.commitments.items() if client not in run.round.rejected)
+        kept = (
+            report
+            for client, report in run.round.results.commitments.items()
+            if client not in run.round.missing.rejected
+        )
         needed.update(report.result_sha256 for report in kept)
     if run.models.checkpointing is not None:
         needed.update(sha256 for claim in run.models.checkpointing.claims.values() for sha256, _ in claim.blobs())

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import roster_of
-from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.round import Round, RoundNumber
+from epochal.coordinator.machine.parts.round_missing import RoundMissing
+from epochal.coordinator.machine.parts.round_results import RoundResults
+from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import IsolatedWork, Roster, WorkList
@@ -59,27 +62,23 @@ def plan_work_for(run: Run, roster: Roster) -> PlannedWork:
 
 def begin_round(run: Run, seed: Seed) -> Run:
     """Return the run with its next round: roster of the ready members, work list, seed."""
-    config, planned = run.state_file.config, plan_work(run)
-    current = Round(
-        step=run.progress.step,
-        attempt=run.progress.attempt,
-        height=run.progress.height,
-        seed=seed,
-        assignment_seed=run.work.next_assignment_seed or seed,
-        cursor=planned.cursor,
+    planned, step = plan_work(run), run.progress.step
+    tasks = RoundTasks(
         roster=planned.roster,
         work=planned.work,
         roster_sha256=document_digest(planned.roster),
         work_sha256=document_digest(planned.work),
-        witness_nodes=config.witness_nodes,
-        usual=_usual(run),
+        seed=seed,
+        assignment_seed=run.work.next_assignment_seed or seed,
+        cursor=planned.cursor,
+        witness_nodes=run.state_file.config.witness_nodes,
     )
-    assigned = (client for client, batches in current.plan.assignments.items() if batches)
-    return replace(
-        run,
-        round=current.waiting_for(assigned),
-        work=replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
-        progress=replace(run.progress, drain_rounds=run.progress.drain_rounds + (run.progress.step > run.last_step)),
+    number = RoundNumber(step, run.progress.attempt, run.progress.height)
+    missing = RoundMissing().waiting_for(tasks.with_work(), tasks.plan.electorate)
+    return run.with_parts(
+        Round(number, tasks, RoundResults(_usual(run)), missing),
+        replace(run.progress, drain_rounds=run.progress.drain_rounds + (step > run.last_step)),
+        replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
     )
 
 

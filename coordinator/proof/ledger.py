@@ -104,7 +104,7 @@ class Balance:
 
 def balance(ledger: Ledger, run: Run) -> Balance:
     """Return whether each batch below the run's cursor was applied once, or is still to be."""
-    under_way = () if run.round is None else run.round.work.shared
+    under_way = () if run.round is None else run.round.tasks.work.shared
     unapplied = (*run.work.carried, *(suspect.batch_id for suspect in run.work.suspects), *under_way)
     quarantined = tuple(item.batch_id for item in run.work.quarantined)
     once, first = ledger.settle(), ledger.first_batch

@@ -119,7 +119,7 @@ class Readers:
             self._remember_round_documents()
             self._results_news.notify()
             self._news_for_strangers.notify()
-            if run.clock.phase is not before.clock.phase or run.round is None or not run.round.pending:
+            if run.clock.phase is not before.clock.phase or run.round is None or not run.round.missing.pending:
                 self._round_news.notify()
         if published is not self.published:
             self.published = published
@@ -198,8 +198,8 @@ class Readers:
         if current is None:
             return
         documents: list[tuple[Sha256, Roster | WorkList]] = [
-            (current.roster_sha256, current.roster),
-            (current.work_sha256, current.work),
+            (current.tasks.roster_sha256, current.tasks.roster),
+            (current.tasks.work_sha256, current.tasks.work),
         ]
         if current.ahead is not None:
             documents.append((current.ahead.work_sha256, current.ahead.work))
@@ -223,18 +223,18 @@ async def _within(timeout_s: float, news: Broadcast | PacedBroadcast) -> None:
 def standing_of(run: Run, member: Member, now_s: float) -> Standing:
     """Return which of a member's messages for the round under way have arrived, and whether it rests."""
     current, client_id = run.round, member.client_id
-    commitment = None if current is None else current.commitments.get(client_id)
+    commitment = None if current is None else current.results.commitments.get(client_id)
     return Standing(
         client_id=client_id,
         ready=run.is_ready(member),
-        in_roster=current is not None and client_id in current.plan.positions,
+        in_roster=current is not None and client_id in current.tasks.plan.positions,
         step=run.progress.step,
         attempt=run.progress.attempt,
         committed_sha256=None if commitment is None else commitment.result_sha256,
-        result_verified=current is not None and client_id in current.verified,
-        result_rejected=None if current is None else current.rejected.get(client_id),
-        attested=current is not None and client_id in current.attestations,
-        failed=current is not None and client_id in current.failures,
+        result_verified=current is not None and client_id in current.results.verified,
+        result_rejected=None if current is None else current.missing.rejected.get(client_id),
+        attested=current is not None and client_id in current.witnessed.attestations,
+        failed=current is not None and client_id in current.missing.failures,
         missed=member.conduct.misses,
         rest_s=member.conduct.rest_s(now_s),
         last_miss=member.conduct.last_miss,
@@ -312,7 +312,7 @@ def status_of(
 
 def _member_views(run: Run, liveness: Liveness, now_s: float) -> tuple[MemberView, ...]:
     """Return the run's first members as an operator sees them, at most `MAX_MEMBERS_IN_STATUS`."""
-    positions = {} if run.round is None else run.round.plan.positions
+    positions = {} if run.round is None else run.round.tasks.plan.positions
     parts, factors = parts_of(run), lowered_factors(run)
     return tuple(
         MemberView(

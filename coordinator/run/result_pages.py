@@ -4,7 +4,7 @@ All followers are shown the same entries, so each is made and encoded once for a
 """
 
 from epochal.coordinator.machine.parts.persistent_map import shared
-from epochal.coordinator.machine.parts.round import RoundAssignment
+from epochal.coordinator.machine.parts.round_tasks import RoundAssignment
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import may_read_results
 from epochal.state.errors import Refused
@@ -33,14 +33,14 @@ class ResultPages:
             Refused: `stale-round`, when the round is over or has not begun.
         """
         current = run.round
-        if current is None or (current.step, current.attempt) != (step, attempt):
+        if current is None or (current.number.step, current.number.attempt) != (step, attempt):
             raise Refused(Refusal.STALE_ROUND, f"round {step} attempt {attempt} is not under way")
         if not may_read_results(run, client_id):
             return ResultsPage(step, attempt, after, complete=False, results=())
         self._look(run)
-        count = len(current.verified)
+        count = len(current.results.verified)
         last = min(count, after + MAX_PAGE_RESULTS)
-        complete = last >= count and (run.clock.phase is not RunState.ROUND_TRAIN or not current.pending)
+        complete = last >= count and (run.clock.phase is not RunState.ROUND_TRAIN or not current.missing.pending)
         return ResultsPage(step, attempt, max(after, last), complete, tuple(self._entries[after:last]))
 
     def encoded(self, page: ResultsPage) -> bytes:
@@ -56,9 +56,9 @@ class ResultPages:
         """Take note of the results that were verified since the last look."""
         current = run.round
         assert current is not None
-        if current.plan is not self._plan:
-            self._plan, self._entries, self._encoded = current.plan, [], []
-        for client_id, norm in shared(current.norms).from_place(len(self._entries)):
-            bound = current.commitments[client_id]
+        if current.tasks.plan is not self._plan:
+            self._plan, self._entries, self._encoded = current.tasks.plan, [], []
+        for client_id, norm in shared(current.results.norms).from_place(len(self._entries)):
+            bound = current.results.commitments[client_id]
             self._entries.append(CommittedResult(client_id, bound.result_sha256, bound.size_bytes, norm))
             self._encoded.append(canonical_json(self._entries[-1]))

@@ -239,7 +239,7 @@ def _row(
         software=member.software,
         trainer=member.trainer,
         ready=run.is_ready(member),
-        in_roster=run.round is not None and member.client_id in run.round.plan.positions,
+        in_roster=run.round is not None and member.client_id in run.round.tasks.plan.positions,
         share=share_units(member) / SHARE_UNITS_PER_BATCH,
         part=weights.parts.get(member.client_id, 0.0),
         factor=weights.factors.get(member.client_id),

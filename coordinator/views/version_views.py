@@ -126,7 +126,7 @@ def _heard_s(past: Past) -> dict[ClientId, float]:
     for detail in past.ended:
         _note_heard(found, detail.clients, detail.figures.started_s, run)
     if run.round is not None and run.clock.phase in ROUND_PHASES:
-        _note_heard(found, clients_of(run.round), run.clock.now_s - elapsed_s(run, run.round), run)
+        _note_heard(found, clients_of(run.round), run.clock.now_s - elapsed_s(run.round, run.clock), run)
     return found
 
 

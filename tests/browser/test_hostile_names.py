@@ -127,7 +127,10 @@ async def test_hostile_words_through_the_real_api_are_text(browser: "Browser", r
     current = run.coordinator.service.run.round
     assert current is not None
     failure = FailureReport(
-        current.step, current.attempt, "trainer", " ".join(text for text in TEXTS if text.isprintable())[:500]
+        current.number.step,
+        current.number.attempt,
+        "trainer",
+        " ".join(text for text in TEXTS if text.isprintable())[:500],
     )
     assert (await run.clients[0].send("POST", "/failures", failure)).status_code == 200
     async with opened(browser) as (page, complaints):

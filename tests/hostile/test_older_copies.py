@@ -102,7 +102,7 @@ async def proven_clients(coordinator: Served) -> list[WireClient]:
         assert (await client.deliver(client.result(REPLICA, DIFFERENCE))).status_code == 200
     current = coordinator.service.run.round
     assert current is not None
-    attested = Attestation(current.step, current.attempt, Sha256(replica_digest(REPLICA)), "7")
+    attested = Attestation(current.number.step, current.number.attempt, Sha256(replica_digest(REPLICA)), "7")
     for client in clients:
         await client.send("POST", "/attestations", attested)
     async with asyncio.timeout(BOUND_S):

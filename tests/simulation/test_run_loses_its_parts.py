@@ -162,7 +162,7 @@ async def test_client_that_stops_answering_comes_back_to_the_same_replica() -> N
         await run.coordinator.reached(RunState.ROUND_TRAIN, 5)
         current = run.coordinator.run.round
         assert current is not None
-        assert len(current.roster.clients) == before - 1
+        assert len(current.tasks.roster.clients) == before - 1
         assert silences(run)
         frozen.link.cut = False
         await finish(run, 4)

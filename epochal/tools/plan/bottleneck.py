@@ -36,7 +36,7 @@ def bottleneck(
     current = measured[-1].run.round
     assert current is not None
     step = measured[-1].step
-    last = max(current.verified, key=lambda one: clients[one].stages[step].verified_s or 0.0)
+    last = max(current.results.verified, key=lambda one: clients[one].stages[step].verified_s or 0.0)
     slowest, stages = clients[last].group, clients[last].stages[step]
     named = _named(slowest)
     match kind:
@@ -68,9 +68,9 @@ def _of_downloads(
 ) -> tuple[str, str, str]:
     current = last.run.round
     assert current is not None
-    count = sum(clients[one].result_copies for one in current.verified) - 1
+    count = sum(clients[one].result_copies for one in current.results.verified) - 1
     slowest = max(
-        (clients[one] for one in current.plan.positions if last.step in clients[one].stages),
+        (clients[one] for one in current.tasks.plan.positions if last.step in clients[one].stages),
         key=lambda client: _fetching_s(client.stages[last.step]),
     )
     alone_s = count * result_bytes / slowest.group.link.down_bytes_per_s

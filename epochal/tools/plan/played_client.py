@@ -142,7 +142,7 @@ class PlayedClient:
             self._ready_epoch = run.progress.epoch
             timeline.start(self._warm_up(run))
         elif phase is RunState.ROUND_TRAIN and run.round is not None:
-            key = (run.round.step, run.round.attempt)
+            key = (run.round.number.step, run.round.number.attempt)
             if key != self._key:
                 self._begin_round(run, key)
         elif phase is RunState.ROUND_WITNESS and self._witness is not None and not self._witness.is_over:
@@ -178,13 +178,13 @@ class PlayedClient:
     def _round(self, run: Run, key: tuple[int, int], stages: Stages) -> Process:
         around, current = self._around, run.round
         assert current is not None
-        if self._roster != current.roster_sha256:
-            self._roster = current.roster_sha256
+        if self._roster != current.tasks.roster_sha256:
+            self._roster = current.tasks.roster_sha256
             yield from self.line.ask(down_bytes=ROSTER_ENTRY_BYTES * around.client_count)
-        if self.client_id in current.plan.witnesses:
+        if self.client_id in current.tasks.plan.witnesses:
             self._witness = PlayedWitness(self.client_id, current, self.line, stages, around)
             around.timeline.start(self._witness.run())
-        assignment = current.plan.assignments.get(self.client_id, ())
+        assignment = current.tasks.plan.assignments.get(self.client_id, ())
         stages.batches = total_batches(assignment)
         data = self._data(stages.batches) if stages.batches else None
         yield from self._hold(run, key, stages)

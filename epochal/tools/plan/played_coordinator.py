@@ -185,7 +185,7 @@ class PlayedCoordinator:
     def _show(self) -> None:
         """Publish the run's document if it has changed, and answer those that wait for results."""
         run = self._run
-        plan = None if run.round is None or run.clock.phase not in ROUND_PHASES else id(run.round.plan)
+        plan = None if run.round is None or run.clock.phase not in ROUND_PHASES else id(run.round.tasks.plan)
         making = run.models.checkpointing
         asked = None if making is None else (making.step, len(making.passed))
         shown = (
@@ -206,15 +206,19 @@ class PlayedCoordinator:
     def _answer(self, waiting: _Waiting) -> bool:
         """Answer a witness if there is anything new for it; return whether that was done."""
         run, current = self._run, self._run.round
-        if current is None or (current.step, current.attempt) != waiting.key or run.clock.phase not in ROUND_PHASES:
+        if (
+            current is None
+            or (current.number.step, current.number.attempt) != waiting.key
+            or run.clock.phase not in ROUND_PHASES
+        ):
             waiting.answer.give(None)
             return True
         if not may_read_results(run, waiting.client_id):
             return False
-        complete = run.clock.phase is not RunState.ROUND_TRAIN or not current.pending
-        if len(current.verified) <= waiting.after and not complete:
+        complete = run.clock.phase is not RunState.ROUND_TRAIN or not current.missing.pending
+        if len(current.results.verified) <= waiting.after and not complete:
             return False
-        found = tuple(client_id for client_id, _ in shared(current.verified).from_place(waiting.after))
+        found = tuple(client_id for client_id, _ in shared(current.results.verified).from_place(waiting.after))
         waiting.answer.give(ResultsShown(found, complete))
         return True
 

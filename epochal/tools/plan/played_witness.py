@@ -36,7 +36,7 @@ class PlayedWitness:
     def __init__(
         self, client_id: ClientId, current: Round, line: PlayedLine, stages: Stages, around: Surroundings
     ) -> None:
-        self.key = current.step, current.attempt
+        self.key = current.number.step, current.number.attempt
         self.held: set[ClientId] = set()
         self.merged: Signal | None = None
         self.is_over = False
@@ -122,7 +122,7 @@ class PlayedWitness:
         if len(self.held) == self._attested_count:
             return
         self._attested_count = len(self.held)
-        bits, (step, attempt) = self._current.bits_of(self.held), self.key
+        bits, (step, attempt) = self._current.tasks.plan.bits_of(self.held), self.key
         report = Attestation(step, attempt, digest(f"replica {step - 1}"), f"{bits:x}")
         yield from self._line.ask(stimuli.AttestationReceived(self._client_id, report), up_bytes=REPORT_BYTES)
         self._stages.attested_s = self._around.timeline.now_s - self._line.half_s

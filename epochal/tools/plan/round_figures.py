@@ -20,8 +20,8 @@ def applied_batches(measured: Sequence[PlayedRound], clients: Mapping[ClientId, 
     for found in measured:
         current = found.run.round
         assert current is not None
-        for client_id in current.verified:
-            total += total_batches(current.plan.assignments[client_id]) * clients[client_id].result_copies
+        for client_id in current.results.verified:
+            total += total_batches(current.tasks.plan.assignments[client_id]) * clients[client_id].result_copies
     return total
 
 
@@ -29,7 +29,7 @@ def path_of(found: PlayedRound, clients: Mapping[ClientId, PlayedClient]) -> dic
     """Return the parts of a round, along what determined its end: the last result, then the quorum's last witness."""
     current = found.run.round
     assert current is not None
-    delivered = [clients[client_id].stages[found.step] for client_id in current.verified]
+    delivered = [clients[client_id].stages[found.step] for client_id in current.results.verified]
     last = max(delivered, key=lambda stages: stages.verified_s or 0.0)
     parts = dict.fromkeys(PARTS, 0.0)
     times = (
@@ -47,15 +47,15 @@ def path_of(found: PlayedRound, clients: Mapping[ClientId, PlayedClient]) -> dic
         if time_s is not None and time_s > before_s:
             parts[name] += time_s - before_s
             before_s = time_s
-    if current.pending:
+    if current.missing.pending:
         parts["waiting"] += found.ended_s - before_s
         return parts
     received = sorted(
         stages.received_s
-        for witness in current.plan.witnesses
+        for witness in current.tasks.plan.witnesses
         if (stages := clients[witness].stages.get(found.step)) is not None and stages.received_s is not None
     )
-    deciding = [time_s for time_s in received if time_s <= found.ended_s][: current.plan.quorum]
+    deciding = [time_s for time_s in received if time_s <= found.ended_s][: current.tasks.plan.quorum]
     if deciding and deciding[-1] > before_s:
         parts["download"] += deciding[-1] - before_s
         before_s = deciding[-1]
@@ -96,9 +96,9 @@ def _group(
         current = one.run.round
         assert current is not None
         for member in members:
-            if current.plan.assignments.get(member.client_id):
+            if current.tasks.plan.assignments.get(member.client_id):
                 assigned += 1
-                delivered += member.client_id in current.verified
+                delivered += member.client_id in current.results.verified
     parts = {
         "training_s": of(lambda s: _between(s.held_s, s.trained_s) - s.data_s),
         "data_s": of(lambda s: s.data_s),

@@ -57,7 +57,7 @@ async def test_result_goes_to_the_store_and_is_counted(run: Served, door: S3Door
     data = client.result(REPLICA, DIFFERENCE)
     await deliver(client, data)
     assert run.service.run.round is not None
-    assert client.client_id in run.service.run.round.verified
+    assert client.client_id in run.service.run.round.results.verified
     assert await blob_bytes(run.service.blobs, sha256_hex(data)) == data
     again = await granted(client, data, commits=False)
     assert again["delivered"]
@@ -178,7 +178,7 @@ async def test_client_is_not_blamed_for_a_result_without_room(run: Served) -> No
     await clients[1].commit(by_coordinator)
     assert problem(await clients[1].put_blob(by_coordinator)) == "blobs-full"
     assert run.service.run.round is not None
-    assert run.service.run.round.without_room == {client.client_id for client in clients}
+    assert run.service.run.round.missing.without_room == {client.client_id for client in clients}
 
 
 @pytest.mark.parametrize(("difference", "kind"), [(b"more", "blob-too-large"), (None, "blob-mismatch")])

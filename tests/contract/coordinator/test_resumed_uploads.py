@@ -102,7 +102,7 @@ class Uploading:
 
     def is_counted(self) -> bool:
         current = self.run.service.run.round
-        return current is not None and self.member.client_id in current.verified
+        return current is not None and self.member.client_id in current.results.verified
 
 
 async def _pieces_of(data: bytes) -> AsyncIterator[bytes]:

@@ -1,6 +1,7 @@
 """A client that a test drives by hand: it signs, claims and publishes as a real one does, and never trains."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from epochal.coordinator_client.client_key import ClientKey
@@ -34,6 +35,15 @@ class AnyRound(Protocol):
 
     @property
     def work_sha256(self) -> Sha256: ...
+
+
+@dataclass(frozen=True)
+class NamedRound:
+    """A round as a result names it."""
+
+    step: int
+    attempt: int
+    work_sha256: Sha256
 
 
 class HandClient:

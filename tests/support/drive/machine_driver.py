@@ -61,10 +61,12 @@ def check_kept(run: Run) -> None:
     assert (numbers.awaited, numbers.awaited_before) == (len(awaited), sum(member.was_ready for member in awaited))
     current, making = run.round, run.models.checkpointing
     if current is not None:
-        assert current.decisive_pending == sum(client_id in current.plan.electorate for client_id in current.pending)
-        assert current.verified_bits == current.bits_of(current.verified)
-        assert current.digests is not None
-        assert set(current.digests) == {report.result_sha256 for report in current.commitments.values()}
+        assert current.missing.decisive_pending == sum(
+            client_id in current.tasks.plan.electorate for client_id in current.missing.pending
+        )
+        assert current.results.verified_bits == current.tasks.plan.bits_of(current.results.verified)
+        assert current.results.digests is not None
+        assert set(current.results.digests) == {report.result_sha256 for report in current.results.commitments.values()}
     if making is not None and making.plan is not None:
         assert replace(making, plan=None).planned() == making.plan
 
@@ -112,7 +114,7 @@ class Driver:
         self.known = self.run, document
         read_again = parse_snapshot(snapshot_bytes(self.run))
         assert read_again == self.run
-        assert (read_again.round and read_again.round.plan) == (self.run.round and self.run.round.plan)
+        assert (read_again.round and read_again.round.tasks.plan) == (self.run.round and self.run.round.tasks.plan)
         return instructions
 
     def _check_ahead(self, before: Round | None) -> None:
@@ -120,12 +122,12 @@ class Driver:
         current = self.run.round
         if current is None or self.run.clock.phase is not RunState.ROUND_TRAIN:
             return
-        if before is None or before.plan is not current.plan:
+        if before is None or before.tasks.plan is not current.tasks.plan:
             assert current.ahead == complete_look(self.run, current)
 
     def _check_roster(self) -> None:
         """Check that each share is what was earned, within the claim, and that nobody who rests has any."""
-        entries = () if self.run.round is None else self.run.round.roster.clients
+        entries = () if self.run.round is None else self.run.round.tasks.roster.clients
         per_unit = set()
         for entry in entries:
             member = self.run.members.by_id[entry.client_id]
@@ -184,24 +186,26 @@ class Driver:
         """These clients commit to a result each, and their bytes are verified."""
         current = self.round
         for client_id in clients:
-            result = digest_of(f"{name} {client_id} {current.step} {current.attempt}")
-            commitment = ResultCommitment(current.step, current.attempt, result, 10, METRICS)
+            result = digest_of(f"{name} {client_id} {current.number.step} {current.number.attempt}")
+            commitment = ResultCommitment(current.number.step, current.number.attempt, result, 10, METRICS)
             self.send(stimuli.ResultCommitted(client_id, commitment))
             self.send(
-                stimuli.ResultVerified(client_id, current.step, current.attempt, result, self.replica_digest(), 1.0)
+                stimuli.ResultVerified(
+                    client_id, current.number.step, current.number.attempt, result, self.replica_digest(), 1.0
+                )
             )
 
     def attest(self, *clients: ClientId, replica_digest: Sha256 | None = None) -> None:
         """These witnesses say that they hold every verified result."""
         for client_id in clients:
             current = self.round
-            held = sum(1 << current.plan.positions[delivered] for delivered in current.verified)
+            held = sum(1 << current.tasks.plan.positions[delivered] for delivered in current.results.verified)
             digest = replica_digest or self.replica_digest()
-            attestation = Attestation(current.step, current.attempt, digest, f"{held:x}")
+            attestation = Attestation(current.number.step, current.number.attempt, digest, f"{held:x}")
             self.send(stimuli.AttestationReceived(client_id, attestation))
             if self.run.round is None or (self.run.progress.step, self.run.progress.attempt) != (
-                current.step,
-                current.attempt,
+                current.number.step,
+                current.number.attempt,
             ):
                 break
 
@@ -222,8 +226,8 @@ class Driver:
     def play_round(self) -> None:
         """Everyone in the roster delivers and attests."""
         current = self.round
-        self.deliver(*(client_id for client_id, assigned in current.plan.assignments.items() if assigned))
-        self.attest(*current.plan.witnesses)
+        self.deliver(*(client_id for client_id, assigned in current.tasks.plan.assignments.items() if assigned))
+        self.attest(*current.tasks.plan.witnesses)
 
     def play_epoch(self, seconds_per_round: float) -> None:
         """Rounds in which everyone delivers, until Cooldown."""
@@ -237,7 +241,7 @@ class Driver:
     def workers(self, *without: int) -> list[ClientId]:
         """The clients that have work in the round, without these."""
         away = {client(number) for number in without}
-        return [who for who, parts in self.round.plan.assignments.items() if parts and who not in away]
+        return [who for who, parts in self.round.tasks.plan.assignments.items() if parts and who not in away]
 
     def in_phase(self, phase: RunState) -> bool:
         return self.run.clock.phase is phase
@@ -268,7 +272,7 @@ def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
         run: the run, in any phase.
         applied: the batches of every outcome since the run's first batch, in any order, coalesced or not.
     """
-    in_round = () if run.round is None else run.round.work.shared
+    in_round = () if run.round is None else run.round.tasks.work.shared
     parts = (
         *applied,
         *run.work.carried,

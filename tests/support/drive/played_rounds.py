@@ -16,17 +16,22 @@ async def play_round(coordinator: Served, clients: Sequence[WireClient], replica
     current = service.run.round
     assert current is not None
     for client in clients:
-        if current.plan.assignments[client.client_id]:
+        if current.tasks.plan.assignments[client.client_id]:
             data = client.result(replica, DIFFERENCE)
             assert (await client.commit(data)).status_code == 200
             assert (await client.put_blob(data)).status_code == 201
     digest = Sha256(replica_digest(replica))
     for client in clients:
         under_way = service.run.round
-        if under_way is None or (under_way.step, under_way.attempt) != (current.step, current.attempt):
+        if under_way is None or (under_way.number.step, under_way.number.attempt) != (
+            current.number.step,
+            current.number.attempt,
+        ):
             break
-        attestation = Attestation(current.step, current.attempt, digest, f"{under_way.verified_bits or 0:x}")
+        attestation = Attestation(
+            current.number.step, current.number.attempt, digest, f"{under_way.results.verified_bits or 0:x}"
+        )
         assert (await client.send("POST", "/attestations", attestation)).status_code == 200
     async with asyncio.timeout(BOUND_S):
-        while service.run.progress.step == current.step:
+        while service.run.progress.step == current.number.step:
             await service.readers.wait_published(service.published.version, None, 1.0)

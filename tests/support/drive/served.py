@@ -47,7 +47,7 @@ from epochal.state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.contract import check_described
 from tests.support.data.states import state_file
-from tests.support.drive.hand_client import HandClient
+from tests.support.drive.hand_client import HandClient, NamedRound
 from tests.support.servers.plain_http import PLAIN
 
 ADMIN = "the admin token"
@@ -165,7 +165,8 @@ class WireClient(HandClient):
     def result(self, replica: Replica, difference: Tensors, **header: Any) -> bytes:
         current = self.served.service.run.round
         assert current is not None
-        return self.encoded_result(current, replica, difference, **header)
+        head = NamedRound(current.number.step, current.number.attempt, current.tasks.work_sha256)
+        return self.encoded_result(head, replica, difference, **header)
 
     async def commit(self, data: bytes, sha256: Sha256 | None = None) -> httpx.Response:
         return await self.send("POST", "/results", self.commitment(data, sha256))
@@ -175,7 +176,9 @@ class WireClient(HandClient):
         current = self.served.service.run.round
         assert current is not None
         metrics = ResultMetrics(loss=1.0, tokens=1, train_s=0.1)
-        return ResultCommitment(current.step, current.attempt, sha256 or sha256_hex(data), len(data), metrics)
+        return ResultCommitment(
+            current.number.step, current.number.attempt, sha256 or sha256_hex(data), len(data), metrics
+        )
 
 
 def problem(answer: httpx.Response) -> str:

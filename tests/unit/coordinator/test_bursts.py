@@ -51,5 +51,5 @@ async def test_burst_of_joins_and_ready_reports_is_taken_in_turn() -> None:
         await in_phase(run, RunState.ROUND_TRAIN)
         current = run.service.run.round
         assert current is not None
-        assert len(current.roster.clients) == BURST
+        assert len(current.tasks.roster.clients) == BURST
     assert max(kept) <= MAX_GROUP

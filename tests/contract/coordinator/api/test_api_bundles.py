@@ -16,7 +16,7 @@ async def delivered(member: WireClient) -> bytes:
     data, current = member.result(REPLICA, DIFFERENCE), member.served.service.run.round
     assert current is not None
     metrics = ResultMetrics(loss=1.0, tokens=1, train_s=0.1)
-    bound = ResultCommitment(current.step, current.attempt, sha256_hex(data), len(data), metrics)
+    bound = ResultCommitment(current.number.step, current.number.attempt, sha256_hex(data), len(data), metrics)
     headers = {"Authorization": f"Bearer {member.token}", "Content-Type": MEDIA_TYPE}
     url, body = f"{member.served.run_url}/deliveries", encoded_delivery(bound, data)
     assert (await member.served.http.post(url, content=body, headers=headers)).status_code == 200
@@ -26,7 +26,7 @@ async def delivered(member: WireClient) -> bytes:
 async def listed(served: Served, token: str | None, more: str = "&bytes=true") -> httpx.Response:
     current = served.service.run.round
     assert current is not None
-    place = f"{served.run_url}/rounds/{current.step}/results?attempt={current.attempt}&after=0{more}"
+    place = f"{served.run_url}/rounds/{current.number.step}/results?attempt={current.number.attempt}&after=0{more}"
     return await served.http.get(place, headers={} if token is None else {"Authorization": f"Bearer {token}"})
 
 

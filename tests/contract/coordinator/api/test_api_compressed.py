@@ -23,7 +23,7 @@ async def in_a_round(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         await training(run)
         current = run.service.run.round
         assert current is not None
-        yield run, current.roster_sha256
+        yield run, current.tasks.roster_sha256
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ async def test_long_document_is_compressed_for_those_who_take_it(
         await answer.aclose()
         assert answer.headers.get("content-encoding") == encoding
         assert answer.headers["vary"] == "Accept-Encoding"
-        plain = canonical_json(run.service.run.round.roster)
+        plain = canonical_json(run.service.run.round.tasks.roster)
         assert (gzip.decompress(body) if encoding else body) == plain
 
 
@@ -72,7 +72,7 @@ async def test_client_reads_a_compressed_document(tmp_path: Path, monkeypatch: p
         await CoordinatorClient.connect(str(run.http.base_url), RetryPolicy()) as client,
     ):
         assert run.service.run.round is not None
-        assert await client.roster(roster) == run.service.run.round.roster
+        assert await client.roster(roster) == run.service.run.round.tasks.roster
 
 
 @pytest.mark.parametrize(

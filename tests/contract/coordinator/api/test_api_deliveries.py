@@ -21,7 +21,7 @@ async def send(member: WireClient, body: bytes) -> httpx.Response:
 
 def verified(served: Served) -> set[str]:
     current = served.service.run.round
-    return set() if current is None else set(current.verified)
+    return set() if current is None else set(current.results.verified)
 
 
 async def held(served: Served) -> frozenset[str]:
@@ -84,7 +84,7 @@ async def test_result_that_finds_no_room_beside_recorded_blobs_is_not_kept() -> 
             assert problem(await member.deliver(data)) == "blobs-full"
         assert store.journal.blobs == {}
         current = run.service.run.round
-        assert current is None or not current.verified
+        assert current is None or not current.results.verified
 
 
 async def test_result_that_breaks_a_rule_binds_and_leaves_nothing() -> None:
@@ -95,7 +95,7 @@ async def test_result_that_breaks_a_rule_binds_and_leaves_nothing() -> None:
         assert (problem(answer), answer.json()["rule"]) == ("result-invalid", "client_id")
         current = run.service.run.round
         assert current is not None
-        assert dict(current.rejected) == {member.client_id: "client_id"}
+        assert dict(current.missing.rejected) == {member.client_id: "client_id"}
         assert await held(run) == before
         assert problem(await member.deliver(member.result(REPLICA, DIFFERENCE))) == "already-committed"
 

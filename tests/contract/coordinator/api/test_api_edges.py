@@ -177,13 +177,13 @@ async def take_round(clients: list[WireClient], metrics: bytes) -> list[httpx.Re
     answers = []
     for client in clients:
         data = client.result(REPLICA, DIFFERENCE)
-        fields = (current.step, current.attempt, sha256_hex(data).encode(), len(data), metrics)
+        fields = (current.number.step, current.number.attempt, sha256_hex(data).encode(), len(data), metrics)
         body = b'{"step":%d,"attempt":%d,"result_sha256":"%s","size_bytes":%d,"metrics":%s}' % fields
         answers.append(await client.send("POST", "/results", body))
         if answers[-1].is_success:
             assert (await client.put_blob(data)).status_code == 201
     if all(answer.is_success for answer in answers):
-        attestation = Attestation(current.step, current.attempt, Sha256(replica_digest(REPLICA)), "3")
+        attestation = Attestation(current.number.step, current.number.attempt, Sha256(replica_digest(REPLICA)), "3")
         for client in clients:
             assert (await client.send("POST", "/attestations", attestation)).status_code == 200
     return answers

@@ -20,7 +20,7 @@ async def listed(client: WireClient, wait_s: float = 0.0) -> list[str]:
     """Return the digests that the coordinator lists for this client."""
     current = client.served.service.run.round
     assert current is not None
-    place = f"/rounds/{current.step}/results?attempt={current.attempt}&after=0&wait_s={wait_s}"
+    place = f"/rounds/{current.number.step}/results?attempt={current.number.attempt}&after=0&wait_s={wait_s}"
     return [result["result_sha256"] for result in (await client.send("GET", place)).json()["results"]]
 
 
@@ -66,7 +66,7 @@ async def test_client_that_failed_reads_only_when_no_result_is_awaited(coordinat
     data = await delivered(first)
     current = coordinator.service.run.round
     assert current is not None
-    failed = FailureReport(current.step, current.attempt, "trainer", "out of memory", None)
+    failed = FailureReport(current.number.step, current.number.attempt, "trainer", "out of memory", None)
     assert (await second.send("POST", "/failures", failed)).status_code == 200
     assert (await listed(second), await read(second, data)) == ([], "not-now")
     assert problem(await second.commit(second.result(REPLICA, DIFFERENCE))) == "already-committed"

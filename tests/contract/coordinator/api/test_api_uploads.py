@@ -114,7 +114,7 @@ async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: 
     assert most == MAX_CHECKS
     round_ = coordinator.service.run.round
     assert round_ is not None
-    assert len(round_.verified) == len(clients)
+    assert len(round_.results.verified) == len(clients)
 
 
 async def test_member_whose_uploads_never_end_keeps_nobody_else_from_delivering(coordinator: Served) -> None:

@@ -16,7 +16,7 @@ from epochal.coordinator.machine import (
     transitions,
 )
 from epochal.coordinator.machine import resting_reason as hold
-from epochal.coordinator.machine.parts import agreed_data, identity, models, run_members, run_records
+from epochal.coordinator.machine.parts import agreed_data, identity, models, run_members, run_records, train_times
 from epochal.coordinator.machine.parts import reliability as conduct
 from epochal.coordinator.machine.parts.reliability import Conduct
 from epochal.coordinator.machine.parts.run_work import Suspect
@@ -58,7 +58,6 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "LIMIT_PER_LAST": 2.0,
         "SHORTEST_LIMIT_S": 3.0,
         "MAX_DOUBLINGS": 16,
-        "MOSTLY": (1, 2),
         "IN_TIME_PART": 0.5,
     },
     reports: {"BITS_PER_HEX_DIGIT": 4},
@@ -67,6 +66,7 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
     run_members: {"MAX_DEPARTED": 4096},
     run_records: {"LOSS_HISTORY_LENGTH": 512},
     stimuli: {"RULES_VERSION": 1},
+    train_times: {"MOSTLY": (1, 2)},
     transitions: {"DRAIN_ROUNDS": 3, "FAIR_WARMUP_PART": 0.5},
 }
 
@@ -92,8 +92,8 @@ def test_run_that_was_never_served_has_counted_nothing() -> None:
 def test_first_round_begins_with_nothing_delivered_and_nobody_late() -> None:
     driver = in_round(1, 2)
     found = driver.round
-    assert (found.step, found.attempt, found.height, found.cursor) == (1, 0, 0, 12)
-    assert (found.delivered_batches, found.timed_out) == (0, False)
+    assert (found.number.step, found.number.attempt, found.number.height, found.tasks.cursor) == (1, 0, 0, 12)
+    assert (found.times.delivered_batches, found.times.timed_out) == (0, False)
     assert not any(member.was_late for member in driver.run.members.by_id.values())
 
 

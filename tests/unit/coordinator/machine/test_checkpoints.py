@@ -155,11 +155,15 @@ def test_blobs_that_must_be_there_begin_with_the_newest_checkpoint() -> None:
 def test_blob_that_was_announced_need_not_be_there_before_it_arrives() -> None:
     driver = in_round(1, 2)
     before = {blob.sha256 for blob in blobs_kept(driver.run)}
-    writer, other = (entry.client_id for entry in driver.round.roster.clients)
+    writer, other = (entry.client_id for entry in driver.round.tasks.roster.clients)
     driver.deliver(writer)
-    commitment = ResultCommitment(driver.round.step, driver.round.attempt, digest_of("announced"), 10, METRICS)
+    commitment = ResultCommitment(
+        driver.round.number.step, driver.round.number.attempt, digest_of("announced"), 10, METRICS
+    )
     driver.send(ResultCommitted(other, commitment))
-    assert {blob.sha256 for blob in blobs_kept(driver.run)} - before == {driver.round.commitments[writer].result_sha256}
+    assert {blob.sha256 for blob in blobs_kept(driver.run)} - before == {
+        driver.round.results.commitments[writer].result_sha256
+    }
 
 
 def test_verified_checkpoint_sweeps_only_what_the_older_kept_one_includes() -> None:

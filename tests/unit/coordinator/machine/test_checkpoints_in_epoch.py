@@ -44,7 +44,7 @@ def test_checkpoint_is_asked_for_once_the_last_is_so_many_rounds_old() -> None:
     driver.play_round()
     document = document_of(driver.run, 1)
     assert document.checkpointing_step == 2
-    assert document.checkpointer in driver.round.plan.positions
+    assert document.checkpointer in driver.round.tasks.plan.positions
     assert document.run_state is RunState.ROUND_TRAIN
 
 

@@ -73,11 +73,11 @@ def test_members_with_either_data_train_until_the_new_pass_is_near() -> None:
     while assigned_end(driver, 1) <= start:
         assert len(driver.run.ready_members()) == 3
         driver.play_round()
-    assert len(driver.round.roster.clients) == 3, "the roster of a round under way stays"
+    assert len(driver.round.tasks.roster.clients) == 3, "the roster of a round under way stays"
     driver.play_round()
     assert driver.run.data.fingerprint == LARGE.fingerprint
     assert {member.client_id for member in driver.run.ready_members()} == {client(1), client(2)}
-    assert {entry.client_id for entry in driver.round.roster.clients} == {client(1), client(2)}
+    assert {entry.client_id for entry in driver.round.tasks.roster.clients} == {client(1), client(2)}
 
 
 def test_client_with_the_old_files_is_refused_in_words_near_the_new_pass() -> None:

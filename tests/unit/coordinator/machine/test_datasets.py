@@ -89,7 +89,7 @@ def test_votes_count_again_after_a_round_that_applied_nothing() -> None:
     driver.pass_time(60)
     driver.pass_time(10)
     assert driver.run.data.fingerprint == "right"
-    assert {entry.client_id for entry in driver.round.roster.clients} == {client(3), client(4), client(5)}
+    assert {entry.client_id for entry in driver.round.tasks.roster.clients} == {client(3), client(4), client(5)}
 
 
 HONEST = (1, 2)
@@ -124,7 +124,7 @@ def play(driver: Driver, strangers: Strangers, arrivals: int) -> float:
         if driver.in_phase(RunState.ROUND_TRAIN):
             driver.deliver(*(who for who in driver.workers() if who in {client(number) for number in HONEST}))
         if driver.in_phase(RunState.ROUND_TRAIN) or driver.in_phase(RunState.ROUND_WITNESS):
-            driver.attest(*(who for who in driver.round.plan.witnesses if who in {client(1), client(2)}))
+            driver.attest(*(who for who in driver.round.tasks.plan.witnesses if who in {client(1), client(2)}))
         if not driver.run.work.batches_applied:
             assert driver.now_s - began_s < 10_000, "the honest never have their turn"
             driver.pass_time(1)
@@ -224,7 +224,7 @@ def test_operator_corrects_the_data_of_a_run_that_trained_on_others() -> None:
     with refused("fingerprint-differs"):
         driver.ready(client(1))
     driver.play_round()
-    assert {entry.client_id for entry in driver.round.roster.clients} == {client(3)}
+    assert {entry.client_id for entry in driver.round.tasks.roster.clients} == {client(3)}
 
 
 def test_pin_that_is_taken_back_leaves_the_data_to_the_members() -> None:

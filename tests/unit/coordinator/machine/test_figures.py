@@ -46,8 +46,8 @@ def history_of(driver: Driver) -> History:
 
 def commit(driver: Driver, client_id: ClientId, metrics: ResultMetrics = METRICS) -> ResultCommitment:
     current = driver.round
-    result = digest_of(f"{client_id} {current.step} {current.attempt}")
-    report = ResultCommitment(current.step, current.attempt, result, 700, metrics)
+    result = digest_of(f"{client_id} {current.number.step} {current.number.attempt}")
+    report = ResultCommitment(current.number.step, current.number.attempt, result, 700, metrics)
     driver.send(stimuli.ResultCommitted(client_id, report))
     return report
 
@@ -73,7 +73,7 @@ def test_times_of_a_round_are_told_by_what_arrived() -> None:
     direct = replace(report, result_sha256=digest_of("direct"))
     driver.send(stimuli.ResultDelivered(second, direct, digest, 1.0))
     driver.now_s += 0.5
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     (detail,) = history_of(driver).details
     row, clients = detail.figures, by_client(detail)
     assert (row.started_s, row.ended_s, row.train_s, row.witness_s) == (began_s, began_s + 6.5, 6.5, 0.0)
@@ -88,7 +88,7 @@ def test_loss_of_a_round_is_weighted_by_tokens() -> None:
     driver = in_round(1, 2)
     verify(driver, client(1), commit(driver, client(1)))
     verify(driver, client(2), commit(driver, client(2), replace(METRICS, loss=1.0, tokens=16)))
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     (detail,) = history_of(driver).details
     assert (detail.figures.loss, detail.figures.loss_tokens) == (2.5, 64)
 
@@ -96,9 +96,9 @@ def test_loss_of_a_round_is_weighted_by_tokens() -> None:
 def test_batches_under_suspicion_count_as_carried() -> None:
     driver = in_round(1, config__global_batch_size_start=4, config__global_batch_size_end=4)
     current = driver.round
-    (first, *_) = current.plan.assignments[client(1)]
+    (first, *_) = current.tasks.plan.assignments[client(1)]
     named = BatchId(first.start, first.start)
-    report = FailureReport(current.step, current.attempt, "corrupt", "bad shard", named)
+    report = FailureReport(current.number.step, current.number.attempt, "corrupt", "bad shard", named)
     driver.send(stimuli.StepFailed(client(1), report))
     driver.pass_time(1000)
     driver.pass_time(1000)
@@ -115,7 +115,7 @@ def test_outage_of_the_coordinator_takes_no_time_of_a_round() -> None:
     driver.now_s += 1
     verify(driver, client(1), report)
     driver.deliver(client(2))
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     (detail,) = history_of(driver).details
     assert (detail.figures.train_s, by_client(detail)[client(1)].delivered_s) == (2.0, 2.0)
 
@@ -126,7 +126,7 @@ def test_lost_work_is_told_with_its_reason() -> None:
     report = commit(driver, client(1))
     rejected = stimuli.ResultRejected(client(1), report.step, report.attempt, report.result_sha256, "finite")
     driver.send(rejected)
-    failure = FailureReport(current.step, current.attempt, "unavailable", "the disk is away")
+    failure = FailureReport(current.number.step, current.number.attempt, "unavailable", "the disk is away")
     driver.send(stimuli.StepFailed(client(2), failure))
     driver.pass_time(1000)
     driver.pass_time(1000)
@@ -147,7 +147,7 @@ def test_arrivals_survive_a_snapshot_in_the_middle_of_a_round() -> None:
     again = parse_snapshot(snapshot_bytes(driver.run))
     assert again.round is not None
     assert clients_of(again.round) == clients_of(driver.round)
-    assert clients_of(again.round)[again.round.plan.positions[client(1)]].committed_s == 2.0
+    assert clients_of(again.round)[again.round.tasks.plan.positions[client(1)]].committed_s == 2.0
 
 
 def test_newest_rounds_keep_their_clients_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:

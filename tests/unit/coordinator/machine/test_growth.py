@@ -69,7 +69,7 @@ class Large:
 
     def _report(self, client_id: ClientId) -> ResultCommitment:
         assert self.run.round is not None
-        return ResultCommitment(self.run.round.step, 0, sha256_hex(client_id.encode()), 100, METRICS)
+        return ResultCommitment(self.run.round.number.step, 0, sha256_hex(client_id.encode()), 100, METRICS)
 
     def delivery(self, client_id: ClientId) -> stimuli.ResultDelivered:
         return stimuli.ResultDelivered(client_id, self._report(client_id), MODEL, 1.0)
@@ -80,9 +80,9 @@ class Large:
     def attestation(self, number: int) -> stimuli.AttestationReceived:
         current = self.run.round
         assert current is not None
-        bits = current.bits_of(current.verified)
-        report = Attestation(current.step, 0, MODEL, f"{bits:x}")
-        return stimuli.AttestationReceived(current.plan.witnesses[number], report)
+        bits = current.tasks.plan.bits_of(current.results.verified)
+        report = Attestation(current.number.step, 0, MODEL, f"{bits:x}")
+        return stimuli.AttestationReceived(current.tasks.plan.witnesses[number], report)
 
 
 def joined(number: int, now_s: float) -> stimuli.ClientJoined:
@@ -158,7 +158,7 @@ def cooling(count: int) -> Large:
     """Return the run in Cooldown, which waits for claims."""
     large = attesting(count)
     assert large.run.round is not None
-    for number in range(1, len(large.run.round.plan.witnesses)):
+    for number in range(1, len(large.run.round.tasks.plan.witnesses)):
         if large.run.clock.phase is RunState.ROUND_TRAIN:
             large = large.after(large.attestation(number))
     return large.in_phase(RunState.COOLDOWN)

@@ -35,8 +35,8 @@ def book_of(driver: Driver) -> MemberBook:
 
 def commit(driver: Driver, number: int) -> ResultCommitment:
     current = driver.round
-    result = digest_of(f"{number} {current.step} {current.attempt}")
-    report = ResultCommitment(current.step, current.attempt, result, 700, METRICS)
+    result = digest_of(f"{number} {current.number.step} {current.number.attempt}")
+    report = ResultCommitment(current.number.step, current.number.attempt, result, 700, METRICS)
     driver.send(stimuli.ResultCommitted(client(number), report))
     return report
 
@@ -47,8 +47,8 @@ def test_member_without_work_has_lost_nothing() -> None:
     (worker,) = driver.workers()
     (idle,) = {client(1), client(2)} - {worker}
     driver.deliver(worker)
-    driver.attest(*current.plan.witnesses)
-    assert driver.run.progress.step == current.step + 1
+    driver.attest(*current.tasks.plan.witnesses)
+    assert driver.run.progress.step == current.number.step + 1
     book = book_of(driver)
     records = [book.get(worker), book.get(idle)]
     assert [(one.applied, one.lost) for one in records if one is not None] == [(1, 0), (0, 0)]
@@ -62,13 +62,13 @@ def test_applied_and_lost_results_of_a_member_are_counted() -> None:
     second = commit(driver, 2)
     named = (client(2), second.step, second.attempt, second.result_sha256)
     driver.send(stimuli.ResultRejected(*named, "finite"))
-    driver.attest(*current.plan.witnesses)
-    assert driver.run.progress.step == current.step + 1
+    driver.attest(*current.tasks.plan.witnesses)
+    assert driver.run.progress.step == current.number.step + 1
     book = book_of(driver)
     one, two = book.get(client(1)), book.get(client(2))
     assert one is not None
     assert two is not None
-    batches = sum(batch.end - batch.start + 1 for batch in current.plan.assignments[client(1)])
+    batches = sum(batch.end - batch.start + 1 for batch in current.tasks.plan.assignments[client(1)])
     size = driver.run.state_file.config.data_indices_per_batch * driver.run.state_file.model.LLM.max_seq_len
     assert (one.applied, one.lost, one.tokens, one.result_bytes) == (1, 0, batches * size, 700)
     assert one.data_wait_s == 0.875
@@ -80,7 +80,7 @@ def test_applied_and_lost_results_of_a_member_are_counted() -> None:
 def test_reported_failure_counts_by_its_kind() -> None:
     driver = in_round(1)
     current = driver.round
-    report = FailureReport(current.step, current.attempt, "corrupt", "shard 7: bad hash")
+    report = FailureReport(current.number.step, current.number.attempt, "corrupt", "shard 7: bad hash")
     driver.send(stimuli.StepFailed(client(1), report))
     known = book_of(driver).get(client(1))
     assert known is not None

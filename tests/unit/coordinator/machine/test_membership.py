@@ -15,9 +15,9 @@ def test_joining_during_a_round_changes_the_next_roster_only() -> None:
     driver = in_round(1, 2)
     driver.join(3)
     driver.ready(client(3))
-    assert len(driver.round.roster.clients) == 2
+    assert len(driver.round.tasks.roster.clients) == 2
     driver.play_round()
-    assert len(driver.round.roster.clients) == 3
+    assert len(driver.round.tasks.roster.clients) == 3
 
 
 def test_silent_client_is_not_waited_for_and_leaves_with_the_next_roster() -> None:
@@ -28,8 +28,8 @@ def test_silent_client_is_not_waited_for_and_leaves_with_the_next_roster() -> No
     driver.send(stimuli.ClientsFellSilent((client(3),)))
     assert driver.in_phase(RunState.ROUND_TRAIN), "the lost client's slot is filled by no later step"
     assert driver.run.progress.step == 2
-    assert client(3) not in {entry.client_id for entry in driver.round.roster.clients}
-    assert driver.round.work.shared[0].start < 12 <= driver.round.work.shared[-1].end
+    assert client(3) not in {entry.client_id for entry in driver.round.tasks.roster.clients}
+    assert driver.round.tasks.work.shared[0].start < 12 <= driver.round.tasks.work.shared[-1].end
 
 
 def test_ready_with_another_replica_is_refused() -> None:
@@ -74,8 +74,8 @@ def test_joining_again_keeps_the_place_and_supersedes_the_session() -> None:
     before = driver.run.members.by_id[client(1)].nonce
     driver.join(1)
     assert driver.run.members.by_id[client(1)].nonce != before
-    assert client(1) in driver.round.plan.positions
-    assert client(1) in driver.round.pending
+    assert client(1) in driver.round.tasks.plan.positions
+    assert client(1) in driver.round.missing.pending
 
 
 def test_access_by_keys_and_by_invitation_refuses_everyone_else() -> None:

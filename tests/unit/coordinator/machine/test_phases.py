@@ -57,7 +57,7 @@ def test_warmup_ends_when_enough_are_ready_and_the_others_had_time() -> None:
     assert driver.in_phase(RunState.WARMUP), "the time of the others begins when enough are ready"
     driver.pass_time(1)
     assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert {entry.client_id for entry in driver.round.roster.clients} == {client(1), client(2)}
+    assert {entry.client_id for entry in driver.round.tasks.roster.clients} == {client(1), client(2)}
 
 
 def test_warmup_time_is_the_longest_that_the_others_get() -> None:
@@ -108,10 +108,10 @@ def test_newcomer_does_not_hold_up_a_warmup_and_takes_part_once_ready() -> None:
     driver = in_second_warmup(3)
     driver.ready(client(1), client(2))
     assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert client(3) not in driver.round.plan.positions
+    assert client(3) not in driver.round.tasks.plan.positions
     driver.ready(client(3))
     driver.play_round()
-    assert client(3) in driver.round.plan.positions, "at the next round's boundary"
+    assert client(3) in driver.round.tasks.plan.positions, "at the next round's boundary"
 
 
 def test_member_of_the_last_epoch_is_waited_for_beside_a_newcomer() -> None:

@@ -20,7 +20,7 @@ def last_reason(driver: Driver) -> str:
 
 def fail(driver: Driver, number: int) -> None:
     current = driver.round
-    report = FailureReport(current.step, current.attempt, "unavailable", "gone", None)
+    report = FailureReport(current.number.step, current.number.attempt, "unavailable", "gone", None)
     driver.send(stimuli.StepFailed(client(number), report))
 
 
@@ -172,7 +172,7 @@ def test_end_of_the_run_says_how_many_batches_are_left() -> None:
     fail(driver, 2)
     driver.attest(client(1), client(2))
     while driver.in_phase(RunState.ROUND_TRAIN):
-        for number in [number for number in (1, 2) if client(number) in driver.round.pending]:
+        for number in [number for number in (1, 2) if client(number) in driver.round.missing.pending]:
             fail(driver, number)
     assert last_reason(driver) == "all 1 steps are done, and 6 batches could not be applied"
 
@@ -184,7 +184,7 @@ def test_run_with_carried_work_is_not_done_before_its_drain_rounds() -> None:
     driver.attest(client(1), client(2))
     assert driver.run.progress.step == 2
     assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert total_batches(driver.round.work.shared) == 6
+    assert total_batches(driver.round.tasks.work.shared) == 6
     driver.play_round()
     assert last_reason(driver) == "all 1 steps are done"
 

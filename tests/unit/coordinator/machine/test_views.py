@@ -71,7 +71,7 @@ def test_expected_result_is_the_one_that_its_client_committed_to() -> None:
     found = expected_blob(driver.run, client(1), blob)
     assert found is not None
     assert (found.kind, found.size_bytes, found.step, found.attempt) == ("result", 77, 1, 0)
-    assert found.work_sha256 == driver.round.work_sha256
+    assert found.work_sha256 == driver.round.tasks.work_sha256
     assert expected_blob(driver.run, client(1), digest_of("another")) is None
     assert expected_blob(driver.run, client(2), blob) is None
     driver.send(ResultRejected(client(1), 1, 0, blob, "finite"))

@@ -44,7 +44,7 @@ def test_a_run_says_what_each_phase_waits_for() -> None:
     assert words(driver.run) == "has all results, and waits for witnesses to attest them: 0 did, 2 must agree"
     driver.send(stimuli.PauseRequested())
     assert words(driver.run).endswith(", and then pauses, as its operator asked")
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert driver.in_phase(RunState.COOLDOWN)
     assert words(driver.run).startswith("waits for the checkpoint of replica 1, from ")
     driver.make_checkpoint()
@@ -58,7 +58,7 @@ def test_witness_that_lacks_a_result_has_not_attested_all() -> None:
     driver.deliver(client(1))
     driver.attest(client(1))
     driver.deliver(client(2))
-    assert driver.round.attestations
+    assert driver.round.witnessed.attestations
     assert words(driver.run) == "has all results, and waits for witnesses to attest them: 0 did, 2 must agree"
     driver.attest(client(1))
     assert words(driver.run) == "has all results, and waits for witnesses to attest them: 1 did, 2 must agree"
@@ -69,7 +69,7 @@ def test_many_awaited_clients_are_counted() -> None:
     driver.join(*range(1, 11))
     driver.next_round()
     driver.deliver(driver.workers()[0])
-    named = ", ".join(sorted(driver.round.pending)[index][:12] for index in range(4))
+    named = ", ".join(sorted(driver.round.missing.pending)[index][:12] for index in range(4))
     assert words(driver.run) == f"waits for results of 9 of 10 clients, {named} and 5 more"
 
 

@@ -36,7 +36,7 @@ def runs_of_a_round() -> tuple[Run, ...]:
         bound = ResultCommitment(1, 0, digest_of(f"result {number}"), 10 + number, METRICS)
         driver.send(stimuli.ResultDelivered(client(number), bound, driver.replica_digest(), 1.0))
         found.append(driver.run)
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     return (*found, driver.run)
 
 
@@ -49,7 +49,7 @@ def readers_of(run: Run) -> Readers:
 
 def verified_results(run: Run) -> list[CommittedResult]:
     assert run.round is not None
-    bound = [(sender, run.round.commitments[sender]) for sender in run.round.verified]
+    bound = [(sender, run.round.results.commitments[sender]) for sender in run.round.results.verified]
     return [CommittedResult(sender, report.result_sha256, report.size_bytes, 1.0) for sender, report in bound]
 
 
@@ -59,10 +59,10 @@ def test_page_is_what_the_run_has_whoever_asked_before(asked: list[tuple[int, in
     for number, after in sorted(asked, key=lambda each: each[0]):
         run = RUNS[number]
         assert run.round is not None
-        page = pages.page(run, run.round.step, run.round.attempt, after, client(3))
-        expected = verified_results(run)[after:] if number or not run.round.pending else []
-        assert list(page.results) == (expected if client(3) in run.round.commitments else [])
-        assert page.next == max(after, len(run.round.verified)) or not page.results
+        page = pages.page(run, run.round.number.step, run.round.number.attempt, after, client(3))
+        expected = verified_results(run)[after:] if number or not run.round.missing.pending else []
+        assert list(page.results) == (expected if client(3) in run.round.results.commitments else [])
+        assert page.next == max(after, len(run.round.results.verified)) or not page.results
         assert pages.encoded(page) == canonical_json(page)
         assert pages.encoded(replace(page, step=9)) == canonical_json(replace(page, step=9))
 

@@ -42,10 +42,10 @@ def play_round(driver: Driver, metrics: ResultMetrics) -> None:
     """A round in which every result comes with these figures."""
     current = driver.round
     for client_id in driver.workers():
-        result = digest_of(f"{client_id} {current.step}")
-        driver.send(ResultCommitted(client_id, ResultCommitment(current.step, 0, result, 10, metrics)))
-        driver.send(ResultVerified(client_id, current.step, 0, result, driver.replica_digest(), 1.0))
-    driver.attest(*current.plan.witnesses)
+        result = digest_of(f"{client_id} {current.number.step}")
+        driver.send(ResultCommitted(client_id, ResultCommitment(current.number.step, 0, result, 10, metrics)))
+        driver.send(ResultVerified(client_id, current.number.step, 0, result, driver.replica_digest(), 1.0))
+    driver.attest(*current.tasks.plan.witnesses)
 
 
 def test_status_shows_the_share_of_waiting_and_its_causes() -> None:

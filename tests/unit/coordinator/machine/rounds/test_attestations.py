@@ -37,7 +37,7 @@ def test_silent_witness_that_the_round_needs_rests_after_three_rounds() -> None:
         assert unattested(driver, 1, 2) == [0, lost]
     assert misses(driver, 1, 2) == [0, 0]
     assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert list(driver.round.plan.positions) == [client(1)]
+    assert list(driver.round.tasks.plan.positions) == [client(1)]
     driver.play_round()
     assert driver.run.progress.step == 2
 
@@ -59,7 +59,7 @@ def test_witness_that_lies_about_the_replica_is_blamed_and_nobody_else() -> None
     lies = 0
     while driver.conduct(4).rests == 0:
         driver.deliver(*driver.workers())
-        (witness,) = driver.round.plan.witnesses
+        (witness,) = driver.round.tasks.plan.witnesses
         if witness == client(4):
             driver.attest(witness, replica_digest=digest_of("a lie"))
             lies += 1
@@ -87,15 +87,15 @@ def test_later_attestation_only_adds_and_never_takes_back() -> None:
     driver.attest(client(1))
     before = driver.run
     for received in ("0", "1", "3"):
-        held = int(received, 16) & driver.round.bits_of((client(1), client(2)))
+        held = int(received, 16) & driver.round.tasks.plan.bits_of((client(1), client(2)))
         driver.send(stimuli.AttestationReceived(client(1), Attestation(1, 0, driver.replica_digest(), f"{held:x}")))
         assert driver.run is before, "nothing changes, so nothing is written to the journal"
     driver.deliver(client(3))
-    position = driver.round.plan.positions[client(3)]
+    position = driver.round.tasks.plan.positions[client(3)]
     driver.send(
         stimuli.AttestationReceived(client(1), Attestation(1, 0, driver.replica_digest(), f"{1 << position:x}"))
     )
-    assert driver.round.attestations[client(1)].received_bits() == 0b111
+    assert driver.round.witnessed.attestations[client(1)].received_bits() == 0b111
 
 
 def test_attestation_of_another_replica_than_before_is_refused() -> None:
@@ -119,16 +119,16 @@ def test_attestation_has_a_bit_for_each_client_of_the_roster_and_no_more(clients
     driver = in_round(*range(1, clients + 1), config__init_min_clients=clients)
     driver.deliver(*(client(number) for number in range(1, clients + 1)))
     everything = (1 << clients) - 1
-    assert driver.round.bits_of(driver.round.verified) == everything
+    assert driver.round.tasks.plan.bits_of(driver.round.results.verified) == everything
     for received in (f"{1 << clients:x}", "0" * (clients // 4 + 2)):
         with refused("invalid-body"):
             driver.send(stimuli.AttestationReceived(client(1), Attestation(1, 0, driver.replica_digest(), received)))
     driver.send(stimuli.AttestationReceived(client(1), Attestation(1, 0, driver.replica_digest(), f"{everything:x}")))
-    assert driver.round.attestations[client(1)].received_bits() == everything
+    assert driver.round.witnessed.attestations[client(1)].received_bits() == everything
 
 
 def test_last_position_of_a_large_roster_has_its_bit() -> None:
     driver = in_round(*range(1, 18), config__init_min_clients=17, config__global_batch_size_end=60)
-    for who, position in driver.round.plan.positions.items():
-        assert driver.round.bits_of([who]) == 1 << position
-    assert sorted(driver.round.plan.positions.values()) == list(range(17))
+    for who, position in driver.round.tasks.plan.positions.items():
+        assert driver.round.tasks.plan.bits_of([who]) == 1 << position
+    assert sorted(driver.round.tasks.plan.positions.values()) == list(range(17))

@@ -32,7 +32,7 @@ Watch = Callable[[Driver, ClientId, BatchId | None], None]
 
 def fail(driver: Driver, client_id: ClientId, kind: FailureKind = "corrupt", batch_id: BatchId | None = None) -> None:
     current = driver.round
-    report = FailureReport(current.step, current.attempt, kind, "bad shard", batch_id)
+    report = FailureReport(current.number.step, current.number.attempt, kind, "bad shard", batch_id)
     driver.send(stimuli.StepFailed(client_id, report))
 
 
@@ -46,7 +46,7 @@ def unwatched(_: Driver, __: ClientId, ___: BatchId | None) -> None:
 
 def play(driver: Driver, fails: Fails, *, named: bool = True, watch: Watch = unwatched) -> None:
     """Play one round: a client fails if it fails on a batch that it is assigned, else it delivers; witnesses attest."""
-    plan = driver.round.plan
+    plan = driver.round.tasks.plan
     for client_id, assigned in plan.assignments.items():
         bad = next((batch for batch in batches(assigned) if fails(client_id, batch)), None)
         if bad is not None:
@@ -54,7 +54,7 @@ def play(driver: Driver, fails: Fails, *, named: bool = True, watch: Watch = unw
             fail(driver, client_id, batch_id=bad if named else None)
         elif assigned:
             driver.deliver(client_id)
-    if driver.run.round is not None and driver.round.verified:
+    if driver.run.round is not None and driver.round.results.verified:
         driver.attest(*plan.witnesses)
 
 
@@ -101,7 +101,7 @@ def test_pauses_between_attempts_at_a_batch_grow() -> None:
     driver = in_round(1, config__init_min_clients=1, config__total_steps=300)
     attempted = []
     while driver.run.progress.step < 200:
-        if any(item.batch_id == BAD for item in driver.round.work.isolated):
+        if any(item.batch_id == BAD for item in driver.round.tasks.work.isolated):
             attempted.append(driver.run.progress.step)
         play(driver, everyone_on(BAD))
     pauses = [later - earlier for earlier, later in pairwise(attempted)]
@@ -145,9 +145,9 @@ def test_member_counts_only_while_its_last_result_is_recent() -> None:
     while driver.run.progress.step <= 1 + DELIVERED_LATELY_STEPS:
         assert has_delivered_lately(driver.run, client(1))
         driver.deliver(client(2))
-        if client(1) in driver.round.pending:
+        if client(1) in driver.round.missing.pending:
             fail(driver, client(1), "unavailable")
-        driver.attest(*driver.round.plan.witnesses)
+        driver.attest(*driver.round.tasks.plan.witnesses)
     assert not has_delivered_lately(driver.run, client(1))
     assert has_delivered_lately(driver.run, client(2))
 
@@ -177,11 +177,11 @@ def test_failure_that_is_not_the_datas_is_carried_and_never_suspected(kind: Fail
 def test_batch_that_failed_once_is_attempted_alone_by_another_and_cleared() -> None:
     driver = in_round(1, 2, 3)
     driver.play_round()
-    (bad, *_) = batches(driver.round.plan.assignments[client(1)])
+    (bad, *_) = batches(driver.round.tasks.plan.assignments[client(1)])
     play(driver, lambda client_id, _: client_id == client(1))
-    (item,) = driver.round.work.isolated
+    (item,) = driver.round.tasks.work.isolated
     assert (item.batch_id, item.tried) == (bad, (client(1),))
-    assert driver.round.plan.assignments[client(1)] != (bad,)
+    assert driver.round.tasks.plan.assignments[client(1)] != (bad,)
     driver.play_round()
     assert driver.run.work.suspects == ()
 
@@ -268,7 +268,7 @@ class Oracle:
     def watch(self, driver: Driver, client_id: ClientId, named: BatchId | None) -> None:
         outcomes = [item.outcome for item in driver.instructions if isinstance(item, OutcomeDecided) and item.outcome]
         recent = [outcome for outcome in outcomes if outcome.step >= driver.run.progress.step - DELIVERED_LATELY_STEPS]
-        assigned = driver.round.plan.assignments[client_id]
+        assigned = driver.round.tasks.plan.assignments[client_id]
         exact = named or (assigned[0] if len(assigned) == 1 and assigned[0].count == 1 else None)
         if exact and any(entry.client_id == client_id for outcome in recent for entry in outcome.entries):
             self.named_by.setdefault(exact, set()).add(client_id)

@@ -49,7 +49,7 @@ def run_with(*suspects: Suspect, applied_steps: Mapping[int, int | None] = EVERY
 
 def who_has(run: Run, batch_id: BatchId) -> ClientId:
     assert run.round is not None
-    return next(who for who, parts in run.round.plan.assignments.items() if parts == (batch_id,))
+    return next(who for who, parts in run.round.tasks.plan.assignments.items() if parts == (batch_id,))
 
 
 def blamed(
@@ -59,8 +59,8 @@ def blamed(
     assert run.round is not None
     failures = {who: FailureReport(2, 0, "corrupt", text, named) for who in failing}
     included = frozenset(delivering)
-    applied = [part for who in delivering for part in run.round.plan.assignments[who]]
-    return blame_after(run, replace(run.round, failures=failures), included, applied)
+    applied = [part for who in delivering for part in run.round.tasks.plan.assignments[who]]
+    return blame_after(run, run.round.with_parts(replace(run.round.missing, failures=failures)), included, applied)
 
 
 def single(blame: Blame) -> Suspect:
@@ -71,7 +71,7 @@ def single(blame: Blame) -> Suspect:
 def test_shared_batch_that_a_deliverer_names_is_attempted_two_steps_later() -> None:
     run = run_with()
     assert run.round is not None
-    first = BatchId(*[run.round.plan.assignments[client(1)][0].start] * 2)
+    first = BatchId(*[run.round.tasks.plan.assignments[client(1)][0].start] * 2)
     blame = blamed(run, client(1), named=first)
     assert blame.blamed == (first,)
     assert single(blame) == Suspect(first, (client(1),), "corrupt: bad", (client(1),), 1, 3, from_deliverer=True)
@@ -80,7 +80,7 @@ def test_shared_batch_that_a_deliverer_names_is_attempted_two_steps_later() -> N
 def test_named_batches_that_the_client_was_not_given_blame_all_that_it_was() -> None:
     run = run_with()
     assert run.round is not None
-    given = run.round.plan.assignments[client(1)]
+    given = run.round.tasks.plan.assignments[client(1)]
     blame = blamed(run, client(1), named=BatchId(5_000, 5_000))
     assert blame.blamed == given
     assert [(suspect.failures, suspect.against) for suspect in blame.suspects] == [(0, ())] * len(given)
@@ -92,7 +92,7 @@ def test_named_batches_that_the_client_was_not_given_blame_all_that_it_was() -> 
 def test_failure_beyond_the_bound_of_suspects_is_carried(others: int, is_suspected: bool) -> None:
     run = run_with(*FAR[:others])
     assert run.round is not None
-    named = BatchId(*[run.round.plan.assignments[client(1)][0].start] * 2)
+    named = BatchId(*[run.round.tasks.plan.assignments[client(1)][0].start] * 2)
     blame = blamed(run, client(1), named=named)
     assert len(blame.suspects) == others + is_suspected
     assert blame.blamed == ((named,) if is_suspected else ())
@@ -244,7 +244,7 @@ def test_bound_of_quarantine_counts_what_this_round_quarantines_too() -> None:
         Seed(digest_of("seed")),
     )
     assert run.round is not None
-    failing = tuple(run.round.plan.assignments)
+    failing = tuple(run.round.tasks.plan.assignments)
     blame = blamed(
         run.with_parts(
             replace(run.progress, step=2), replace(run.work, quarantined=FAR[: MAX_QUARANTINED_INTERVALS - 1])
@@ -285,7 +285,9 @@ def test_failure_on_a_suspect_is_no_miss_of_who_delivers_or_beside_results(
     run = run_with(suspect, applied_steps=dict.fromkeys((1, 2, 3), 1 if delivered_lately else None))
     assert run.round is not None
     failing = who_has(run, suspect.batch_id)
-    current = replace(run.round, failures={failing: FailureReport(2, 0, "corrupt", "bad", None)})
+    current = run.round.with_parts(
+        replace(run.round.missing, failures={failing: FailureReport(2, 0, "corrupt", "bad", None)})
+    )
     applied = (
         frozenset[ClientId]() if is_void else frozenset({next(who for who in run.members.by_id if who != failing)})
     )

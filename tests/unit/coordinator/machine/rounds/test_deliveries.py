@@ -26,7 +26,7 @@ def training() -> Driver:
 
 def commitment(driver: Driver, client_id: ClientId, name: str = "result") -> ResultCommitment:
     current = driver.round
-    return ResultCommitment(current.step, current.attempt, digest_of(f"{name} {client_id}"), 10, METRICS)
+    return ResultCommitment(current.number.step, current.number.attempt, digest_of(f"{name} {client_id}"), 10, METRICS)
 
 
 def test_delivery_is_commitment_and_verification_in_one() -> None:
@@ -62,7 +62,7 @@ def test_delivery_completes_an_earlier_commitment() -> None:
     bound = commitment(driver, client(1))
     driver.send(stimuli.ResultCommitted(client(1), bound))
     driver.send(stimuli.ResultDelivered(client(1), bound, driver.replica_digest(), 1.0))
-    assert set(driver.round.verified) == {client(1)}
+    assert set(driver.round.results.verified) == {client(1)}
 
 
 @given(st.lists(BITS, max_size=40), st.integers(1, 40))

@@ -36,7 +36,7 @@ def with_silent_newcomers(numbers: tuple[int, ...] = NEWCOMERS) -> Driver:
     driver.ready(*(client(number) for number in numbers))
     driver.play_round()
     driver.next_round()
-    assert {entry.client_id for entry in driver.round.roster.clients} > {client(number) for number in numbers}
+    assert {entry.client_id for entry in driver.round.tasks.roster.clients} > {client(number) for number in numbers}
     return driver
 
 
@@ -46,7 +46,7 @@ def deliver_all_but_newcomers(driver: Driver, *numbers: int) -> None:
 
 def test_newcomers_that_say_nothing_do_not_void_a_round() -> None:
     driver = with_silent_newcomers()
-    assert set(driver.round.plan.witnesses) == {client(1), client(2)}
+    assert set(driver.round.tasks.plan.witnesses) == {client(1), client(2)}
     step = driver.run.progress.step
     deliver_all_but_newcomers(driver)
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
@@ -101,36 +101,38 @@ def test_rounds_wait_for_newcomers_again_a_while_after_one_did_in_vain() -> None
 
 def test_round_that_starts_as_the_pause_ends_waits_for_newcomers() -> None:
     driver = with_silent_newcomers()
-    run, settled = driver.run, replace(driver.round, settled_in_s=0.0)
-    assert not only_newcomers_are_late(
-        run.with_parts(replace(run.pace, newcomers_from_s=run.clock.phase_started_s)), settled
-    )
-    assert only_newcomers_are_late(
-        run.with_parts(replace(run.pace, newcomers_from_s=run.clock.phase_started_s + 0.001)), settled
-    )
+    pace, clock = driver.run.pace, driver.run.clock
+    settled = replace(driver.round.times, settled_in_s=0.0)
+    at_once, later = clock.phase_started_s, clock.phase_started_s + 0.001
+    assert not only_newcomers_are_late(replace(pace, newcomers_from_s=at_once), clock, settled)
+    assert only_newcomers_are_late(replace(pace, newcomers_from_s=later), clock, settled)
 
 
 def test_pause_between_waits_in_vain_doubles_until_a_newcomer_delivers() -> None:
     driver = with_silent_newcomers()
-    run, waited = driver.run, replace(driver.round, waited_s=1.0)
-    delivered = replace(waited, verified={client(1): Sha256("0"), client(3): Sha256("0")})
+    pace, clock = driver.run.pace, driver.run.clock
+    waited = driver.round.with_parts(replace(driver.round.times, waited_s=1.0))
+
+    def delivered_by(*numbers: int) -> Round:
+        verified = {client(number): Sha256("0") for number in numbers}
+        return waited.with_parts(replace(waited.results, verified=verified))
 
     def pause_s(current: Round, *, is_applied: bool) -> float:
-        nonlocal run
-        run = with_pace(run, current, is_applied=is_applied)
-        assert run.pace.newcomers_from_s is not None
-        return run.pace.newcomers_from_s - run.clock.now_s
+        nonlocal pace
+        pace = with_pace(pace, clock, current, is_applied=is_applied)
+        assert pace.newcomers_from_s is not None
+        return pace.newcomers_from_s - clock.now_s
 
     multiples = [pause_s(waited, is_applied=True) / ROUNDS_PER_WAIT for _ in range(MAX_WAIT_DOUBLINGS + 2)]
     assert multiples == [*(2.0**number for number in range(MAX_WAIT_DOUBLINGS + 1)), 2.0**MAX_WAIT_DOUBLINGS]
-    assert pause_s(delivered, is_applied=False) == ROUNDS_PER_WAIT * 2.0**MAX_WAIT_DOUBLINGS
-    assert pause_s(replace(waited, verified={client(1): Sha256("0")}), is_applied=True) > ROUNDS_PER_WAIT
-    assert pause_s(delivered, is_applied=True) == ROUNDS_PER_WAIT
+    assert pause_s(delivered_by(1, 3), is_applied=False) == ROUNDS_PER_WAIT * 2.0**MAX_WAIT_DOUBLINGS
+    assert pause_s(delivered_by(1), is_applied=True) > ROUNDS_PER_WAIT
+    assert pause_s(delivered_by(1, 3), is_applied=True) == ROUNDS_PER_WAIT
 
 
 def test_newcomers_together_have_at_most_a_quarter_of_the_work() -> None:
     driver = with_silent_newcomers()
-    batches = driver.round.plan.assignments
+    batches = driver.round.tasks.plan.assignments
     assert 0 < sum(total_batches(batches[client(number)]) for number in NEWCOMERS) <= 60 / 4
 
 
@@ -140,8 +142,10 @@ def test_newcomers_that_fail_at_the_last_moment_are_not_waited_for_either() -> N
     deliver_all_but_newcomers(driver)
     driver.pass_time(4.9)
     current = driver.round
-    for client_id in sorted(current.pending):
-        report = FailureReport(current.step, current.attempt, "trainer", "too late to be waited for", None)
+    for client_id in sorted(current.missing.pending):
+        report = FailureReport(
+            current.number.step, current.number.attempt, "trainer", "too late to be waited for", None
+        )
         driver.send(stimuli.StepFailed(client_id, report))
     driver.attest(client(1), client(2))
     assert driver.run.pace.newcomers_from_s == pytest.approx(driver.now_s + ROUNDS_PER_WAIT * 4.9)
@@ -163,9 +167,9 @@ def test_wait_for_a_member_that_delivered_before_is_not_the_newcomers() -> None:
 def test_results_of_newcomers_say_nothing_of_the_time_limit() -> None:
     driver = with_silent_newcomers()
     driver.deliver(client(3), client(4))
-    assert (driver.round.delivered_batches, driver.round.mostly_in_s) == (0, None)
+    assert (driver.round.times.delivered_batches, driver.round.times.mostly_in_s) == (0, None)
     deliver_all_but_newcomers(driver)
-    assert driver.round.delivered_batches == driver.round.plan.decisive_count
+    assert driver.round.times.delivered_batches == driver.round.tasks.plan.decisive_count
 
 
 def test_outage_of_the_coordinator_is_no_time_without_waits() -> None:
@@ -183,7 +187,7 @@ def test_outage_of_the_coordinator_is_no_time_without_waits() -> None:
 
 def test_newcomer_without_work_keeps_the_share_of_a_newcomer() -> None:
     driver = with_silent_newcomers(tuple(range(3, 40)))
-    plan = driver.round.plan
+    plan = driver.round.tasks.plan
     idle = [client_id for client_id, batches in plan.assignments.items() if not batches]
     assert idle
     deliver_all_but_newcomers(driver)
@@ -197,7 +201,7 @@ def test_every_newcomer_gets_its_turn() -> None:
     tried = set()
     for _ in range(40):
         driver.next_round()
-        plan = driver.round.plan
+        plan = driver.round.tasks.plan
         tried |= {client_id for client_id in plan.assignments if plan.assignments[client_id]} - plan.electorate
         deliver_all_but_newcomers(driver)
         driver.pass_time(TIME_FOR_NEWCOMERS_S)
@@ -227,4 +231,4 @@ def test_newcomer_whose_result_was_applied_is_a_witness_next() -> None:
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
     driver.attest(client(1), client(2))
     driver.next_round()
-    assert client(3) in driver.round.plan.witnesses
+    assert client(3) in driver.round.tasks.plan.witnesses

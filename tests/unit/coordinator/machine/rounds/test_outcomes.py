@@ -17,10 +17,10 @@ def deliver(driver: Driver, number: int, loss: float | None, tokens: int, replic
     """Deliver a result that claims this loss over these tokens."""
     current, result = driver.round, digest_of(f"{number} {driver.run.progress.step} {driver.run.progress.attempt}")
     metrics = ResultMetrics(loss=loss, tokens=tokens, train_s=0.1)
-    commitment = ResultCommitment(current.step, current.attempt, result, 10, metrics)
+    commitment = ResultCommitment(current.number.step, current.number.attempt, result, 10, metrics)
     driver.send(stimuli.ResultCommitted(client(number), commitment))
     held = digest_of(replica) if replica else driver.replica_digest()
-    driver.send(stimuli.ResultVerified(client(number), current.step, current.attempt, result, held, 1.0))
+    driver.send(stimuli.ResultVerified(client(number), current.number.step, current.number.attempt, result, held, 1.0))
 
 
 def reasons(driver: Driver) -> list[str]:
@@ -31,7 +31,7 @@ def test_loss_of_a_step_is_the_mean_over_the_tokens_of_its_results() -> None:
     driver = in_round(1, 2, 3, 4, config__total_steps=9)
     for number, (loss, tokens) in enumerate([(1.0, 30), (4.0, 10), (None, 7), (9.0, 0)], 1):
         deliver(driver, number, loss, tokens)
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert driver.run.records.losses == ((1, 1.75),)
     assert [driver.run.members.by_id[client(number)].last_loss for number in (1, 2, 3, 4)] == [1.0, 4.0, None, 9.0]
 
@@ -41,7 +41,7 @@ def test_step_without_a_finite_loss_adds_none(loss: float | None, tokens: int) -
     driver = in_round(1, 2, config__total_steps=9)
     deliver(driver, 1, loss, tokens)
     deliver(driver, 2, loss, tokens)
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert driver.run.progress.step == 2
     assert driver.run.records.losses == ()
 
@@ -116,17 +116,17 @@ def deliver_of_length(driver: Driver, **norms: float) -> None:
     current = driver.round
     for name, norm in norms.items():
         client_id = client(int(name.removeprefix("client_")))
-        result = digest_of(f"{client_id} {current.step} {current.attempt}")
+        result = digest_of(f"{client_id} {current.number.step} {current.number.attempt}")
         metrics = ResultMetrics(loss=None, tokens=0, train_s=0.1)
         driver.send(
             stimuli.ResultDelivered(
                 client_id,
-                ResultCommitment(current.step, current.attempt, result, 10, metrics),
+                ResultCommitment(current.number.step, current.number.attempt, result, 10, metrics),
                 driver.replica_digest(),
                 norm,
             )
         )
-    driver.attest(*current.plan.witnesses)
+    driver.attest(*current.tasks.plan.witnesses)
 
 
 def factors_in(driver: Driver, step: int) -> dict[ClientId, float]:
@@ -139,12 +139,12 @@ def factors_in(driver: Driver, step: int) -> dict[ClientId, float]:
 def test_result_that_is_too_long_is_measured_by_the_round_before() -> None:
     driver = in_round(1, 2, 3, config__total_steps=9)
     deliver_of_length(driver, client_1=1.0, client_2=1.0, client_3=1.0)
-    assert driver.round.usual is not None
-    assert driver.round.usual.norm == 1.0
+    assert driver.round.results.usual is not None
+    assert driver.round.results.usual.norm == 1.0
     deliver_of_length(driver, client_1=2.0, client_2=2.0, client_3=1.5)
     assert factors_in(driver, 2) == {client(1): 0.75, client(2): 0.75, client(3): 1.0}
-    assert driver.round.usual is not None
-    assert driver.round.usual.norm == 1.5
+    assert driver.round.results.usual is not None
+    assert driver.round.results.usual.norm == 1.5
 
 
 def test_result_that_is_many_times_too_long_counts_as_a_missed_round() -> None:

@@ -14,13 +14,12 @@ from epochal.coordinator.machine.pace import (
     SHORTEST_LIMIT_S,
     TRAIN_TIMES_KEPT,
     TRAIN_TIMES_NEEDED,
-    closed,
     train_limit_s,
-    with_delivery,
     with_pace,
 )
 from epochal.coordinator.machine.run import Run
 from epochal.state.phase_names import RunState
+from epochal.state.wire import Sha256
 from tests.support.drive.machine_driver import Driver, client, in_round
 
 MOST_S = 60.0
@@ -89,7 +88,7 @@ def test_one_that_is_slow_does_not_count_in_the_time_of_the_others() -> None:
     for _ in range(TRAIN_TIMES_NEEDED):
         deliver_at(driver, 1, 2, 3, after_s=1.0)
         deliver_at(driver, 4, after_s=40.0)
-        driver.attest(*driver.round.plan.witnesses)
+        driver.attest(*driver.round.tasks.plan.witnesses)
     assert driver.run.pace.train_times == pytest.approx((1.0,) * TRAIN_TIMES_NEEDED)
 
 
@@ -97,7 +96,7 @@ def test_time_until_a_quorum_had_attested_counts() -> None:
     driver = in_round(1, 2, 3)
     deliver_at(driver, 1, 2, 3, after_s=1.0)
     driver.now_s += 5.0
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert driver.run.pace.train_times == pytest.approx((6.0,))
 
 
@@ -121,7 +120,7 @@ def test_limit_doubles_while_most_of_the_work_is_missing() -> None:
     assert limits == pytest.approx([4.0, 8.0])
     assert limit_of(driver) == pytest.approx(16.0)
     deliver_at(driver, 1, 2, 3, after_s=15.0)
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert driver.run.pace.slow_rounds == 0
     assert limit_of(driver) == pytest.approx(LIMIT_PER_LAST * 15), "it does not fall below what rounds take now"
 
@@ -142,7 +141,7 @@ def test_third_that_is_late_does_not_lengthen_the_limit() -> None:
     for _ in range(TRAIN_TIMES_KEPT):
         deliver_at(driver, 1, 2, 3, 4, after_s=2.0)
         deliver_at(driver, 5, 6, after_s=limit_of(driver) - 2.1)
-        driver.attest(*driver.round.plan.witnesses)
+        driver.attest(*driver.round.tasks.plan.witnesses)
         assert limit_of(driver) == pytest.approx(LIMIT_PER_MEDIAN * 2)
 
 
@@ -152,7 +151,7 @@ def test_share_of_a_member_that_is_late_stays_and_grows_again_in_time() -> None:
     for late_s in (30.5, 29.5):
         deliver_at(driver, 1, 2, 3, after_s=1.0)
         deliver_at(driver, 4, after_s=late_s - 1.0)
-        driver.attest(*driver.round.plan.witnesses)
+        driver.attest(*driver.round.tasks.plan.witnesses)
         shares.append([driver.conduct(number).earned for number in (1, 4)])
     assert shares == [[4, 2], [8, 4]], "the limit is 60 s"
 
@@ -162,18 +161,23 @@ def test_outage_of_the_coordinator_is_not_part_of_a_rounds_time() -> None:
     driver.now_s += 10_000
     driver.send(stimuli.CoordinatorStarted())
     deliver_at(driver, 1, 2, 3, after_s=1.0)
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert driver.run.pace.train_times == pytest.approx((1.0,))
 
 
 @pytest.mark.parametrize(("delivered", "mostly_in_s"), [(5, None), (6, 5.0)])
 def test_most_of_the_work_is_half_of_the_batches(delivered: int, mostly_in_s: float | None) -> None:
-    before = replace(in_round(1, 2).round, delivered_batches=delivered - 6)
-    current = with_delivery(before, client(1), 5.0)
-    assert (current.delivered_batches, current.mostly_in_s, current.last_in_s) == (delivered, mostly_in_s, 5.0)
-    later = with_delivery(current, client(2), 6.0)
-    assert (later.delivered_batches, later.last_in_s) == (delivered + 6, 6.0)
-    assert later.mostly_in_s == (mostly_in_s or 6.0)
+    before = in_round(1, 2).round
+    before = before.with_parts(replace(before.times, delivered_batches=delivered - 6))
+    current = before.with_verified(client(1), Sha256("0"), 1.0, 5.0)
+    assert (current.times.delivered_batches, current.times.mostly_in_s, current.times.last_in_s) == (
+        delivered,
+        mostly_in_s,
+        5.0,
+    )
+    later = current.with_verified(client(2), Sha256("0"), 1.0, 6.0)
+    assert (later.times.delivered_batches, later.times.last_in_s) == (delivered + 6, 6.0)
+    assert later.times.mostly_in_s == (mostly_in_s or 6.0)
 
 
 @pytest.mark.parametrize(
@@ -182,16 +186,18 @@ def test_most_of_the_work_is_half_of_the_batches(delivered: int, mostly_in_s: fl
 def test_round_is_slow_if_over_half_was_missing_at_its_time(delivered: int, timed_out: bool, slow: int) -> None:
     run = run_with([1.0], slow_rounds=3)
     assert run.round is not None
-    current = replace(run.round, delivered_batches=delivered, timed_out=timed_out, train_s=2.0)
-    assert with_pace(run, current, is_applied=False).pace.slow_rounds == slow
-    assert with_pace(run, current, is_applied=False).pace.train_times == (1.0,)
+    current = run.round.with_parts(
+        replace(run.round.times, delivered_batches=delivered, timed_out=timed_out, train_s=2.0)
+    )
+    assert with_pace(run.pace, run.clock, current, is_applied=False).slow_rounds == slow
+    assert with_pace(run.pace, run.clock, current, is_applied=False).train_times == (1.0,)
 
 
 def test_slow_rounds_are_counted_up_to_the_last_doubling() -> None:
     run = run_with([], slow_rounds=MAX_DOUBLINGS)
     assert run.round is not None
-    current = replace(run.round, delivered_batches=0, timed_out=True)
-    assert with_pace(run, current, is_applied=True).pace.slow_rounds == MAX_DOUBLINGS
+    current = run.round.with_parts(replace(run.round.times, delivered_batches=0, timed_out=True))
+    assert with_pace(run.pace, run.clock, current, is_applied=True).slow_rounds == MAX_DOUBLINGS
 
 
 def test_limit_doubles_no_further_than_its_bound() -> None:
@@ -200,18 +206,22 @@ def test_limit_doubles_no_further_than_its_bound() -> None:
 
 
 def test_closed_round_took_until_most_was_in_and_what_the_witnesses_added() -> None:
-    current = replace(in_round(1, 2).round, mostly_in_s=3.0, last_in_s=7.0)
-    assert closed(current, 20.0) == replace(current, timed_out=True, train_s=3.0)
-    complete = replace(current, pending=frozenset(), settled_in_s=7.0, complete_in_s=7.0)
-    assert closed(complete, 9.0) == replace(complete, train_s=5.0)
-    empty = replace(complete, mostly_in_s=None)
-    assert closed(empty, 9.0) == empty
+    before = in_round(1, 2).round
+    current = before.with_parts(replace(before.times, mostly_in_s=3.0, last_in_s=7.0))
+    over = replace(current.times, trained_s=20.0, timed_out=True, train_s=3.0)
+    assert current.closed(20.0).times == over
+    missing = replace(current.missing, pending=frozenset())
+    complete = current.with_parts(missing, replace(current.times, settled_in_s=7.0, complete_in_s=7.0))
+    assert complete.closed(9.0).times == replace(complete.times, trained_s=9.0, train_s=5.0)
+    empty = complete.with_parts(replace(complete.times, mostly_in_s=None))
+    assert empty.closed(9.0).times == replace(empty.times, trained_s=9.0)
 
 
 @pytest.mark.parametrize(("last_in_s", "waited_s"), [(2.0, 4.0), (5.0, 2.0), (9.0, 0.0)])
 def test_wait_in_vain_begins_with_the_last_result(last_in_s: float, waited_s: float) -> None:
-    current = replace(in_round(1, 2).round, settled_in_s=3.0, complete_in_s=7.0, last_in_s=last_in_s)
-    assert closed(current, 10.0).waited_s == waited_s
+    before = in_round(1, 2).round
+    current = before.with_parts(replace(before.times, settled_in_s=3.0, complete_in_s=7.0, last_in_s=last_in_s))
+    assert current.closed(10.0).times.waited_s == waited_s
 
 
 def test_time_of_an_applied_round_includes_its_witnessing() -> None:
@@ -219,6 +229,8 @@ def test_time_of_an_applied_round_includes_its_witnessing() -> None:
     assert run.round is not None
     run = run.with_parts(replace(run.clock, now_s=run.clock.phase_started_s + 4.0))
     assert run.round is not None
-    current = replace(run.round, delivered_batches=12, train_s=2.0)
-    assert with_pace(run, current, is_applied=True).pace.train_times == (1.0, 6.0)
-    assert with_pace(run, replace(current, train_s=None), is_applied=True).pace.train_times == (1.0,)
+    current = run.round.with_parts(replace(run.round.times, delivered_batches=12, train_s=2.0))
+    assert with_pace(run.pace, run.clock, current, is_applied=True).train_times == (1.0, 6.0)
+    assert with_pace(
+        run.pace, run.clock, current.with_parts(replace(current.times, train_s=None)), is_applied=True
+    ).train_times == (1.0,)

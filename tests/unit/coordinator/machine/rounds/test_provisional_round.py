@@ -23,7 +23,7 @@ LONG_RUN = {"config__total_steps": 60, "config__global_batch_size_end": 40, "con
 def assigned_ahead(current: Round) -> DataAssignments:
     """The proven clients' assignments of the next round, as everybody can compute them while this one is under way."""
     assert current.ahead is not None
-    return proven_ahead(current.ahead.roster or current.roster, current.ahead.work, current.seed)
+    return proven_ahead(current.ahead.roster or current.tasks.roster, current.ahead.work, current.tasks.seed)
 
 
 def deliver_all(driver: Driver, *without: ClientId) -> None:
@@ -31,12 +31,16 @@ def deliver_all(driver: Driver, *without: ClientId) -> None:
 
 
 def attest_all(driver: Driver) -> None:
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
 
 
 def fail(driver: Driver, client_id: ClientId) -> None:
     current = driver.round
-    driver.send(stimuli.StepFailed(client_id, FailureReport(current.step, current.attempt, "corrupt", "bad", None)))
+    driver.send(
+        stimuli.StepFailed(
+            client_id, FailureReport(current.number.step, current.number.attempt, "corrupt", "bad", None)
+        )
+    )
 
 
 @settings(max_examples=max(10, settings().max_examples // 5))
@@ -49,11 +53,11 @@ def test_provisional_round_is_the_real_one_if_nothing_is_lost(members: int, batc
         before = driver.round
         driver.play_round()
         assert before.ahead is not None
-        assert before.ahead.work == driver.round.work
-        assert (before.ahead.roster or before.roster) == driver.round.roster
-        assert before.ahead.work_sha256 == driver.round.work_sha256
-        assert before.ahead.roster_sha256 == driver.round.roster_sha256
-        real = driver.round.plan.assignments
+        assert before.ahead.work == driver.round.tasks.work
+        assert (before.ahead.roster or before.tasks.roster) == driver.round.tasks.roster
+        assert before.ahead.work_sha256 == driver.round.tasks.work_sha256
+        assert before.ahead.roster_sha256 == driver.round.tasks.roster_sha256
+        real = driver.round.tasks.plan.assignments
         assert assigned_ahead(before).items() <= real.items()
         assert assigned_ahead(before)
 
@@ -75,8 +79,8 @@ def test_provisional_round_knows_the_losses_once_results_are_in(members: int, da
         if driver.run.round is None:
             return
         assert complete.ahead is not None
-        assert complete.ahead.work == driver.round.work
-        assert assigned_ahead(complete).items() <= driver.round.plan.assignments.items()
+        assert complete.ahead.work == driver.round.tasks.work
+        assert assigned_ahead(complete).items() <= driver.round.tasks.plan.assignments.items()
 
 
 def test_newcomer_changes_no_more_than_the_split_of_the_work() -> None:
@@ -89,8 +93,8 @@ def test_newcomer_changes_no_more_than_the_split_of_the_work() -> None:
     driver.ready(client(4), client(5))
     deliver_all(driver)
     attest_all(driver)
-    assert len(driver.round.roster.clients) == 5
-    expected, real = assigned_ahead(before), driver.round.plan.assignments
+    assert len(driver.round.tasks.roster.clients) == 5
+    expected, real = assigned_ahead(before), driver.round.tasks.plan.assignments
     assert [who for who in real if who in expected] == list(expected)
     first = next(iter(expected))
     assert expected[first][0].start == real[first][0].start
@@ -99,10 +103,10 @@ def test_newcomer_changes_no_more_than_the_split_of_the_work() -> None:
 def test_round_uses_the_seed_of_the_round_before_for_proven_clients() -> None:
     driver = in_round(1, 2, config__init_min_clients=2, **LONG_RUN)
     first = driver.round
-    assert first.assignment_seed == first.seed
+    assert first.tasks.assignment_seed == first.tasks.seed
     driver.play_round()
-    assert driver.round.assignment_seed == first.seed
-    assert driver.round.seed != first.seed
+    assert driver.round.tasks.assignment_seed == first.tasks.seed
+    assert driver.round.tasks.seed != first.tasks.seed
 
 
 def test_assignment_seed_outlives_an_epoch() -> None:
@@ -113,16 +117,16 @@ def test_assignment_seed_outlives_an_epoch() -> None:
         driver.play_round()
     assert driver.in_phase(RunState.COOLDOWN)
     driver.next_round()
-    assert driver.round.assignment_seed == last.seed
+    assert driver.round.tasks.assignment_seed == last.tasks.seed
     assert last.ahead is not None
-    assert last.ahead.work == driver.round.work
+    assert last.ahead.work == driver.round.tasks.work
 
 
 def test_last_round_names_no_next_one() -> None:
     driver = in_round(1, 2, config__total_steps=2)
     assert driver.round.ahead is not None
     driver.play_round()
-    assert driver.round.step == 2
+    assert driver.round.number.step == 2
     assert driver.round.ahead is None
 
 
@@ -130,7 +134,7 @@ def test_round_without_any_result_names_no_next_one() -> None:
     driver = in_round(1, 2, config__total_steps=9)
     for who in driver.workers():
         fail(driver, who)
-    assert driver.round.ahead is None or driver.round.attempt == 1
+    assert driver.round.ahead is None or driver.round.number.attempt == 1
 
 
 def test_round_that_goes_as_expected_keeps_the_provisional_one() -> None:
@@ -140,7 +144,7 @@ def test_round_that_goes_as_expected_keeps_the_provisional_one() -> None:
     before = driver.round.ahead
     assert before is not None
     deliver_all(driver)
-    assert driver.round.complete_in_s is not None
+    assert driver.round.times.complete_in_s is not None
     assert driver.round.ahead is before
     driver.play_round()
     named = driver.round.ahead
@@ -171,7 +175,7 @@ def test_document_names_the_provisional_round() -> None:
     assert head is not None
     assert current.ahead is not None
     assert document.ahead == RoundAhead(current.ahead.roster_sha256, document_digest(current.ahead.work))
-    assert head.assignment_seed == current.assignment_seed
+    assert head.assignment_seed == current.tasks.assignment_seed
 
 
 def test_round_of_the_document_is_the_same_until_it_ends() -> None:

@@ -31,7 +31,7 @@ def misses(driver: Driver, *numbers: int) -> list[int]:
 
 
 def batch_counts(driver: Driver) -> dict[ClientId, int]:
-    return {client_id: total_batches(parts) for client_id, parts in driver.round.plan.assignments.items()}
+    return {client_id: total_batches(parts) for client_id, parts in driver.round.tasks.plan.assignments.items()}
 
 
 def play_without(driver: Driver, *silent: int) -> None:
@@ -39,17 +39,17 @@ def play_without(driver: Driver, *silent: int) -> None:
     driver.next_round()
     current = driver.round
     driver.deliver(*driver.workers(*silent))
-    if any(client(number) in current.pending for number in silent):
+    if any(client(number) in current.missing.pending for number in silent):
         driver.pass_time(61)
     away = {client(number) for number in silent}
-    driver.attest(*(witness for witness in current.plan.witnesses if witness not in away))
+    driver.attest(*(witness for witness in current.tasks.plan.witnesses if witness not in away))
     if driver.run.round is current or (driver.run.round and driver.in_phase(RunState.ROUND_WITNESS)):
         driver.pass_time(11)
 
 
 def fail(driver: Driver, number: int, kind: FailureKind) -> None:
     current = driver.round
-    report = FailureReport(current.step, current.attempt, kind, "broken", None)
+    report = FailureReport(current.number.step, current.number.attempt, kind, "broken", None)
     driver.send(stimuli.StepFailed(client(number), report))
 
 
@@ -109,7 +109,7 @@ def test_member_too_small_for_any_work_grows_until_it_gets_some() -> None:
     join_claiming(driver, 3, 1000)
     for _ in range(2):  # as a newcomer it gets work at once
         driver.play_round()
-    assert driver.round.plan.electorate >= {client(3)}
+    assert driver.round.tasks.plan.electorate >= {client(3)}
     rounds = 0
     while not batch_counts(driver)[client(3)]:
         driver.play_round()
@@ -139,11 +139,11 @@ def test_member_too_small_for_work_grows_no_further_than_its_claim() -> None:
 def test_silent_member_leaves_the_roster_after_three_rounds() -> None:
     driver = in_round(1, 2, 3, 4, config__total_steps=50, **LARGE)
     for missed in range(1, MISSES_BEFORE_REST + 1):
-        assert client(4) in driver.round.plan.positions
+        assert client(4) in driver.round.tasks.plan.positions
         play_without(driver, 4)
         assert misses(driver, 1, 2, 3, 4) == [0, 0, 0, missed]
     assert driver.in_phase(RunState.ROUND_TRAIN), "the others go on"
-    assert client(4) not in driver.round.plan.positions
+    assert client(4) not in driver.round.tasks.plan.positions
     (rest,) = [item for item in driver.instructions if isinstance(item, SentToRest)]
     assert (rest.client_id, rest.rest_s) == (client(4), FIRST_REST_S)
     assert "did not arrive" in rest.reason
@@ -156,7 +156,7 @@ def test_silent_member_leaves_the_roster_after_three_rounds() -> None:
 def test_member_is_tried_again_after_its_rest_and_rests_longer_each_time() -> None:
     driver = in_round(1, 2, 3, 4, config__total_steps=500, config__epoch_time=100_000)
     while len(rests := [item.rest_s for item in driver.instructions if isinstance(item, SentToRest)]) < 4:
-        if client(4) in driver.round.plan.positions:
+        if client(4) in driver.round.tasks.plan.positions:
             play_without(driver, 4)
         else:
             driver.now_s += 1
@@ -171,7 +171,7 @@ def test_member_that_delivers_after_its_rest_gets_its_share_back() -> None:
         play_without(driver, 4)
     driver.now_s += FIRST_REST_S
     driver.play_round()
-    assert client(4) in driver.round.plan.positions
+    assert client(4) in driver.round.tasks.plan.positions
     for _ in range(4):
         driver.play_round()
     assert driver.conduct(4).earned == SHARE_UNITS_PER_BATCH
@@ -183,7 +183,7 @@ def test_failure_that_a_member_reports_itself_is_a_miss(kind: FailureKind) -> No
     driver = in_round(1, 2, 3)
     fail(driver, 1, kind)
     driver.deliver(client(2), client(3))
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert misses(driver, 1, 2, 3) == [1, 0, 0]
     assert driver.conduct(1).last_miss == f"it reported a failure, {kind}: broken"
 
@@ -193,19 +193,19 @@ def test_bad_data_in_a_batch_that_others_failed_on_is_no_miss() -> None:
     driver.play_round()
     fail(driver, 1, "corrupt")
     driver.deliver(client(2), client(3))
-    driver.attest(*driver.round.plan.witnesses)
-    while not driver.round.work.isolated:
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    while not driver.round.tasks.work.isolated:
         driver.play_round()
     alone = next(
         who
-        for who, parts in driver.round.plan.assignments.items()
-        if parts[0] == driver.round.work.isolated[0].batch_id
+        for who, parts in driver.round.tasks.plan.assignments.items()
+        if parts[0] == driver.round.tasks.work.isolated[0].batch_id
     )
     number = next(number for number in (1, 2, 3) if client(number) == alone)
     before = misses(driver, number)
     fail(driver, number, "corrupt")
     driver.deliver(*driver.workers(number))
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert misses(driver, number) == before
 
 
@@ -215,7 +215,7 @@ def test_rejected_result_is_a_miss() -> None:
     driver.send(stimuli.ResultCommitted(client(1), commitment))
     driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
     driver.deliver(client(2), client(3))
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert misses(driver, 1, 2, 3) == [1, 0, 0]
     assert driver.conduct(1).last_miss == "its result was rejected: finite"
 
@@ -227,7 +227,7 @@ def test_result_of_another_replica_is_a_miss() -> None:
     driver.send(stimuli.ResultCommitted(client(3), commitment))
     driver.send(stimuli.ResultVerified(client(3), 2, 0, digest_of("odd"), digest_of("another replica"), 1.0))
     driver.deliver(client(1), client(2))
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     assert misses(driver, 1, 2, 3) == [0, 0, 1]
     assert "another replica" in driver.conduct(3).last_miss
 
@@ -262,7 +262,7 @@ def test_leaving_and_joining_again_changes_nothing() -> None:
     assert driver.conduct(4) == rested
     assert driver.run.members.departed == {}
     driver.play_round()
-    assert client(4) not in driver.round.plan.positions
+    assert client(4) not in driver.round.tasks.plan.positions
 
 
 def test_leaving_with_work_to_do_is_a_miss_and_remembered() -> None:
@@ -341,7 +341,7 @@ def test_epoch_begins_without_a_member_that_rests() -> None:
     begun_s = driver.now_s
     driver.next_round()
     assert driver.now_s - begun_s < 20, "it has gathered with the others, so they need not wait for it"
-    assert client(4) not in driver.round.plan.positions
+    assert client(4) not in driver.round.tasks.plan.positions
 
 
 def test_members_that_rest_write_the_checkpoint_if_nobody_else_can() -> None:

@@ -22,7 +22,7 @@ def commit(driver: Driver, client_id: ClientId, name: str, *, step: int = 1, att
 
 def fail(driver: Driver, client_id: ClientId, kind: FailureKind = "corrupt", batch_id: BatchId | None = None) -> None:
     current = driver.round
-    report = FailureReport(current.step, current.attempt, kind, "bad shard", batch_id)
+    report = FailureReport(current.number.step, current.number.attempt, kind, "bad shard", batch_id)
     driver.send(stimuli.StepFailed(client_id, report))
 
 
@@ -80,7 +80,7 @@ def test_rejected_result_is_not_waited_for_and_its_work_is_carried() -> None:
     driver.attest(client(1), client(2), client(3))
     assert driver.run.progress.step == 2
     assert total_batches(driver.applied) == 8
-    assert total_batches(driver.round.work.shared) == 12
+    assert total_batches(driver.round.tasks.work.shared) == 12
 
 
 def test_result_is_judged_once() -> None:
@@ -115,12 +115,12 @@ def test_failure_binds_as_a_commitment_does_until_a_result_is_held() -> None:
         fail(driver, client(2))
     commit(driver, client(3), "mine")
     fail(driver, client(3))
-    assert driver.round.pending == {client(4)}
+    assert driver.round.missing.pending == {client(4)}
 
 
 def test_attestation_by_no_witness_is_refused() -> None:
     driver = in_round(1, 2, config__witness_nodes=1)
-    (witness,) = driver.round.plan.witnesses
+    (witness,) = driver.round.tasks.plan.witnesses
     other = client(1) if witness == client(2) else client(2)
     with refused("not-in-roster"):
         driver.send(stimuli.AttestationReceived(other, Attestation(1, 0, driver.replica_digest(), "0")))
@@ -130,8 +130,8 @@ def test_attested_bits_beyond_what_is_verified_are_dropped() -> None:
     driver = in_round(1, 2, 3)
     driver.deliver(client(1))
     driver.send(stimuli.AttestationReceived(client(2), Attestation(1, 0, driver.replica_digest(), "7")))
-    position = driver.round.plan.positions[client(1)]
-    assert driver.round.attestations[client(2)].received_bits() == 1 << position
+    position = driver.round.tasks.plan.positions[client(1)]
+    assert driver.round.witnessed.attestations[client(2)].received_bits() == 1 << position
 
 
 def test_outcome_without_agreement_on_a_replica_is_empty_and_rebuilds() -> None:
@@ -201,7 +201,7 @@ def test_drain_rounds_take_only_carried_work_and_are_bounded() -> None:
     for _ in range(DRAIN_ROUNDS):
         assert driver.in_phase(RunState.ROUND_TRAIN)
         assert driver.run.work.cursor == 12
-        for client_id in tuple(driver.round.pending):
+        for client_id in tuple(driver.round.missing.pending):
             fail(driver, client_id, "unavailable")
     assert driver.in_phase(RunState.COOLDOWN)
     assert total_batches(driver.run.work.carried) == 6
@@ -238,7 +238,7 @@ def act(driver: Driver, action: str, number: int, data: st.DataObject) -> None:
         case "differ" if driver.run.round:
             driver.attest(who, replica_digest=digest_of("other"))
         case "fail" if driver.run.round:
-            assigned = driver.round.plan.assignments.get(who) or (BatchId(0, 0),)
+            assigned = driver.round.tasks.plan.assignments.get(who) or (BatchId(0, 0),)
             part = data.draw(st.sampled_from(assigned))
             kind: FailureKind = data.draw(st.sampled_from(("corrupt", "trainer")))
             fail(driver, who, kind, data.draw(st.sampled_from([None, part, BatchId(part.start, part.start)])))
@@ -259,11 +259,11 @@ def act(driver: Driver, action: str, number: int, data: st.DataObject) -> None:
 def attest_again(driver: Driver) -> None:
     """Every witness attests what is held, except those that have attested another replica in this round."""
     current = driver.round
-    for witness in current.plan.witnesses:
-        before = current.attestations.get(witness)
+    for witness in current.tasks.plan.witnesses:
+        before = current.witnessed.attestations.get(witness)
         bound = before is not None and before.replica_digest != driver.replica_digest()
         if witness in driver.run.members and not bound and driver.run.round is not None:
-            if (driver.run.progress.step, driver.run.progress.attempt) != (current.step, current.attempt):
+            if (driver.run.progress.step, driver.run.progress.attempt) != (current.number.step, current.number.attempt):
                 break
             driver.attest(witness)
 
@@ -280,9 +280,9 @@ def recover(driver: Driver, count: int) -> None:
             driver.ready(*driver.run.members.by_id)
         case RunState.ROUND_TRAIN:
             current = driver.round
-            plan = current.plan
+            plan = current.tasks.plan
             for client_id, assigned in plan.assignments.items():
-                known = client_id in current.commitments or client_id in current.failures
+                known = client_id in current.results.commitments or client_id in current.missing.failures
                 if assigned and client_id in driver.run.members and not known:
                     driver.deliver(client_id)
             if driver.run.round is not None and driver.run.clock.phase is RunState.ROUND_TRAIN:

@@ -118,7 +118,7 @@ def test_epoch_begins_with_its_first_round_and_counts_its_rounds() -> None:
     driver.warm_up()
     began_s = driver.now_s
     for height in range(3):
-        assert (driver.round.height, driver.run.progress.height) == (height, height)
+        assert (driver.round.number.height, driver.run.progress.height) == (height, height)
         assert driver.run.clock.epoch_started_s == began_s
         driver.now_s += 30
         driver.play_round()
@@ -127,6 +127,6 @@ def test_epoch_begins_with_its_first_round_and_counts_its_rounds() -> None:
     assert driver.in_phase(RunState.COOLDOWN)
     assert driver.run.progress.epoch == 0
     driver.next_round()
-    assert (driver.run.progress.epoch, driver.round.height) == (1, 0)
+    assert (driver.run.progress.epoch, driver.round.number.height) == (1, 0)
     assert driver.run.clock.epoch_started_s == driver.now_s
     assert driver.run.progress.epoch_start_batch == 48

@@ -39,12 +39,14 @@ def history_of(driver: Driver) -> History:
 
 def deliver(driver: Driver, number: int, metrics: ResultMetrics = METRICS, check_ms: int | None = 100) -> None:
     current = driver.round
-    bound = ResultCommitment(current.step, current.attempt, digest_of(f"{number} {current.step}"), 1000, metrics)
+    bound = ResultCommitment(
+        current.number.step, current.number.attempt, digest_of(f"{number} {current.number.step}"), 1000, metrics
+    )
     driver.send(stimuli.ResultDelivered(client(number), bound, driver.replica_digest(), 1.0, check_ms))
 
 
 def end_round(driver: Driver) -> None:
-    driver.attest(*driver.round.plan.witnesses)
+    driver.attest(*driver.round.tasks.plan.witnesses)
     driver.next_round()
 
 

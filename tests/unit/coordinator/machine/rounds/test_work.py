@@ -37,7 +37,7 @@ def suspect(start: int, end: int, retry_step: int = 0) -> Suspect:
 def begun(run: Run) -> tuple[Run, WorkList]:
     after = begin_round(run, SEED)
     assert after.round is not None
-    return after, after.round.work
+    return after, after.round.tasks.work
 
 
 def test_carried_work_comes_before_new_batches_up_to_the_rounds_size() -> None:
@@ -105,8 +105,8 @@ def test_drain_round_without_carried_work_gives_suspects_to_every_client() -> No
 def test_round_has_the_runs_height_and_waits_for_those_with_work() -> None:
     after, _ = begun(run_with(2, height=7, attempt=3, suspects=(suspect(5, 5),)))
     assert after.round is not None
-    assert (after.round.height, after.round.attempt) == (7, 3)
-    assert after.round.pending == {client(1), client(2)}
+    assert (after.round.number.height, after.round.number.attempt) == (7, 3)
+    assert after.round.missing.pending == {client(1), client(2)}
     nothing_left, _ = begun(run_with(2, step=10, suspects=(suspect(5, 5),)))
     assert nothing_left.round is not None
-    assert len(nothing_left.round.pending) == 1
+    assert len(nothing_left.round.missing.pending) == 1
