@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -21,7 +22,6 @@ from epochal.coordinator.blobs.recent_results import RecentResults
 from epochal.coordinator.blobs.result_checks import ResultChecks, check_size, delete_unless_needed
 from epochal.coordinator.blobs.resumable_uploads import BlobBody, ResumableUploads
 from epochal.coordinator.blobs.transfers import MIN_BYTES_PER_S, PlaceCounts, Places, Transfer
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected, ResultFoundNoRoom
 from epochal.coordinator.machine.views import ExpectedBlob, checkpoint_blobs

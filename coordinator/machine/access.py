@@ -1,9 +1,10 @@
 """An operator's commands on who may join. Pure handlers of `coordinator/machine/handle.py`."""
 
+from dataclasses import replace
+
 from epochal.coordinator.machine.membership import leave
 from epochal.coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
 from epochal.coordinator.machine.parts.admissions import MAX_INVITATIONS, MAX_KEYS_CHANGED, Invitation
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal

@@ -1,6 +1,7 @@
 """The audits of a run that were reported to it. They change nothing else of the run."""
 
-from epochal.coordinator.machine.parts.fast_replace import replace
+from dataclasses import replace
+
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.state.messages.audit_reports import AuditRecord, RecordedAudit
 

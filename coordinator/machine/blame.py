@@ -14,10 +14,9 @@ bisected when it fails again, and applied as soon as anybody delivers it. The ru
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from epochal.coordinator.machine.instructions import QuarantineEnded
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.run import Handled, Run

@@ -7,6 +7,7 @@ The run's first checkpoint is the operator's. Where `access.genesis` is "members
 is nothing to compare: the bytes of the first that delivers well-formed ones are taken.
 """
 
+from dataclasses import replace
 from itertools import islice
 
 from epochal.coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
@@ -18,7 +19,6 @@ from epochal.coordinator.machine.instructions import (
     SweepBlobs,
 )
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import roster_of
 from epochal.coordinator.machine.parts.models import Models
 from epochal.coordinator.machine.parts.persistent_map import added

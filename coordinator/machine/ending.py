@@ -1,7 +1,8 @@
 """The end of a run: after `total_steps`, or earlier, after the step that its operator named."""
 
+from dataclasses import replace
+
 from epochal.coordinator.machine.operator_stimuli import FinishRequested
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.transitions import END_MOVED
 from epochal.state.errors import Refused

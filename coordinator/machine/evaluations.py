@@ -4,8 +4,9 @@ The rules kept here: an evaluation is of a replica that the run has had; under o
 the one that was reported last; the history changes nothing else of the run.
 """
 
+from dataclasses import replace
+
 from epochal.coordinator.machine.instructions import EvaluationRecorded
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.state.errors import Refused
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from epochal.coordinator.machine.instructions import EndedRound, OutcomeDecided
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import NO_ARRIVALS, Round
 from epochal.coordinator.machine.run import Run

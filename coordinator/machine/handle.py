@@ -9,6 +9,7 @@ A stimulus brings the time, which never goes back, and random bytes, from which 
 """
 
 import hashlib
+from dataclasses import replace
 
 from epochal.coordinator.machine import (
     access,
@@ -37,7 +38,6 @@ from epochal.coordinator.machine.operator_stimuli import (
 )
 from epochal.coordinator.machine.pace import train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
 from epochal.coordinator.machine.run import Handled, Run

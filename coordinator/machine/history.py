@@ -11,7 +11,7 @@ import zlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
@@ -25,7 +25,6 @@ from epochal.coordinator.machine.instructions import (
     TimesTold,
 )
 from epochal.coordinator.machine.member_book import MemberBook, MemberRecord
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.state.errors import InvalidDocument, StoreFailed
 from epochal.state.messages.history_rows import RoundColumns, RoundDetail, RoundFigures, merged
 from epochal.state.messages.member_rows import RefusalCount

@@ -1,12 +1,12 @@
 """Membership: joining, leaving, readiness, access. Pure handlers of `coordinator/machine/handle.py`."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import takewhile
 
 from epochal.coordinator.machine.datasets import check_dataset, vote
 from epochal.coordinator.machine.instructions import MembershipChanged
 from epochal.coordinator.machine.parts.admissions import invitation_denial, with_use
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.persistent_map import added, removed, shared
 from epochal.coordinator.machine.parts.reliability import NEWCOMER

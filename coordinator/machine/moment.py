@@ -1,11 +1,11 @@
 """A run at one moment, as it is shown to viewers. Nothing is decided by it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 
 from epochal.coordinator.machine.figures import clients_of
 from epochal.coordinator.machine.pace import elapsed_s
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.situation import situation_of
 from epochal.state.documents import RunDocument

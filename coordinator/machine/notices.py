@@ -4,7 +4,8 @@ The rules kept here: of a kind the newest notice is kept; another one of that ki
 `[notify] period_s`; what happens once is told once.
 """
 
-from epochal.coordinator.machine.parts.fast_replace import replace
+from dataclasses import replace
+
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
 from epochal.state.config.notify_table import MAX_WEBHOOKS, NoticeKind

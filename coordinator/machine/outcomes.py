@@ -6,14 +6,13 @@ Tests of the machine check it after every stimulus, and the audit (`coordinator/
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.blame import blame_after
 from epochal.coordinator.machine.figures import ended_round, mean_loss
 from epochal.coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
 from epochal.coordinator.machine.pace import with_pace
 from epochal.coordinator.machine.parts.data_waits import after_round
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import Round

@@ -1,13 +1,12 @@
 """A run as it was at one version: replayed from the segment of the journal that holds it. Nothing is decided by it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment
 from epochal.coordinator.machine.moment import moment_of, names_of
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.records import Kept, Stop, opened_by, replay_unchecked, replay_until
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.situation import situation_of

@@ -8,10 +8,10 @@ As a round begins, before anything is known of it, its end is plain: all of its 
 what the next round depends on is computed then; `complete_look` computes everything, and a test compares the two.
 """
 
+from dataclasses import replace
 from math import gcd
 
 from epochal.coordinator.machine.outcomes import settle_work
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import most_share_units
 from epochal.coordinator.machine.parts.round import Ahead, Round
 from epochal.coordinator.machine.run import Run

@@ -1,11 +1,11 @@
 """The consequences of a round for its clients: who delivered, who missed it, and whose attestation it lacked."""
 
 from collections import Counter
+from dataclasses import replace
 
 from epochal.coordinator.machine.blame import DATA_FAILURES, has_delivered_lately
 from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.pace import is_slow, train_limit_s
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import most_share_units
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER

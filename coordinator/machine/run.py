@@ -6,14 +6,15 @@ so a field that is added needs a default or a new `RULES_VERSION`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.parts.agreed_data import AgreedData
+from epochal.coordinator.machine.parts.composed import Composed
 from epochal.coordinator.machine.parts.identity import RunIdentity, config_json
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.member_counts import Numbers, RunData
@@ -40,8 +41,8 @@ Part: TypeAlias = (
 """A part of a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run(WireDocument):
+@dataclass(frozen=True)
+class Run(Composed, WireDocument):
     """The whole run.
 
     Attributes:
@@ -70,10 +71,7 @@ class Run(WireDocument):
 
     def with_parts(self, *parts: Part) -> "Run":
         """Return the run with these parts in place of its own; the run itself if they are its own."""
-        changed: dict[str, Any] = {_NAMES[type(part)]: part for part in parts}
-        if all(getattr(self, name) is part for name, part in changed.items()):
-            return self
-        return replace(self, **changed)
+        return self._with(_NAMES, parts)
 
     @property
     def state_file(self) -> StateFile:

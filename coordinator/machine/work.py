@@ -3,9 +3,8 @@
 Suspected batches (`coordinator/machine/blame.py`) go to one client each, then come carried batches, then new ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import roster_of
 from epochal.coordinator.machine.parts.round import Round, RoundNumber
 from epochal.coordinator.machine.parts.round_missing import RoundMissing

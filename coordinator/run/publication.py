@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.datasets import datasets_of, decided_by
 from epochal.coordinator.machine.figures import lowered_factors, parts_of
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.identity import config_json
 from epochal.coordinator.machine.parts.member import Member, share_units
 from epochal.coordinator.machine.parts.run_work import Suspect

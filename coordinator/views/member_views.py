@@ -9,14 +9,13 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Self
 
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.machine.figures import lowered_factors, parts_of
 from epochal.coordinator.machine.member_book import KnownMember, MemberBook, counts_of
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import Member, share_units
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.views.run_history_views import EncodedPage, encoded_page

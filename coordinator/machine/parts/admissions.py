@@ -7,9 +7,8 @@ taken back.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.stimuli import ClientJoined
 from epochal.state.config.state_file import Access
 from epochal.state.wire import ClientId, Sha256

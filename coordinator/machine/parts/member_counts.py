@@ -6,10 +6,9 @@ A rest ends by itself, as time passes: numbers hold until the first rest does, a
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from epochal.coordinator.machine.parts.fast_replace import replace
 from epochal.coordinator.machine.parts.member import Member
 
 RunData: TypeAlias = tuple[str | None, ...]

@@ -8,9 +8,7 @@ twice as long, while results that are applied make up for missed rounds and rest
 Attestations are counted apart, because they are due only in the rounds that elect the client as a witness.
 """
 
-from dataclasses import dataclass
-
-from epochal.coordinator.machine.parts.fast_replace import replace
+from dataclasses import dataclass, replace
 
 NEWCOMER_SHARE_UNITS = 2
 """Share with which a client starts: a quarter of a claim of one batch."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from epochal.coordinator.machine.parts.composed import Composed
 from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_results import RoundResults
@@ -70,8 +71,8 @@ RoundPart: TypeAlias = RoundNumber | RoundTasks | RoundResults | RoundMissing | 
 """A part of a round."""
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+@dataclass(frozen=True)
+class Round(Composed):
     """The round under way.
 
     Attributes:
@@ -104,10 +105,9 @@ class Round:
 
     def with_parts(self, *parts: RoundPart) -> "Round":
         """Return the round with these parts in place of its own; the round itself if they are its own."""
-        changed: dict[str, Any] = {_NAMES[type(part)]: part for part in parts}
-        if all(getattr(self, name) is part for name, part in changed.items()):
-            return self
-        return replace(self, **changed)
+        after = self._with(_NAMES, parts)
+        after.__post_init__()
+        return after
 
     def no_longer_waiting_for(self, clients: Iterable[ClientId]) -> "Round":
         """Return the round waiting for these clients no longer."""
