@@ -124,7 +124,7 @@ class Player:
                 await self.send(stimuli.Ticked())
 
     async def _make_checkpoint(self, step: int, digest: Sha256) -> None:
-        writer = current_checkpointer(self._journal.run)
+        writer = current_checkpointer(self._journal.run.models, self._journal.run.members)
         assert writer is not None
         content = _checkpoint(step)
         blob, size = self._announced(content), len(content)

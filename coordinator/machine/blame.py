@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 
 from epochal.coordinator.machine.instructions import QuarantineEnded
 from epochal.coordinator.machine.parts.round import Round
-from epochal.coordinator.machine.parts.run_work import Suspect
-from epochal.coordinator.machine.run import Handled, Run
+from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
+from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import BatchesReleased
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, coalesce, subtract
@@ -29,8 +29,6 @@ from epochal.state.wire import ClientId
 
 MEMBERS_BEFORE_QUARANTINE = 3
 """Number of different members that must have failed on a batch, and each delivered other work, to quarantine it."""
-DELIVERED_LATELY_STEPS = 32
-"""Number of last steps of which one at least must have applied a result of a member whose failures count."""
 MAX_PAUSE_STEPS = 64
 """Longest pause between two attempts at a batch: the number of steps that other work completes meanwhile."""
 MAX_SUSPECTED_INTERVALS = 1024
@@ -63,17 +61,6 @@ class Blame:
     blamed: tuple[BatchId, ...]
     cleared: tuple[BatchId, ...]
     must_stop: bool
-
-
-def has_delivered_lately(run: Run, client_id: ClientId) -> bool:
-    """Whether it is a member and one of the last `DELIVERED_LATELY_STEPS` steps applied a result of it.
-
-    Every such result is other work than a batch that fails, because a batch that was applied is never attempted again.
-    """
-    member = run.members.by_id.get(client_id)
-    if member is None or member.conduct.last_applied_step is None:
-        return False
-    return run.progress.step - member.conduct.last_applied_step <= DELIVERED_LATELY_STEPS
 
 
 def blame_after(run: Run, current: Round, included: AbstractSet[ClientId], applied: Sequence[BatchId]) -> Blame:
@@ -131,11 +118,14 @@ class _Tally:
             return None
         return failure
 
+    def _has_delivered_lately(self, client_id: ClientId) -> bool:
+        return self.run.members.has_delivered_lately(client_id, self.run.progress.step)
+
     def _is_believed(self, client_id: ClientId) -> bool:
-        if has_delivered_lately(self.run, client_id):
+        if self._has_delivered_lately(client_id):
             return True
         others = (entry.client_id for entry in self.current.tasks.roster.clients)
-        return not self.included and not any(has_delivered_lately(self.run, other) for other in others)
+        return not self.included and not any(self._has_delivered_lately(other) for other in others)
 
     def _failed_shared(self, assignment: Sequence[BatchId], client_id: ClientId, failure: FailureReport) -> None:
         named = failure.batch_id
@@ -168,7 +158,7 @@ class _Tally:
     def _suspect(
         self, part: BatchId, client_id: ClientId, tried: tuple[ClientId, ...], failure: FailureReport
     ) -> Suspect:
-        return Suspect(part, tried, _message(failure), from_deliverer=has_delivered_lately(self.run, client_id))
+        return Suspect(part, tried, _message(failure), from_deliverer=self._has_delivered_lately(client_id))
 
     def _again(self, suspect: Suspect, client_id: ClientId) -> Suspect:
         """Return the suspect after one more failure of exactly these batches; only a single batch is paused for it."""
@@ -176,7 +166,7 @@ class _Tally:
             return suspect
         failures = suspect.failures + 1
         against = suspect.against
-        if has_delivered_lately(self.run, client_id) and client_id not in against:
+        if self._has_delivered_lately(client_id) and client_id not in against:
             against = (*against, client_id)
         pause = min(2 ** (failures - 1), MAX_PAUSE_STEPS)
         return replace(suspect, failures=failures, against=against, retry_step=self.current.number.step + pause)
@@ -195,7 +185,7 @@ class _Tally:
         return self.run.state_file.config.on_bad_data == "stop" or count >= MAX_QUARANTINED_INTERVALS
 
 
-def release(run: Run, event: BatchesReleased) -> Handled:
+def release(work: RunWork, event: BatchesReleased) -> tuple[RunWork, QuarantineEnded]:
     """Carry quarantined batches again: they are attempted with the work of the next round.
 
     The run attempts carried work in its last rounds, so it gets these rounds anew; a finished run continues.
@@ -203,12 +193,11 @@ def release(run: Run, event: BatchesReleased) -> Handled:
     Raises:
         Refused: `not-found`, none of these batches is quarantined.
     """
-    released = tuple(item.batch_id for item in run.work.quarantined if event.intervals is None or _is_in(item, event))
+    released = tuple(item.batch_id for item in work.quarantined if event.intervals is None or _is_in(item, event))
     if not released:
         named = "" if event.intervals is None else " among " + ", ".join(map(str, event.intervals[:MAX_NAMED]))
         raise Refused(Refusal.NOT_FOUND, f"no batch{named} is quarantined; the run's quarantine lists those that are")
-    run = run.with_parts(run.work.released(released), replace(run.progress, drain_rounds=0))
-    return run, (QuarantineEnded(coalesce(released)),)
+    return work.released(released), QuarantineEnded(coalesce(released))
 
 
 def _is_in(quarantined: Suspect, event: BatchesReleased) -> bool:

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
-from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.parts.models import Models
+from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.state.election import quorum
 from epochal.state.wire import ClientId, Sha256
 
@@ -17,37 +18,37 @@ def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
     return next((digest for digest, count in counts.items() if count >= needed), None)
 
 
-def agreed_digest(run: Run, making: Checkpointing) -> Sha256 | None:
+def agreed_digest(models: Models, making: Checkpointing) -> Sha256 | None:
     """Return the replica digest on which a quorum agrees, or None: by claims, or, while rounds go on, by attestations.
 
     Witnesses of the round that trains from the replica attest its digest, and so does that round's outcome.
     """
     if making.ends_s is None:
         return agreed_checkpoint_digest(making)
-    following = run.models.outcomes.get(making.step + 1)
+    following = models.outcomes.get(making.step + 1)
     return None if following is None else following.replica_digest
 
 
-def current_checkpointer(run: Run) -> ClientId | None:
+def current_checkpointer(models: Models, members: RunMembers) -> ClientId | None:
     """Return the client that is asked to write the checkpoint: the first candidate whose turn is not over.
 
     If every turn is over, it is the first candidate again.
     """
-    making = run.models.checkpointing
+    making = models.checkpointing
     if making is None:
         return None
     is_passed = set(making.passed).__contains__
-    first = next(checkpointers(run, making), None)
-    return next((client_id for client_id in checkpointers(run, making) if not is_passed(client_id)), first)
+    first = next(checkpointers(models, members, making), None)
+    return next((client_id for client_id in checkpointers(models, members, making) if not is_passed(client_id)), first)
 
 
-def may_write(run: Run, client_id: ClientId) -> bool:
+def may_write(models: Models, members: RunMembers, client_id: ClientId) -> bool:
     """Whether the client may upload the checkpoint that is being made: it is asked for it, or was before."""
-    making = run.models.checkpointing
-    return making is not None and (current_checkpointer(run) == client_id or client_id in making.passed)
+    making = models.checkpointing
+    return making is not None and (current_checkpointer(models, members) == client_id or client_id in making.passed)
 
 
-def checkpointers(run: Run, making: Checkpointing) -> Iterator[ClientId]:
+def checkpointers(models: Models, members: RunMembers, making: Checkpointing) -> Iterator[ClientId]:
     """Yield the clients that can write the checkpoint, in their order: members that have not failed.
 
     Those that delivered before come first: nobody's keys, which cost nothing, delay a checkpoint.
@@ -55,7 +56,7 @@ def checkpointers(run: Run, making: Checkpointing) -> Iterator[ClientId]:
     A client has failed if its bytes break a rule or hold another replica than it claimed, or if a quorum claims another
     one.
     """
-    agreed = None if making.genesis else agreed_digest(run, making)
+    agreed = None if making.genesis else agreed_digest(models, making)
 
     def has_failed(client_id: ClientId) -> bool:
         claim, held = making.claims.get(client_id), making.held.get(client_id)
@@ -68,4 +69,4 @@ def checkpointers(run: Run, making: Checkpointing) -> Iterator[ClientId]:
         )
 
     order = making.planned().order
-    return (client_id for client_id in order if client_id in run.members and not has_failed(client_id))
+    return (client_id for client_id in order if client_id in members and not has_failed(client_id))

@@ -132,7 +132,7 @@ def ask_next(run: Run) -> Handled:
     While rounds go on it is part of `cooldown_time`, after which nobody is asked any more, and nobody has missed
     anything.
     """
-    making, asked = run.models.checkpointing, current_checkpointer(run)
+    making, asked = run.models.checkpointing, current_checkpointer(run.models, run.members)
     if making is None:
         return run, ()
     if making.ends_s is not None and (asked is None or run.clock.now_s >= making.ends_s):
@@ -145,7 +145,9 @@ def ask_next(run: Run) -> Handled:
     turn_s = whole_s / parts
     if asked in making.held or run.clock.now_s < making.asked_s + turn_s:
         return run, ()
-    waiting = (client_id for client_id in checkpointers(run, making) if client_id not in making.passed)
+    waiting = (
+        client_id for client_id in checkpointers(run.models, run.members, making) if client_id not in making.passed
+    )
     if len(list(islice(waiting, 2))) < 2:
         return run, ()
     making = replace(making, passed=(*making.passed, asked), asked_s=run.clock.now_s)
@@ -200,7 +202,7 @@ def _check_claimed_parts(run: Run, event: CheckpointReported) -> None:
             )
             raise Refused(Refusal.RESULT_INVALID, message, rule="parts")
         return
-    if not may_write(run, event.client_id):
+    if not may_write(run.models, run.members, event.client_id):
         raise Refused(Refusal.NOT_NOW, f"client {event.client_id} is not asked to write this checkpoint")
     try:
         check_parts(claim.parts, claim.blob_sha256, claim.size_bytes)
@@ -268,9 +270,11 @@ def _with(run: Run, making: Checkpointing) -> Handled:
 
 def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:
     if making.genesis:
-        writers = (client_id for client_id in checkpointers(run, making) if client_id in making.held)
+        writers = (
+            client_id for client_id in checkpointers(run.models, run.members, making) if client_id in making.held
+        )
         return next((making.held[client_id] for client_id in writers), None)
-    agreed = agreed_digest(run, making)
+    agreed = agreed_digest(run.models, making)
     if agreed is None:
         return None
     return next((ref for ref in making.held.values() if ref.replica_digest == agreed), None)

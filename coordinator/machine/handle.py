@@ -48,7 +48,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InternalError, Refused
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
-from epochal.state.wire import Seed
+from epochal.state.wire import Seed, client_id_of
 
 MAX_MOVES_PER_STIMULUS = 16
 """Maximum number of phase changes on one stimulus; more are a bug."""
@@ -145,7 +145,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.PauseRequested() | stimuli.ResumeRequested():
             return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested)), ()
         case stimuli.BatchesReleased():
-            return release(run, stimulus)
+            work, ended = release(run.work, stimulus)
+            return run.with_parts(work, run.progress.draining_anew()), (ended,)
         case stimuli.EvaluationReported():
             return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
@@ -165,19 +166,23 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
 
 
 def _take_command(run: Run, stimulus: Command) -> Handled:
+    members, allowed = run.members, run.state_file.access
     match stimulus:
         case FinishRequested():
-            return ending.finish(run, stimulus)
+            return run.with_parts(*ending.finish(run.progress, run.clock, run.state_file.config, stimulus)), ()
         case InvitationMade():
-            return access.invite(run, stimulus)
+            admissions = access.invite(members.admissions, allowed, stimulus, run.clock.now_s)
         case InvitationRevoked():
-            return access.revoke(run, stimulus)
+            admissions = access.revoke(members.admissions, stimulus)
         case KeyAdmitted():
-            return access.admit_key(run, stimulus)
+            admissions = access.admit_key(members, allowed, stimulus)
         case KeyRemoved():
-            return access.remove_key(run, stimulus)
+            kept = members.admitting(access.remove_key(members.admissions, allowed, stimulus))
+            owner = client_id_of(bytes.fromhex(stimulus.public_key))
+            return membership.leave(run.with_parts(kept), (owner,), access.LOST_ACCESS)
         case AuditReported():
             return audits.record(run, stimulus.report)
+    return run.with_parts(members.admitting(admissions)), ()
 
 
 def _pause(run: Run, *, pause: bool) -> Run:

@@ -19,6 +19,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.round_reliability import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
+from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.intervals import BatchId, subtract, total_batches
 from epochal.state.messages.requests import ResultCommitment
@@ -35,7 +36,7 @@ class Verdict:
     replicas_differ: bool
 
 
-def judge_round(run: Run, current: Round) -> Verdict:
+def judge_round(state_file: StateFile, current: Round) -> Verdict:
     """Return the outcome of a run's round, from its commitments and attestations.
 
     A result is included if a quorum of the elected witnesses attested it and it was trained from the replica on which
@@ -61,14 +62,14 @@ def judge_round(run: Run, current: Round) -> Verdict:
     ]
     if not applied:
         return Verdict(None, "no result was attested by a quorum", len(digests) > 1)
-    weighed, limit = current.weighed(run.state_file, applied), run.state_file.merge.norm_limit
+    weighed, limit = current.weighed(state_file, applied), state_file.merge.norm_limit
     factors = factors_of(weighed, current.tasks.roster.ceiling, limit, usual_in(weighed, current.results.usual))
     entries = tuple(
         _entry(client_id, plan.assignments[client_id], commitments[client_id], one.norm, factor)
         for client_id, one, factor in zip(applied, weighed, factors, strict=True)
     )
     outcome = Outcome(
-        run_id=run.state_file.run_id,
+        run_id=state_file.run_id,
         step=current.number.step,
         attempt=current.number.attempt,
         seed=current.tasks.seed,
@@ -119,7 +120,7 @@ def attested_by(count: int, received: Sequence[int]) -> bytes:
 
 def end_round(run: Run, current: Round) -> Handled:
     """Return the run after the round was judged: applied work counted, the rest carried, suspected or quarantined."""
-    verdict = judge_round(run, current)
+    verdict = judge_round(run.state_file, current)
     outcome = verdict.outcome
     included = frozenset(entry.client_id for entry in outcome.entries) if outcome else frozenset()
     before = run
@@ -161,7 +162,7 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
     applied = tuple(batch for client_id, given in assignments.items() if client_id in included for batch in given)
     blame = blame_after(run, current, included, applied)
     quarantined = (BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined)
-    run, rests = with_conduct(run, current, included, agreed)
+    members, rests = with_conduct(run, current, included, agreed)
     progress = run.progress.after_round(is_applied=bool(included), must_pause=blame.must_stop)
     work = replace(
         run.work,
@@ -170,7 +171,7 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
         suspects=blame.suspects,
         quarantined=run.work.quarantined + blame.quarantined,
     )
-    return replace(run, round=None, progress=progress, work=work), (*quarantined, *rests)
+    return replace(run, round=None, members=members, progress=progress, work=work), (*quarantined, *rests)
 
 
 def _with_figures(known: RunMembers, current: Round) -> dict[ClientId, Member]:

@@ -3,21 +3,23 @@
 from collections import Counter
 from dataclasses import replace
 
-from epochal.coordinator.machine.blame import DATA_FAILURES, has_delivered_lately
+from epochal.coordinator.machine.blame import DATA_FAILURES
 from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.pace import is_slow, train_limit_s
 from epochal.coordinator.machine.parts.member import most_share_units
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER
 from epochal.coordinator.machine.parts.round import Round
-from epochal.coordinator.machine.parts.run_members import remembered
-from epochal.coordinator.machine.run import Handled, Run
+from epochal.coordinator.machine.parts.run_members import RunMembers, remembered
+from epochal.coordinator.machine.run import Run
 from epochal.state.weights import ENOUGH, OUTSIZED, usual_in
 from epochal.state.wire import ClientId, Sha256
 
 
-def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed: Sha256 | None) -> Handled:
-    """Return the run with the conduct of everyone in the round that ends now.
+def with_conduct(
+    run: Run, current: Round, applied: frozenset[ClientId], agreed: Sha256 | None
+) -> tuple[RunMembers, tuple[SentToRest, ...]]:
+    """Return the members with the conduct of everyone in the round that ends now, and who is sent to rest.
 
     A client that delivered is not blamed for a round that was void or lost its result for lack of attestations.
 
@@ -69,7 +71,7 @@ def with_conduct(run: Run, current: Round, applied: frozenset[ClientId], agreed:
         rest_s = after.rest_s(run.clock.now_s)
         if rest_s is not None and not before.is_resting(run.clock.now_s):
             rests.append(SentToRest(client_id, rest_s, after.last_miss))
-    return run.with_parts(replace(run.members, by_id=members, departed=departed)), tuple(rests)
+    return replace(run.members, by_id=members, departed=departed), tuple(rests)
 
 
 def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | None) -> str | None:
@@ -119,7 +121,7 @@ def _confirmed_suspicion(run: Run, current: Round, client_id: ClientId, *, is_vo
     failure = current.missing.failures.get(client_id)
     if failure is None or failure.kind not in DATA_FAILURES:
         return False
-    if is_void and not has_delivered_lately(run, client_id):
+    if is_void and not run.members.has_delivered_lately(client_id, run.progress.step):
         return False
     alone = {item.batch_id for item in current.tasks.work.isolated}
     return any(batch_id in alone for batch_id in current.tasks.plan.assignments[client_id])

@@ -52,7 +52,7 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
 
 def _awaited(run: Run) -> tuple[Collection[ClientId], int]:
     """Return the clients for which the run's phase waits, and the number of those that have the same task."""
-    writer = current_checkpointer(run)
+    writer = current_checkpointer(run.models, run.members)
     if run.clock.phase is RunState.COOLDOWN or (run.clock.phase is RunState.WARMUP and run.models.checkpoint is None):
         return (() if writer is None else (writer,)), 1
     if run.clock.phase is RunState.WARMUP:

@@ -224,7 +224,7 @@ def _leave_cooldown(run: Run) -> Move | None:
     making = run.models.checkpointing
     if making is None:
         reason = "the checkpoint is verified" if run.models.checkpoint else "there is nothing to keep"
-    elif current_checkpointer(run) is None:
+    elif current_checkpointer(run.models, run.members) is None:
         reason = "no client is left to write the checkpoint"
     elif run.clock.is_time_over:
         claimed = "agreed" if agreed_checkpoint_digest(making) else "no quorum on a digest"

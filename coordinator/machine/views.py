@@ -43,7 +43,7 @@ def document_of(run: Run, version: int, known: Known | None = None) -> RunDocume
         round=None if current is None else _round_head(current, known),
         last_outcome_sha256=_outcome_digest(run, known),
         rebuild=run.models.rebuild,
-        checkpointer=current_checkpointer(run),
+        checkpointer=current_checkpointer(run.models, run.members),
         checkpointing_step=None if run.models.checkpointing is None else run.models.checkpointing.step,
         checkpoint=run.models.checkpoint,
         config_sha256=run.identity.config_sha256,
@@ -141,7 +141,7 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
                 current.tasks.work_sha256,
             )
     making = run.models.checkpointing
-    if making is not None and may_write(run, client_id):
+    if making is not None and may_write(run.models, run.members, client_id):
         claim = making.claims.get(client_id)
         size_bytes = None if claim is None else dict(claim.blobs()).get(sha256)
         if size_bytes is not None:

@@ -17,6 +17,8 @@ from epochal.coordinator.machine.parts.reliability import Conduct
 from epochal.state.wire import ClientId, Sha256
 from epochal.state.wire_document import WireDocument
 
+DELIVERED_LATELY_STEPS = 32
+"""Number of last steps of which one at least must have applied a result of a member whose failures count."""
 MAX_DEPARTED = 4096
 """Clients that left with bad conduct and are remembered, the latest ones, so that joining again changes nothing."""
 
@@ -64,6 +66,16 @@ class RunMembers(WireDocument):
             tally = tally_of(self.by_id, self.by_id.values(), run_data, now_s)
             object.__setattr__(self, "tally", tally)  # it says nothing new about the members
         return tally.numbers
+
+    def has_delivered_lately(self, client_id: ClientId, step: int) -> bool:
+        """Return whether it is a member of which a result was applied in the last steps before this one.
+
+        Every such result is other work than a batch that fails: a batch that was applied is never attempted again.
+        """
+        member = self.by_id.get(client_id)
+        if member is None or member.conduct.last_applied_step is None:
+            return False
+        return step - member.conduct.last_applied_step <= DELIVERED_LATELY_STEPS
 
     def with_member(self, member: Member, now_s: float) -> "RunMembers":
         """Return the members with this one, in place of the one with its id if there is one."""

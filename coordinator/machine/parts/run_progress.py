@@ -50,3 +50,7 @@ class RunProgress(WireDocument):
     def pausing(self, *, pause: bool) -> "RunProgress":
         """Return the progress of a run that an operator pauses or lets go on; the same if that is known."""
         return self if pause is self.pause_pending else replace(self, pause_pending=pause)
+
+    def draining_anew(self) -> "RunProgress":
+        """Return the progress with all of the rounds that attempt carried work alone still to come."""
+        return replace(self, drain_rounds=0)

@@ -149,7 +149,7 @@ class PlayedClient:
             timeline.start(self._witness.time_runs())
         making = run.models.checkpointing
         if making is not None:
-            is_writer = current_checkpointer(run) == self.client_id
+            is_writer = current_checkpointer(run.models, run.members) == self.client_id
             in_epoch = making.ends_s is not None
             if self._claimed != (making.step, is_writer) and (is_writer or not in_epoch):
                 self._claimed = (making.step, is_writer)

@@ -91,7 +91,7 @@ class Driver:
         return self.run.round
 
     def checkpointer(self) -> ClientId:
-        writer = current_checkpointer(self.run)
+        writer = current_checkpointer(self.run.models, self.run.members)
         assert writer is not None
         return writer
 

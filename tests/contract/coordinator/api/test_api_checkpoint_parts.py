@@ -56,7 +56,7 @@ async def writer_of(run: Served) -> tuple[WireClient, WireClient]:
     for client in clients:
         await client.join()
     await phase(run, RunState.WARMUP)
-    wanted = current_checkpointer(run.service.run)
+    wanted = current_checkpointer(run.service.run.models, run.service.run.members)
     one, other = sorted(clients, key=lambda client: client.client_id != wanted)
     return one, other
 
@@ -115,7 +115,7 @@ async def test_whole_that_breaks_a_rule_leaves_no_part_and_asks_the_next(electin
         await deliver(writer, spoiled)
     assert (refused.value.kind, refused.value.context["rule"]) == ("result-invalid", "max_abs")
     assert electing.service.blobs.total_bytes == 0
-    assert current_checkpointer(electing.service.run) == other.client_id
+    assert current_checkpointer(electing.service.run.models, electing.service.run.members) == other.client_id
     await other.api.report(report_of(DATA))
     await deliver(other, DATA)
     assert electing.service.run.models.checkpoint is not None

@@ -150,7 +150,7 @@ async def test_member_that_spoils_the_first_checkpoint_is_followed_by_the_next(e
     for client in clients:
         await client.join()
     await phase(electing, RunState.WARMUP)
-    wanted = current_checkpointer(electing.service.run)
+    wanted = current_checkpointer(electing.service.run.models, electing.service.run.members)
     writer, other = sorted(clients, key=lambda client: client.client_id != wanted)
     data = SPOILED[spoiled]
     report = {"step": 0, "replica_digest": "ab" * 32, "blob_sha256": sha256_hex(data), "size_bytes": len(data)}
@@ -158,7 +158,7 @@ async def test_member_that_spoils_the_first_checkpoint_is_followed_by_the_next(e
     answer = await writer.put_blob(data)
     assert (problem(answer), answer.json()["rule"]) == ("result-invalid", spoiled.split()[0])
     assert await electing.service.blobs.size(sha256_hex(data)) is None
-    assert current_checkpointer(electing.service.run) == other.client_id
+    assert current_checkpointer(electing.service.run.models, electing.service.run.members) == other.client_id
     await other.publish_checkpoint(REPLICA)
     assert electing.service.run.models.checkpoint is not None
 
@@ -246,7 +246,7 @@ async def test_member_cannot_bring_another_model(electing: Served) -> None:
     for client in clients:
         await client.join()
     await phase(electing, RunState.WARMUP)
-    wanted = current_checkpointer(electing.service.run)
+    wanted = current_checkpointer(electing.service.run.models, electing.service.run.members)
     writer = next(client for client in clients if client.client_id == wanted)
     data = delivered(LLAMA)
     report = {"step": 0, "replica_digest": "ab" * 32, "blob_sha256": sha256_hex(data), "size_bytes": len(data)}

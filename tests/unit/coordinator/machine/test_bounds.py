@@ -28,7 +28,6 @@ from tests.support.drive.machine_driver import in_round
 BOUNDS: dict[ModuleType, dict[str, object]] = {
     blame: {
         "MEMBERS_BEFORE_QUARANTINE": 3,
-        "DELIVERED_LATELY_STEPS": 32,
         "MAX_PAUSE_STEPS": 64,
         "MAX_SUSPECTED_INTERVALS": 1024,
         "MAX_QUARANTINED_INTERVALS": 1024,
@@ -63,7 +62,7 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
     reports: {"BITS_PER_HEX_DIGIT": 4},
     identity: {"LINEAGE_CHARACTERS": 32},
     models: {"KEEP_CHECKPOINTS": 2},
-    run_members: {"MAX_DEPARTED": 4096},
+    run_members: {"DELIVERED_LATELY_STEPS": 32, "MAX_DEPARTED": 4096},
     run_records: {"LOSS_HISTORY_LENGTH": 512},
     stimuli: {"RULES_VERSION": 1},
     train_times: {"MOSTLY": (1, 2)},

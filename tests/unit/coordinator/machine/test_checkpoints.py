@@ -25,7 +25,7 @@ def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
     driver = in_warmup(1, 2, 3, access__genesis="members")
     first = driver.checkpointer()
     driver.send(ClientWithdrew(first))
-    second = current_checkpointer(driver.run)
+    second = current_checkpointer(driver.run.models, driver.run.members)
     assert second not in (None, first)
     driver.warm_up()
     assert driver.in_phase(RunState.ROUND_TRAIN)
@@ -43,7 +43,7 @@ def test_cooldown_claim_that_differs_from_the_quorum_asks_the_next() -> None:
         if member != liar:
             driver.send(CheckpointReported(member, CheckpointReport(1, driver.replica_digest(), None, 0)))
     assert driver.in_phase(RunState.COOLDOWN)
-    writer = current_checkpointer(driver.run)
+    writer = current_checkpointer(driver.run.models, driver.run.members)
     assert writer not in (None, liar)
     driver.make_checkpoint()
     assert driver.in_phase(RunState.FINISHED)

@@ -30,7 +30,7 @@ def test_no_member_is_asked_for_the_operators_first_checkpoint() -> None:
     driver.join(1, 2)
     driver.pass_time(1000)
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
-    assert current_checkpointer(driver.run) is None
+    assert current_checkpointer(driver.run.models, driver.run.members) is None
     assert "waits for its first checkpoint" in driver.run.clock.reason
     with refused("not-now"):
         report = CheckpointReport(0, digest_of("mine"), digest_of("mine"), 9)
@@ -73,7 +73,7 @@ def test_first_checkpoint_of_another_step_than_the_runs_is_refused() -> None:
 
 def test_operator_may_provide_it_while_members_are_elected_for_it() -> None:
     driver = in_warmup(1, 2, access__genesis="members")
-    assert current_checkpointer(driver.run) is not None
+    assert current_checkpointer(driver.run.models, driver.run.members) is not None
     driver.send(provided())
     assert driver.run.models.checkpointing is None
     assert driver.run.models.checkpoint is not None
@@ -82,7 +82,7 @@ def test_operator_may_provide_it_while_members_are_elected_for_it() -> None:
 def test_members_are_no_longer_asked_once_the_operator_takes_over() -> None:
     driver = in_warmup(1, 2, access__genesis="members")
     driver.send(stimuli.ConfigChanged(state_file()))
-    assert current_checkpointer(driver.run) is None
+    assert current_checkpointer(driver.run.models, driver.run.members) is None
     driver.pass_time(30)
     driver.pass_time(1000)
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
@@ -98,7 +98,7 @@ def test_members_whose_bytes_break_a_rule_are_followed_by_the_next() -> None:
         driver.send(stimuli.CheckpointReported(writer, report))
         driver.send(stimuli.CheckpointRejected(writer, 0, digest_of("evil"), "layout"))
     assert len(set(asked)) == 3
-    assert current_checkpointer(driver.run) is None
+    assert current_checkpointer(driver.run.models, driver.run.members) is None
 
 
 def test_run_that_waits_says_that_the_first_checkpoint_was_provided() -> None:

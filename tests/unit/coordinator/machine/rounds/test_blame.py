@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.blame import (
-    DELIVERED_LATELY_STEPS,
     MAX_PAUSE_STEPS,
     MEMBERS_BEFORE_QUARANTINE,
-    has_delivered_lately,
 )
 from epochal.coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided, QuarantineEnded
+from epochal.coordinator.machine.parts.run_members import DELIVERED_LATELY_STEPS
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailureKind, FailureReport
 from epochal.state.phase_names import RunState
@@ -141,15 +140,15 @@ def test_suspects_of_nondeliverers_are_carried_once_anybody_delivers() -> None:
 def test_member_counts_only_while_its_last_result_is_recent() -> None:
     driver = in_round(1, 2, config__init_min_clients=2, config__total_steps=100)
     driver.play_round()
-    assert has_delivered_lately(driver.run, client(1))
+    assert driver.run.members.has_delivered_lately(client(1), driver.run.progress.step)
     while driver.run.progress.step <= 1 + DELIVERED_LATELY_STEPS:
-        assert has_delivered_lately(driver.run, client(1))
+        assert driver.run.members.has_delivered_lately(client(1), driver.run.progress.step)
         driver.deliver(client(2))
         if client(1) in driver.round.missing.pending:
             fail(driver, client(1), "unavailable")
         driver.attest(*driver.round.tasks.plan.witnesses)
-    assert not has_delivered_lately(driver.run, client(1))
-    assert has_delivered_lately(driver.run, client(2))
+    assert not driver.run.members.has_delivered_lately(client(1), driver.run.progress.step)
+    assert driver.run.members.has_delivered_lately(client(2), driver.run.progress.step)
 
 
 def test_bad_data_with_on_bad_data_stop_pauses_and_keeps_the_batch() -> None:

@@ -263,16 +263,11 @@ def test_only_single_batches_leave_the_run() -> None:
 
 
 def test_released_batches_get_the_last_rounds_anew() -> None:
-    before = run_with()
-    run = replace(
-        before,
-        round=None,
-        work=replace(before.work, quarantined=FAR[:2]),
-        progress=replace(before.progress, drain_rounds=3),
-    )
-    after, _ = release(run, BatchesReleased((FAR[1].batch_id,)))
-    assert (after.progress.drain_rounds, after.work.quarantined) == (0, FAR[:1])
-    assert after.work.carried == (FAR[1].batch_id, *run.work.carried)
+    work = replace(run_with().work, quarantined=FAR[:2])
+    after, _ = release(work, BatchesReleased((FAR[1].batch_id,)))
+    assert after.quarantined == FAR[:1]
+    assert after.carried == (FAR[1].batch_id, *work.carried)
+    assert replace(run_with().progress, drain_rounds=3).draining_anew().drain_rounds == 0
 
 
 @pytest.mark.parametrize(
@@ -292,4 +287,4 @@ def test_failure_on_a_suspect_is_no_miss_of_who_delivers_or_beside_results(
         frozenset[ClientId]() if is_void else frozenset({next(who for who in run.members.by_id if who != failing)})
     )
     after, _ = with_conduct(run, current, applied, None if is_void else digest_of("replica 1"))
-    assert after.members.by_id[failing].conduct.missed == missed
+    assert after.by_id[failing].conduct.missed == missed

@@ -220,7 +220,7 @@ def test_newcomers_are_asked_for_a_checkpoint_only_after_the_others() -> None:
     assert driver.in_phase(RunState.COOLDOWN)
     asked = set()
     for _ in range(2):
-        asked.add(current_checkpointer(driver.run))
+        asked.add(current_checkpointer(driver.run.models, driver.run.members))
         driver.pass_time(driver.run.state_file.config.cooldown_time / TURN_PARTS)
     assert asked == {client(1), client(2)}
 

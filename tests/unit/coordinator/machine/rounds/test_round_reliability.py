@@ -352,7 +352,7 @@ def test_members_that_rest_write_the_checkpoint_if_nobody_else_can() -> None:
         fail(driver, 2, "unavailable")
     assert driver.run.ready_members() == []
     assert driver.in_phase(RunState.COOLDOWN)
-    assert current_checkpointer(driver.run) in driver.run.members
+    assert current_checkpointer(driver.run.models, driver.run.members) in driver.run.members
     driver.make_checkpoint()
     assert driver.run.models.checkpoint is not None
     assert driver.run.models.checkpoint.step == 1
