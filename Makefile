@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check constraints supply-audit image-digests clean
+.PHONY: help setup demo test test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -24,10 +24,13 @@ demo: $(STAMP)  ## a real training run on this machine: coordinator, data server
 	$(BIN)/epochal up
 
 test: $(STAMP)  ## the tests, without those that take long
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not nightly'
+	$(BIN)/python -m pytest -n auto -m 'not nightly'
 
 test-all: $(STAMP)  ## every test, with more examples of each property
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto --dist worksteal
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto
+
+test-seconds: $(STAMP)  ## measure which files of tests take long: workers begin with those
+	$(BIN)/python -m pytest -p tests.support.noted_seconds -n auto -m 'not nightly'
 
 check: lint types layers docs test  ## what CI runs
 

@@ -3,12 +3,12 @@
 import logging
 import os
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
 
+from tests.support.dealing import UnitScheduling, file_of, longest_first, noted_seconds
 from tests.support.heavy import without
 
 settings.register_profile("nightly", deadline=None)  # a loaded machine is no bug; pytest's own timeout bounds a test
@@ -31,31 +31,6 @@ OF_EXTRAS = frozenset({"obstore", "psycopg", "pyarrow"})
 MOST_MORE_WORKERS = 4
 """Maximum number of workers beyond one for each core."""
 
-LONG_ONES = tuple(
-    f"tests/{name}"
-    for name in (
-        "integration/test_torch_run.py",
-        "contract/trainers/test_sharded_mesh.py",
-        "integration/test_tutorials.py::test_first_model",
-        "simulation/test_run_under_faults.py::test_run_of_hundreds",
-        "simulation/test_adversaries.py",
-        "integration/test_mesh_examples.py",
-        "integration/test_tutorials.py::test_fine_tuning",
-        "contract/coordinator/test_openapi_contract.py",
-        "contract/trainers/test_mesh_trainer.py",
-        "integration/test_tutorials.py::test_operating",
-        "integration/test_up.py",
-        "browser/test_live_run.py",
-        "integration/test_slow_client.py",
-        "integration/test_tutorials.py",
-        "integration/test_chaos.py",
-        "integration/test_plan_holds.py",
-        "hostile/test_data_server_slow_readers.py",
-        "simulation/test_three_replicas.py::test_run_of_hundreds",
-    )
-)
-"""How the names of tests of half a minute, and of files with such tests, begin; the longest first."""
-
 
 class _ModuleOfTests(pytest.Module):
     """A module of tests, which skips (or fails, in CI) where it imports a package of an extra that is not installed."""
@@ -77,19 +52,17 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each worker some of the long tests first: at the end none waits for another that has just begun one.
+    """Sort the tests as workers are to have them (`tests/support/dealing.py`); one process alone keeps their order."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        files = [file_of(item.nodeid) for item in items]
+        places = {file: place for place, file in enumerate(longest_first([*dict.fromkeys(files)], noted_seconds()))}
+        items.sort(key=lambda item: places[file_of(item.nodeid)])
 
-    With `--dist worksteal` each begins with as many tests of the list as the others, and takes from their ends later.
-    """
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    places = {item: next((n for n, name in enumerate(LONG_ONES) if item.nodeid.startswith(name)), -1) for item in items}
-    long = sorted((item for item in items if places[item] >= 0), key=lambda item: places[item])
-    others, dealt = iter([item for item in items if places[item] < 0]), list[pytest.Item]()
-    for worker in range(workers):
-        own = [item for item in long if places[item] % workers == worker]
-        size = (len(items) - len(dealt)) // (workers - worker)
-        dealt += [*own, *islice(others, max(0, size - len(own)))]
-    items[:] = [*dealt, *others]
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> UnitScheduling:
+    """Return what gives tests to workers."""
+    return UnitScheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,7 +11,7 @@ from tests.support.servers.s3_server import AWS, empty_bucket, s3_server
 __all__ = ["database_server"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3_url() -> Iterator[str]:
     """The URL of a real S3 API on this machine."""
     with s3_server() as url:
