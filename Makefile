@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check constraints supply-audit image-digests clean
+.PHONY: help setup demo quick test test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -22,6 +22,13 @@ setup: $(STAMP)  ## create .venv with everything that development needs
 
 demo: $(STAMP)  ## a real training run on this machine: coordinator, data server, clients
 	$(BIN)/epochal up
+
+quick: $(STAMP)  ## while one works: lint, types of the changed modules, the unit tests that the change concerns
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard -- '*.py'); \
+	  test -z "$$changed" || $(BIN)/python -m mypy $$changed
+	$(BIN)/python -m pytest -q --testmon -m 'not nightly' tests/unit
 
 test: $(STAMP)  ## the tests, without those that take long
 	$(BIN)/python -m pytest -n auto -m 'not nightly'
@@ -160,4 +167,4 @@ release-check: $(STAMP) $(SUPPLY)/.installed  ## build wheel and source archive,
 	cd build && release/bin/epochal --version && release/bin/epochal doctor && release/bin/epochal up
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(SUPPLY) $(PEERS) $(TRAINING_PEERS) runs site .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(SUPPLY) $(PEERS) $(TRAINING_PEERS) runs site .fuzz .pytest_cache .testmondata* .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

@@ -112,7 +112,6 @@ async def writing_end(pipe: Path) -> int:
         raise
 
 
-@pytest.mark.nightly
 async def test_torch_clients_of_other_precision_and_threads_merge_alike(trained: TrainedRun) -> None:
     run, report = trained.run, trained.report
     assert (report.rounds, report.quarantined, report.unapplied) == (ROUNDS, 0, 0)
