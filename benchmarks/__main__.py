@@ -10,9 +10,10 @@ from typing import Any
 
 from benchmarks import resilience
 from benchmarks.figures import Figure, show
-from benchmarks.of_data import ahead, chunking, data, http_ranges, packing, peers, prepare, tcp
-from benchmarks.of_rounds import assignment, exchange, members, rounds, scale
-from benchmarks.of_training import (
+from benchmarks.loading import ahead, chunking, http_ranges, packing, peers, prepare, providers, tcp
+from benchmarks.report import explain, write
+from benchmarks.rounds import assignment, bare_round, exchange, members, scale
+from benchmarks.training import (
     codec_quality,
     dishonest,
     peer_training,
@@ -21,8 +22,7 @@ from benchmarks.of_training import (
     torch_memory,
     torch_rounds,
 )
-from benchmarks.of_viewers import dashboard, dashboard_members, history, plan, viewers
-from benchmarks.report import explain, write
+from benchmarks.viewing import dashboard, dashboard_members, history, many_viewers, plan
 
 
 def _in_folder(measure: Callable[[Path], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
@@ -37,9 +37,9 @@ def _in_named_folder(measure: Callable[[Path], list[Figure]]) -> list[Figure]:
 
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "assignment": assignment.measure,
-    "rounds": lambda: _in_folder(rounds.measure),
+    "rounds": lambda: _in_folder(bare_round.measure),
     "members": lambda: _in_folder(members.measure),
-    "data": lambda: _in_folder(data.measure),
+    "data": lambda: _in_folder(providers.measure),
     "ahead": lambda: _in_folder(ahead.measure),
     "tcp": lambda: _in_folder(tcp.measure),
     "http": lambda: _in_folder(http_ranges.measure),
@@ -53,7 +53,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "history-long": lambda: _in_folder(history.measure_long),
     "dashboard": lambda: _in_folder(dashboard.measure),
     "dashboard-members": lambda: _in_folder(dashboard_members.measure),
-    "viewers": lambda: _in_folder(viewers.measure),
+    "viewers": lambda: _in_folder(many_viewers.measure),
     "resilience": lambda: _in_folder(resilience.measure),
     "dishonest": dishonest.measure,
     "scale-short": scale.measure_short,

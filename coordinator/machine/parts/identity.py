@@ -13,7 +13,7 @@ LINEAGE_CHARACTERS = 32
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity(WireDocument):
-    """What a run is.
+    """The identity of a run.
 
     Attributes:
         state_file: as it was read last.

@@ -15,7 +15,7 @@ LOSS_HISTORY_LENGTH = 512
 
 @dataclass(frozen=True, slots=True)
 class RunRecords(WireDocument):
-    """What is recorded of a run.
+    """Records of a run that do not decide.
 
     Attributes:
         losses: step and mean loss of the last applied rounds.

@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.of_training.quality_text import Text, library_text
+from benchmarks.training.quality_text import Text, library_text
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import total_batches
 from epochal.state.weights import number_of

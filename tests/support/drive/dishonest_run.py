@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.of_training.quality_text import LENGTH, Rows, Text
-from benchmarks.of_training.quality_training import held_out_loss
+from benchmarks.training.quality_text import LENGTH, Rows, Text
+from benchmarks.training.quality_training import held_out_loss
 from epochal.batching.round_plan import RoundPlan
 from epochal.coordinator.proof.audit import AuditReport
 from epochal.data_providers.protocol import DatasetSpec, TokenBatch, dataset_fingerprint

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.of_training import quality, quality_training
-from benchmarks.of_training.codec_quality import NESTEROV, PLAIN, SETTINGS, SPARSE, Row, bytes_a_parameter, planned
-from benchmarks.of_training.quality import SWEPT_STEPS, clients_setting
-from benchmarks.of_training.quality_text import LENGTH, Text
-from benchmarks.of_training.quality_training import Setting, train
+from benchmarks.training import quality, quality_training
+from benchmarks.training.codec_quality import NESTEROV, PLAIN, SETTINGS, SPARSE, Row, bytes_a_parameter, planned
+from benchmarks.training.quality import SWEPT_STEPS, clients_setting
+from benchmarks.training.quality_text import LENGTH, Text
+from benchmarks.training.quality_training import Setting, train
 from tests.support.heavy import need_module
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.of_rounds.exchange import CELLS, EARLIER_S, SMALL
-from benchmarks.of_rounds.exchange_rounds import SIZES, Cell, bytes_a_parameter, hashed_bytes_of
+from benchmarks.rounds.exchange import CELLS, EARLIER_S, SMALL
+from benchmarks.rounds.exchange_rounds import SIZES, Cell, bytes_a_parameter, hashed_bytes_of
 from epochal.state.config.state_file import parse_state
 from epochal.trainers.first_parameters import model_layout
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from benchmarks.of_training.quality import MACHINE, Run, band, clients_setting, planned
-from benchmarks.of_training.quality_text import HELD_OUT_ONE_IN, is_held_out
-from benchmarks.of_training.quality_training import CLIENTS, Setting
+from benchmarks.training.quality import MACHINE, Run, band, clients_setting, planned
+from benchmarks.training.quality_text import HELD_OUT_ONE_IN, is_held_out
+from benchmarks.training.quality_training import CLIENTS, Setting
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import Figure
-from benchmarks.of_rounds import scale_page
-from benchmarks.of_rounds.scale import Clock, figures_of, row_of
-from benchmarks.of_rounds.scale_failover import failing_run
-from benchmarks.of_rounds.scale_load import MAX_MEMBERS, Case, Measured, load_state, measured, rounds_of
-from benchmarks.of_rounds.scale_page import Missing
-from benchmarks.of_rounds.scale_rounds import bare_rounds
-from benchmarks.of_rounds.scale_serving import InDatabase, serving
+from benchmarks.rounds import scale_page
+from benchmarks.rounds.scale import Clock, figures_of, row_of
+from benchmarks.rounds.scale_failover import failing_run
+from benchmarks.rounds.scale_load import MAX_MEMBERS, Case, Measured, load_state, measured, rounds_of
+from benchmarks.rounds.scale_page import Missing
+from benchmarks.rounds.scale_rounds import bare_rounds
+from benchmarks.rounds.scale_serving import InDatabase, serving
 from epochal.state.errors import EpochalError
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
 

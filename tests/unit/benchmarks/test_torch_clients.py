@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.of_training.torch_clients import EVENT_LOG, PARTS, rounds_of, shares
+from benchmarks.training.torch_clients import EVENT_LOG, PARTS, rounds_of, shares
 
 
 def line(event: str, time_s: float, **fields: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks.of_training.peer_training import PEERS, figures_of, spread
+from benchmarks.training.peer_training import PEERS, figures_of, spread
 from benchmarks.training_peers.event_lines import EpochalEvents, Event, EventReader
 from benchmarks.training_peers.loopback import sent_bytes
 from benchmarks.training_peers.systems import EPOCHAL, SETTINGS, epochal_state

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.load import CONNECT_AT_ONCE, request_bytes
-from benchmarks.of_viewers.viewers_process import Viewer
+from benchmarks.viewing.viewers_process import Viewer
 from epochal.coordinator.run.long_polls import ReaderKind
 from epochal.coordinator.views.viewers import POOLS
 from epochal.runtime.connections.descriptors import allow_connections, connection_limit

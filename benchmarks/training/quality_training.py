@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.of_training.quality_text import LENGTH, Rows, Text
+from benchmarks.training.quality_text import LENGTH, Rows, Text
 from epochal.batching.micro_batches import Example
 from epochal.batching.round_plan import RoundPlan, plan_round
 from epochal.data_providers.protocol import TokenBatch

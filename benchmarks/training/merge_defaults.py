@@ -1,6 +1,6 @@
-"""`python -m benchmarks.of_training.merge_defaults`: what `[merge]` does in short runs of few local steps.
+"""`python -m benchmarks.training.merge_defaults`: what `[merge]` does in short runs of few local steps.
 
-Its defaults are chosen for longer ones (`benchmarks/of_training/quality.py`). Here three replicas of the embedded
+Its defaults are chosen for longer ones (`benchmarks/training/quality.py`). Here three replicas of the embedded
 model train on Python's own standard library for 40 rounds, for every combination of local steps, outer momentum and
 treatment of the inner optimizer's state. Printed is the mean loss of the last five rounds as a share of the text's
 unigram entropy: 1 is what counting bytes gives, less is better.

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.load import request_bytes
-from benchmarks.of_rounds.scale_load import begin, crowd_at, joined, load_state
-from benchmarks.of_rounds.scale_serving import InDatabase, Serving, serving
-from benchmarks.of_rounds.scale_wire import Addresses, Line
+from benchmarks.rounds.scale_load import begin, crowd_at, joined, load_state
+from benchmarks.rounds.scale_serving import InDatabase, Serving, serving
+from benchmarks.rounds.scale_wire import Addresses, Line
 from benchmarks.servers import RUN_ID
 from epochal.state.errors import EpochalError
 from tests.support.servers.postgres_server import PostgresServer

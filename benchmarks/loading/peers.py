@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.of_data import http_peers
-from benchmarks.of_data.data import LENGTH, PASSES, PER_REQUEST, SEQUENCES, SHUFFLED
+from benchmarks.loading import http_peers
+from benchmarks.loading.providers import LENGTH, PASSES, PER_REQUEST, SEQUENCES, SHUFFLED
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.state.errors import EpochalError
 from epochal.state.intervals import DataIds

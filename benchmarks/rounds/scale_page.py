@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.figures import Figure
-from benchmarks.of_rounds.scale_load import JOINED_AT_ONCE, WARMING_ROUNDS, Case, Measured
 from benchmarks.plots import line_plot
+from benchmarks.rounds.scale_load import JOINED_AT_ONCE, WARMING_ROUNDS, Case, Measured
 
 FLAT_FROM, FLAT_TO = 500, 10_000
 """Numbers of members between which the processor time of each is to be the same."""

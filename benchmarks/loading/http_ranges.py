@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.of_data.data import FILES, IN_ORDER, LENGTH, PER_REQUEST, SEQUENCES, SHUFFLED, write_data
+from benchmarks.loading.providers import FILES, IN_ORDER, LENGTH, PER_REQUEST, SEQUENCES, SHUFFLED, write_data
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.ranged import RangedDataProvider, plan_ranges
 from epochal.data_providers.sources.cache import BlockCache

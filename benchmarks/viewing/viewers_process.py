@@ -1,4 +1,4 @@
-"""`python -m benchmarks.of_viewers.viewers_process URL RUN_ID`: viewers of a run in a process of their own, over real
+"""`python -m benchmarks.viewing.viewers_process URL RUN_ID`: viewers of a run in a process of their own, over real
 sockets.
 
 Each line on standard input is the number of viewers that there are to be: 0 ends all of them. An answer is one line of

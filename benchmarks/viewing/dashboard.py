@@ -1,6 +1,6 @@
 """The run's page in a real browser, over a run of 10,000 rounds: its first paint, what is sent for it, and the slider.
 
-The run is played by the machine alone (`benchmarks/of_viewers/history.py`), then served from its directory as any
+The run is played by the machine alone (`benchmarks/viewing/history.py`), then served from its directory as any
 other.
 """
 
@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import Figure
-from benchmarks.of_viewers.history import played, state_of
+from benchmarks.viewing.history import played, state_of
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.runtime.http.http_server import Endpoint
 from tests.support.browser.browser import ARGUMENTS, opened

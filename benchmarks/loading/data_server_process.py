@@ -1,4 +1,4 @@
-"""`python -m benchmarks.of_data.data_server_process KIND …`: a data server in a process of its own, or a bare loop
+"""`python -m benchmarks.loading.data_server_process KIND …`: a data server in a process of its own, or a bare loop
 beside it.
 
 - `epochal FOLDER SEQUENCE_LENGTH in-order|shuffled [CERTIFICATE KEY]`: the TCP data server, at an open gate.

@@ -1,4 +1,4 @@
-"""`python benchmarks/of_data/peer_http.py JOB`: other clients read the same data over HTTP, in an environment of
+"""`python benchmarks/loading/peer_http.py JOB`: other clients read the same data over HTTP, in an environment of
 their own.
 
 Runs under that environment's Python and imports nothing of Epochal. JOB is a JSON file: the servers' ports by name, the

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.of_data.data_client_process KIND PORT FOLDER ORDER REQUEST_BYTES [CERTIFICATE]`: a client by
+"""`python -m benchmarks.loading.data_client_process KIND PORT FOLDER ORDER REQUEST_BYTES [CERTIFICATE]`: a client by
 itself.
 
-It receives the first `PASS_SEQUENCES` of a dataset of `benchmarks.of_data.tcp` in requests of this size, one after
+It receives the first `PASS_SEQUENCES` of a dataset of `benchmarks.loading.tcp` in requests of this size, one after
 the other, each into an array of its own, as a trainer wants it. `epochal` asks the TCP data server, `bare` the
 blocking loop beside it for the same bytes in the same order. Each line on standard input is one pass, whose seconds
 are printed; the end of standard input ends it.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.of_data.data_server_process import COUNT, HOST, PLACE, spec_of, stay_on_processor
+from benchmarks.loading.data_server_process import COUNT, HOST, PLACE, spec_of, stay_on_processor
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
 from epochal.data_providers.tcp.data_client import TcpDataProvider

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.of_rounds.exchange_blobs import bare_download, blobs_of
-from benchmarks.of_rounds.rounds import round_starts
-from benchmarks.of_training.torch_memory import memory_bytes
+from benchmarks.rounds.bare_round import round_starts
+from benchmarks.rounds.exchange_blobs import bare_download, blobs_of
 from benchmarks.servers import LONG, RUN_ID, CoordinatorProcess, coordinator_of
+from benchmarks.training.torch_memory import memory_bytes
 from epochal.state.errors import EpochalError
 from epochal.state.results import ResultHeader, result_of
 from epochal.tools.testnet.child_processes import Child

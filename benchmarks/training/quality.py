@@ -2,7 +2,7 @@
 
 A small Llama learns the bytes of Python's standard library. The results of runs are kept in `quality_results`, one
 file for each setting and seed, in the repository: a run that is there is not repeated. `python -m
-benchmarks.of_training.quality` only makes the runs that are missing; several of it at a time divide them among
+benchmarks.training.quality` only makes the runs that are missing; several of it at a time divide them among
 themselves (with `OMP_NUM_THREADS=1`).
 """
 
@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.of_training.quality_text import HELD_OUT_SEQUENCES, LENGTH, library_text
-from benchmarks.of_training.quality_training import (
+from benchmarks.plots import Band, band_plot, spread_plot
+from benchmarks.training.quality_text import HELD_OUT_SEQUENCES, LENGTH, library_text
+from benchmarks.training.quality_training import (
     CLIENT_ROWS,
     CLIENTS,
     LOCAL_STEPS,
@@ -29,7 +30,6 @@ from benchmarks.of_training.quality_training import (
     Trained,
     train,
 )
-from benchmarks.plots import Band, band_plot, spread_plot
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.wire import canonical_json
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.of_rounds.rounds import BARE_NAME, CLIENTS, ROUNDS, bare_round_s, null_round_s
-from benchmarks.of_rounds.scale_load import Case, Measured, load_state, rounds_of
-from benchmarks.of_rounds.scale_serving import InDatabase, Serving, serving
+from benchmarks.rounds.bare_round import BARE_NAME, CLIENTS, ROUNDS, bare_round_s, null_round_s
+from benchmarks.rounds.scale_load import Case, Measured, load_state, rounds_of
+from benchmarks.rounds.scale_serving import InDatabase, Serving, serving
 from benchmarks.servers import bare_process, run_state
 from epochal.state.errors import EpochalError
 from tests.support.servers.postgres_server import PostgresServer

@@ -1,8 +1,8 @@
 """`python -m benchmarks codecs`: what clients learn whose results are smaller than float32, beside float32.
 
-The runs are those of `benchmarks/of_training/quality.py`, with results encoded and decoded as in a run. They are kept
-in `codec_results`; `python -m benchmarks.of_training.codec_quality` only makes those that are missing, as
-`benchmarks.of_training.quality` does.
+The runs are those of `benchmarks/training/quality.py`, with results encoded and decoded as in a run. They are kept
+in `codec_results`; `python -m benchmarks.training.codec_quality` only makes those that are missing, as
+`benchmarks.training.quality` does.
 """
 
 import statistics
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.of_training import quality
-from benchmarks.of_training.quality import CLIENT_LRS, DIGITS, UNIT, Run, clients_setting, make_missing
-from benchmarks.of_training.quality_training import CLIENTS, Setting
 from benchmarks.plots import spread_plot
+from benchmarks.training import quality
+from benchmarks.training.quality import CLIENT_LRS, DIGITS, UNIT, Run, clients_setting, make_missing
+from benchmarks.training.quality_training import CLIENTS, Setting
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.model.tensors import TensorLayout
 

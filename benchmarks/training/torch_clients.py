@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure
-from benchmarks.of_training.torch_rounds import OPTIMIZER
 from benchmarks.servers import LONG, RUN_ID, coordinator_of
+from benchmarks.training.torch_rounds import OPTIMIZER
 from epochal.state.errors import EpochalError
 from epochal.tools.testnet.child_processes import Child
 from epochal.tools.testnet.demo_data import write_demo_data

@@ -2,7 +2,7 @@
 
 Two models that differ in their number of layers alone are measured in processes of their own. The difference of the
 memory divided by the difference in parameters is what a parameter takes: interpreter, libraries and activations are in
-both. `python -m benchmarks.of_training.torch_memory LAYERS DEVICE` is a process that trains without a run, and prints
+both. `python -m benchmarks.training.torch_memory LAYERS DEVICE` is a process that trains without a run, and prints
 JSON.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.of_training.torch_rounds import OPTIMIZER, RATE
 from benchmarks.servers import LONG, RUN_ID, coordinator_of
+from benchmarks.training.torch_rounds import OPTIMIZER, RATE
 from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import EpochalError
@@ -161,7 +161,7 @@ def _per_parameter(small: Mapping[str, Any], large: Mapping[str, Any]) -> list[f
 
 async def _in_process(layers: int, device: str) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.of_training.torch_memory", str(layers), device),
+        *(sys.executable, "-m", "benchmarks.training.torch_memory", str(layers), device),
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

@@ -1,6 +1,6 @@
 """Many members of one run: what a round costs as their number grows, on files and over replicas; and failovers.
 
-`python -m benchmarks.of_rounds.scale COUNT… [--rounds R] [--replicas N]` prints the figures of these numbers of
+`python -m benchmarks.rounds.scale COUNT… [--rounds R] [--replicas N]` prints the figures of these numbers of
 members alone.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.databases import database_server
 from benchmarks.figures import Figure
-from benchmarks.of_rounds import scale_failover, scale_page, scale_rounds
-from benchmarks.of_rounds.scale_load import MAX_MEMBERS, Case, Measured, many_files, measured
-from benchmarks.of_rounds.scale_page import Missing, Row
+from benchmarks.rounds import scale_failover, scale_page, scale_rounds
+from benchmarks.rounds.scale_load import MAX_MEMBERS, Case, Measured, many_files, measured
+from benchmarks.rounds.scale_page import Missing, Row
 from epochal.state.errors import EpochalError
 from tests.support.servers.postgres_server import PostgresServer
 
@@ -225,7 +225,7 @@ def _table_of(cases: Sequence[Case]) -> None:
 
 def main() -> None:
     """Measure the numbers of members that are named."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.of_rounds.scale", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds.scale", description=__doc__)
     parser.add_argument("counts", nargs="+", type=int, metavar="COUNT", help=f"number of members, up to {MAX_MEMBERS}")
     parser.add_argument("--rounds", type=int, default=MEASURED_ROUNDS, help="number of measured rounds")
     parser.add_argument("--replicas", type=int, help="number of coordinators, on PostgreSQL; by default one on files")

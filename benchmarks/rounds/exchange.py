@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import Figure, median_ms
-from benchmarks.of_rounds.exchange_blobs import blob_figures
-from benchmarks.of_rounds.exchange_rounds import (
+from benchmarks.plots import line_plot, value_plot
+from benchmarks.rounds.exchange_blobs import blob_figures
+from benchmarks.rounds.exchange_rounds import (
     POLL_S,
     Cell,
     Measured,
@@ -25,7 +26,6 @@ from benchmarks.of_rounds.exchange_rounds import (
     hashed_bytes_of,
     measured,
 )
-from benchmarks.plots import line_plot, value_plot
 
 MB = 1e6
 COUNTS = (2, 4, 8)

@@ -1,7 +1,7 @@
 """A thousand viewers of a run: what they cost its coordinator, and its rounds.
 
 One run, with and without viewers in turn, so that both see the same load of the machine. The viewers are a process of
-their own and follow the run over real sockets (`benchmarks/of_viewers/viewers_process.py`). One run trains the
+their own and follow the run over real sockets (`benchmarks/viewing/viewers_process.py`). One run trains the
 embedded model, with as many clients as leave the coordinator a processor; the clients of the other do no arithmetic,
 so that a round ends as soon as the coordinator can end it.
 """
@@ -22,9 +22,9 @@ import httpx
 
 from benchmarks.figures import Figure
 from benchmarks.load import WAIT_S
-from benchmarks.of_rounds.rounds import round_starts
-from benchmarks.of_viewers.viewers_process import Watched
+from benchmarks.rounds.bare_round import round_starts
 from benchmarks.servers import LONG, RUN_ID, CoordinatorProcess, coordinator_of
+from benchmarks.viewing.viewers_process import Watched
 from epochal.state.errors import EpochalError
 from epochal.tools.testnet.child_processes import STOP_TIMEOUT_S
 from tests.support.data.states import state_text
@@ -107,7 +107,7 @@ class _Crowd:
 @contextlib.asynccontextmanager
 async def _crowd(url: str) -> AsyncIterator[_Crowd]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.of_viewers.viewers_process", url, RUN_ID),
+        *(sys.executable, "-m", "benchmarks.viewing.viewers_process", url, RUN_ID),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -4,7 +4,7 @@ A member polls the document and reports that it is ready; when it has work in a 
 3 KB. One that is elected follows the list of results on a second connection, attests all of them, and reads the
 outcome. Whatever is the same for all, such as the assignment, is computed once for each round. Nobody trains, and
 witnesses attest results whose bytes they do not fetch: what that costs is measured by
-`benchmarks/of_rounds/exchange.py`.
+`benchmarks/rounds/exchange.py`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.load import request_bytes
-from benchmarks.of_rounds.scale_wire import RETRY_S, Addresses, Exchange, Line, OnAnswer
+from benchmarks.rounds.scale_wire import RETRY_S, Addresses, Exchange, Line, OnAnswer
 from epochal.state.assignment import assign_data_for_state
 from epochal.state.documents import Roster, RunDocument, WorkList
 from epochal.state.election import elect_witnesses

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.of_data.data_client_process import LENGTH, PASS_SEQUENCES, SEQUENCE_BYTES
-from benchmarks.of_data.data_server_process import HOST
+from benchmarks.loading.data_client_process import LENGTH, PASS_SEQUENCES, SEQUENCE_BYTES
+from benchmarks.loading.data_server_process import HOST
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.state.intervals import DataIds

@@ -7,7 +7,7 @@ library. The dishonest ones train like the others and change what they publish.
 import logging
 
 from benchmarks.figures import Figure
-from benchmarks.of_training.quality_text import library_text
+from benchmarks.training.quality_text import library_text
 from tests.support.drive.dishonest_run import (
     FLIPPED,
     GREEDY,

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure
-from benchmarks.of_data.data import FILES, IN_ORDER, PER_REQUEST, SEQUENCES, SHUFFLED
-from benchmarks.of_data.http_ranges import (
+from benchmarks.loading.http_ranges import (
     FAR_SEQUENCES,
     NO_NGINX,
     ROUND_TRIP_S,
@@ -19,6 +18,7 @@ from benchmarks.of_data.http_ranges import (
     ranges_of,
     read_all,
 )
+from benchmarks.loading.providers import FILES, IN_ORDER, PER_REQUEST, SEQUENCES, SHUFFLED
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.sources.http.source import HttpSource

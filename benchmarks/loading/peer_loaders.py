@@ -1,4 +1,4 @@
-"""`python benchmarks/of_data/peer_loaders.py TOKENS FOLDER`: other loaders read sequences, in an environment of their
+"""`python benchmarks/loading/peer_loaders.py TOKENS FOLDER`: other loaders read sequences, in an environment of their
 own.
 
 Runs under that environment's Python and imports nothing of Epochal. TOKENS is a file of uint16 sequences of 2,048

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from benchmarks.of_rounds.exchange_blobs import cpu_s
-from benchmarks.of_rounds.members import memory_bytes
+from benchmarks.rounds.exchange_blobs import cpu_s
+from benchmarks.rounds.members import memory_bytes
 from benchmarks.servers import RUN_ID, coordinator_of
 from epochal.tools.testnet.child_processes import Child, Children
 from tests.support.servers.postgres_server import PostgresServer

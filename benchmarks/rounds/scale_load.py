@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.load import connections
-from benchmarks.of_rounds.members import join_all
-from benchmarks.of_rounds.scale_members import Crowd, RawMember, check_sent
-from benchmarks.of_rounds.scale_serving import Serving, Used, serving
+from benchmarks.rounds.members import join_all
+from benchmarks.rounds.scale_members import Crowd, RawMember, check_sent
+from benchmarks.rounds.scale_serving import Serving, Used, serving
 from benchmarks.servers import LONG, RUN_ID
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.state.config.model_table import NgramConfig
