@@ -14,14 +14,15 @@ from epochal.coordinator.auth.request_rates import MessageRates
 from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens, session_number
 from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
-from epochal.coordinator.blobs.inline_results import Deliveries
+from epochal.coordinator.blobs.inline_results import take_with_commitment
+from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
 from epochal.coordinator.machine.membership import check_join
 from epochal.coordinator.machine.parts.member import Member
-from epochal.coordinator.machine.views import expected_blob, is_revealed
+from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_revealed
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
 from epochal.coordinator.run.publication import Published, failed_data_of, standing_of
@@ -42,7 +43,7 @@ LONG_POLLS_PER_TIMEOUT = 3
 
 _REPORTED: Mapping[type, Callable[[ClientId, Any], stimuli.Stimulus]] = {
     messages.ReadyReport: stimuli.ClientBecameReady,
-    messages.ResultCommitment: stimuli.ResultCommitted,
+    messages.ResultCommitment: stimuli.ResultReceived,
     messages.Attestation: stimuli.AttestationReceived,
     messages.CheckpointReport: stimuli.CheckpointReported,
     messages.FailureReport: stimuli.StepFailed,
@@ -58,6 +59,7 @@ class Handlers:
     nonces: JoinNonces
     tokens: SessionTokens
     admin: AdminToken
+    intake: Intake
     uploads: Uploads
     downloads: Downloads
     arrivals: Arrivals
@@ -301,9 +303,9 @@ class Handlers:
         """
         self.check_rate(client_id)
         if isinstance(report, messages.ResultCommitment):
-            await self.uploads.results.check_commitment(client_id, report)
+            await self.intake.check_result_size(report)
         elif isinstance(report, messages.CheckpointReport):
-            await self.uploads.check_checkpoint_size(report.size_bytes)
+            await self.intake.checkpoints.check_size(report.size_bytes)
         await self._submit(_REPORTED[type(report)](client_id, report))
         if isinstance(report, messages.ReadyReport):
             waits = disagreement(self.service.run, client_id)
@@ -312,10 +314,10 @@ class Handlers:
         return self.standing(client_id)
 
     async def deliver(self, client_id: ClientId, bound: messages.ResultCommitment, data: bytes) -> messages.Standing:
-        """Take a small result with its commitment. Raises `Refused` as `report` and `Deliveries.take`."""
+        """Take a small result with its commitment. Raises `Refused` as `report` and `take_with_commitment`."""
         self.check_rate(client_id)
-        await self.uploads.results.check_commitment(client_id, bound)
-        await Deliveries(self.service, self.uploads).take(client_id, bound, data)
+        await self.intake.check_result_size(bound)
+        await take_with_commitment(self.intake, client_id, bound, data)
         return self.standing(client_id)
 
     def check_rate(self, client_id: ClientId) -> None:
@@ -329,10 +331,10 @@ class Handlers:
             Refused: `rate-limited`, if it has sent too many.
         """
         expected = expected_blob(self.service.run, client_id, sha256)
-        if expected is None or expected.claim is None:
-            self.rates.check_upload(client_id, self.service.now_s(), self.service.run.occasion)
+        if isinstance(expected, ExpectedPart):
+            self.rates.check_part(client_id, self.service.now_s(), expected.claim.step)
         else:
-            self.rates.check_part(client_id, self.service.now_s(), expected.step)
+            self.rates.check_upload(client_id, self.service.now_s(), self.service.run.occasion)
 
     async def receive_blob(self, client_id: ClientId, sha256: Sha256, body: BlobBody) -> None:
         """Take the bytes of a result or checkpoint that this member announced.
@@ -356,9 +358,10 @@ class Handlers:
     async def receive_genesis(
         self, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None
     ) -> CheckpointRef:
-        """Take the run's first checkpoint from its operator (`Uploads.receive_genesis`)."""
+        """Take the run's first checkpoint from its operator (`CheckpointIntake.receive_genesis`)."""
         self._check_loaded()
-        return await self.uploads.receive_genesis(sha256, body, length_bytes)
+        with self.intake.failures_noted():
+            return await self.intake.checkpoints.receive_genesis(sha256, body, length_bytes)
 
     async def pause(self) -> None:
         """Pause the run after this round."""

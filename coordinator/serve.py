@@ -20,6 +20,7 @@ from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.auth.tokens import SessionTokens
 from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
+from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.room import BlobRoom
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.handlers import Handlers
@@ -128,9 +129,9 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
             admin, admin_token = await AdminToken.load_or_create(store.keys, anew=options.new_admin_token)
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-            uploads = Uploads(service, SharedThreads(), options.genesis.layout_of)
-            arrivals = Arrivals(service, uploads, SharedThreads())
-            handlers = Handlers(service, nonces, tokens, admin, uploads, Downloads(service), arrivals)
+            intake = Intake(service, SharedThreads(), options.genesis.layout_of)
+            uploads, arrivals = Uploads(intake), Arrivals(intake)
+            handlers = Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals)
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
             server = endpoint.server(create_app(handlers, options.version, metrics, hosts, join_hosts), connections)
@@ -139,7 +140,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 served = tasks.create_task(service.serve())
                 await service.started.wait()  # who comes earlier waits at the listener, and is not refused
                 http = tasks.create_task(server.serve([listener]))
-                room = tasks.create_task(BlobRoom(service, uploads.form).run())
+                room = tasks.create_task(BlobRoom(service, intake.checkpoints.form).run())
                 store.note_address(options.advertised or endpoint.url_of(listener))
                 refreshing = tasks.create_task(_refresh_admin_token(admin, store))
                 farewell = tasks.create_task(_end_after_failure(service))

@@ -3,11 +3,16 @@
 A coordinator and a checker carry out the same one, so that it does not matter who checks.
 """
 
-from dataclasses import replace
 from typing import Protocol
 
 from epochal.state.errors import InternalError, InvalidDocument, InvalidResult
-from epochal.state.messages.blob_messages import MAX_RULE_CHARS, CheckVerdict, ParameterNames, ResultCheck
+from epochal.state.messages.blob_messages import (
+    MAX_RULE_CHARS,
+    OTHER_BYTES,
+    CheckVerdict,
+    ExpectedResult,
+    ParameterNames,
+)
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
 from epochal.state.model.tensors import Readable, TensorLayout
 from epochal.state.results import ResultHeader, check_result
@@ -37,32 +42,34 @@ def layout_of(document: ParameterNames) -> TensorLayout:
         raise InvalidDocument(f"names and shapes that are no model's: {error.message}") from error
 
 
-def verdict_on(check: ResultCheck, layout: TensorLayout, data: Readable, sha256: Sha256) -> CheckVerdict:
-    """Return the verdict on a result whose digest is known, in constant memory besides its header.
+def verdict_on(expected: ExpectedResult, layout: TensorLayout, data: Readable) -> CheckVerdict:
+    """Return the verdict on a result whose digest was compared, in constant memory besides its header.
 
     Args:
-        check: what it must be.
+        expected: what it must be.
         layout: names and shapes of the run's parameters.
         data: its bytes.
-        sha256: their digest.
     """
     wanted = ResultHeader(
-        run_id=check.run_id,
-        step=check.step,
-        attempt=check.attempt,
-        client_id=check.client_id,
-        work_sha256=check.work_sha256,
+        run_id=expected.run_id,
+        step=expected.commitment.step,
+        attempt=expected.commitment.attempt,
+        client_id=expected.client_id,
+        work_sha256=expected.work_sha256,
         replica_digest="",
-        codec=check.codec,
+        codec=expected.codec,
     )
     try:
-        header, norm = check_result(data, wanted, layout, check.max_abs)
+        header, norm = check_result(data, wanted, layout, expected.max_abs)
     except InvalidResult as error:
-        return CheckVerdict(sha256, None, error.rule[:MAX_RULE_CHARS], str(error)[:MAX_MESSAGE_CHARS])
-    return CheckVerdict(sha256, Sha256(header.replica_digest), norm=norm)
+        return CheckVerdict(rule=error.rule[:MAX_RULE_CHARS], message=str(error)[:MAX_MESSAGE_CHARS])
+    return CheckVerdict(Sha256(header.replica_digest), norm)
 
 
-def verdict_on_arrival(check: ResultCheck, layout: TensorLayout, data: HashedReadable) -> CheckVerdict:
+def verdict_on_arrival(expected: ExpectedResult, layout: TensorLayout, data: HashedReadable) -> CheckVerdict:
     """Return the verdict on a result that arrived, as `verdict_on`; its bytes are hashed as they are read."""
-    found = verdict_on(check, layout, data, Sha256(check.sha256))
-    return replace(found, sha256=data.sha256())
+    found, sha256 = verdict_on(expected, layout, data), data.sha256()
+    if sha256 == expected.sha256:
+        return found
+    message = f"the blob hashes to {sha256}; {expected.sha256} was announced"
+    return CheckVerdict(rule=OTHER_BYTES, message=message)

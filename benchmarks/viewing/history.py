@@ -34,6 +34,7 @@ from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
+from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
@@ -156,8 +157,8 @@ class Player:
         result = self._announced(content)
         metrics = ResultMetrics(loss=5 / (1 + step / 100), tokens=64, train_s=0.01)
         report = ResultCommitment(step, attempt, result, RESULT_BYTES, metrics)
-        await self.send(stimuli.ResultCommitted(client_id, report))
-        await self.send(stimuli.ResultVerified(client_id, step, attempt, result, digest, 1.0))
+        await self.send(stimuli.ResultReceived(client_id, report))
+        await self.send(stimuli.ResultReceived(client_id, report, CheckVerdict(digest, 1.0)))
 
 
 class _WrittenJournal(MemoryJournal):

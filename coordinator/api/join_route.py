@@ -38,7 +38,7 @@ async def _room(handlers: Handlers) -> JoinRoom | None:
     if run.models.checkpoint is None:
         return None
     try:
-        layout = await handlers.uploads.layout()
+        layout = await handlers.intake.layout()
     except Refused as refusal:
         if refusal.kind is Refusal.NOT_NOW:
             return None

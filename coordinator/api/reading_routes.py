@@ -54,7 +54,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         body = handlers.service.readers.pages.encoded(page)
         if not query.flag("bytes") or reader.client_id is None:
             return json_response(body)
-        blobs = await handlers.uploads.recent.of_page(handlers.service.run, page, reader.client_id)
+        blobs = await handlers.intake.recent.of_page(handlers.service.run, page, reader.client_id)
         return Response(encoded_bundle(body, blobs), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
     @router.get(

@@ -1,31 +1,34 @@
 """Blobs that clients put into an object store themselves: granted, taken in, checked once, and counted.
 
-The rules are those of `coordinator/blobs/uploads.py`; only the way of the bytes differs. A request that tells of an
+A request that tells of an
 arrival is answered when the blob was counted, or after a while; the work goes on meanwhile, and the next request
 waits for it.
 """
 
 import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from epochal.coordinator.blobs.announced import announced, expectations
+from epochal.coordinator.blobs.announced import expectations, refusal_of
+from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.leased_checks import LeasedChecks
 from epochal.coordinator.blobs.rechecks import ObjectLooks
-from epochal.coordinator.blobs.uploads import Uploads
+from epochal.coordinator.machine.journal_records import NO_BLOBS
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import ExpectedBlob
-from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.object_store.objects import SIGNED_FOR_S
 from epochal.runtime.keyed_locks import KeyedLocks
-from epochal.runtime.worker_thread import Worker
-from epochal.state.blob_checks import HashedReadable, names_of
-from epochal.state.errors import Refused, StoreFailed
-from epochal.state.messages.blob_messages import CheckVerdict, LeasedCheck, ParameterNames, ResultCheck, UploadGrant
-from epochal.state.messages.round_times import milliseconds
+from epochal.state.blob_checks import HashedReadable, names_of, verdict_on_arrival
+from epochal.state.errors import Refused
+from epochal.state.messages.blob_messages import (
+    OTHER_BYTES,
+    CheckVerdict,
+    ExpectedResult,
+    LeasedCheck,
+    ParameterNames,
+    UploadGrant,
+)
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
 
@@ -53,22 +56,21 @@ class ArrivalCounts:
 
 
 class Arrivals:
-    """The blobs of one service that arrive in an object store.
+    """The blobs of one service that arrive in an object store (`Source`).
 
     Args:
-        service: the run's.
-        uploads: the rules for blobs.
-        worker: checks the bytes.
+        intake: checks and counts them.
 
     Attributes:
         checks: those of results, which checkers may lease.
         counts: of what arrived.
     """
 
-    def __init__(self, service: CoordinatorService, uploads: Uploads, worker: Worker) -> None:
-        self._service = service
-        self._uploads = uploads
-        self._worker = worker
+    with_record = NO_BLOBS
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._service = service = intake.service
         self._under_way: dict[tuple[ClientId, Sha256], asyncio.Task[None]] = {}
         self._locks: KeyedLocks[Sha256] = KeyedLocks()
         self._granted: set[tuple[ClientId, Sha256]] = set()
@@ -88,13 +90,13 @@ class Arrivals:
         Raises:
             Refused: `not-committed`, `late-result`, `result-invalid`, `blobs-full`, `unauthorized`, `store-failed`.
         """
-        expected = self._uploads.expected(client_id, sha256)
+        expected = self._intake.expected(client_id, sha256)
         if expected is None:
             return UploadGrant(delivered=True)
-        with self._failures_noted():
-            spare_bytes = await self._uploads.make_room(expected)
-            asked = self._service.blobs.signed_put(sha256, expected.size_bytes, client_id, spare_bytes)
-            put = await self._uploads.ending_epoch_when_full(expected, asked)
+        with self._intake.failures_noted():
+            spare_bytes = await self._intake.make_room(expected)
+            async with self._intake.noting_no_room(expected):
+                put = await self._service.blobs.signed_put(sha256, expected.size_bytes, client_id, spare_bytes)
         if put is None:
             return UploadGrant(delivered=False)
         self._granted.add((client_id, sha256))
@@ -113,7 +115,7 @@ class Arrivals:
             Refused: `not-found` if it was deleted or overwritten, `store-failed` if the store does not answer, and as
                 `ObjectLooks.compare`.
         """
-        with self._failures_noted():
+        with self._intake.failures_noted():
             try:
                 if is_other:
                     await self._looks.compare(sha256)
@@ -129,9 +131,9 @@ class Arrivals:
         """Take in a blob that a member has put into the store; return whether it was counted, else ask again.
 
         Raises:
-            Refused: `body-incomplete` if nothing has arrived; `overloaded`; and as `Uploads.receive`.
+            Refused: `body-incomplete` if nothing has arrived; `overloaded`; and as `Intake.take`.
         """
-        expected = self._uploads.expected(client_id, sha256)
+        expected = self._intake.expected(client_id, sha256)
         if expected is None:
             return True
         task = self._under_way.get((client_id, sha256))
@@ -159,8 +161,8 @@ class Arrivals:
         return await self.checks.lease(checker, min(wait_s, MAX_CHECKER_POLL_S))
 
     async def parameter_names(self) -> ParameterNames:
-        """Return names and shapes of the run's parameters. Raise `Refused` as `Uploads.layout`."""
-        return names_of(await self._uploads.layout())
+        """Return names and shapes of the run's parameters. Raise `Refused` as `Intake.layout`."""
+        return names_of(await self._intake.layout())
 
     async def aclose(self) -> None:
         """Give up what is under way."""
@@ -188,77 +190,57 @@ class Arrivals:
 
     def _end_grants(self, run: Run) -> None:
         for client_id, sha256 in list(self._granted):
-            try:
-                announced(run, client_id, sha256)
-            except Refused:
+            if refusal_of(run, client_id, sha256) is not None:
                 self._granted.discard((client_id, sha256))
                 self._service.blobs.end_put(sha256, client_id)
 
     async def _take(self, expected: ExpectedBlob) -> None:
-        with self._failures_noted():
+        with self._intake.failures_noted():
             async with self._locks.of(expected.sha256):
-                data = await self._service.blobs.take_in(expected.sha256, expected.size_bytes, expected.client_id)
-                if data is None:
-                    await self._uploads.take_held(expected)
-                elif expected.kind == "result":
-                    await self._take_result(expected, data)
-                else:
-                    await self._settled(expected, partial(self._worker.run, data.sha256))
-                    await self._uploads.take_held(expected)
+                await self._intake.take(expected, self)
 
-    async def _take_result(self, expected: ExpectedBlob, data: HashedReadable) -> None:
-        found: list[tuple[CheckVerdict, str | None]] = []
+    async def hold(self, expected: ExpectedBlob) -> CheckVerdict | None:
+        """Take what has arrived out of its sender's reach; delete it, unless it has the announced digest.
 
-        async def checked() -> Sha256:
-            found.append(await self._verdict(self._uploads.results.check_of(expected), data))
-            return Sha256(found[0][0].sha256)
-
-        began_s = self._service.now_s()
-        await self._settled(expected, checked)
-        verdict, checker = found[0]
-        check_ms = milliseconds(self._service.now_s() - began_s)
-        await self._uploads.results.count(expected, verdict, checker, check_ms)
-
-    async def _settled(self, expected: ExpectedBlob, digest: Callable[[], Awaitable[Sha256]]) -> None:
-        """Hold what was taken in if it has the announced digest, else delete it, also after a failure.
-
-        Raises:
-            Refused: `blob-mismatch`; `body-incomplete` if the object vanished meanwhile.
+        Raises as `Source.hold`; `body-incomplete` also if the object vanished meanwhile.
         """
-        blobs, found = self._service.blobs, None
+        blobs, sha256, size_bytes = self._service.blobs, expected.sha256, expected.size_bytes
+        data = await blobs.take_in(sha256, size_bytes, expected.client_id)
+        if data is None:
+            return None
+        verdict, found = None, None
         try:
-            found = await digest()
+            if isinstance(expected, ExpectedResult):
+                verdict = await self._verdict(expected, data)
+                found = None if verdict.rule == OTHER_BYTES else sha256
+            else:
+                found = await self._intake.worker.run(data.sha256)
         except Refused as refusal:
             if refusal.kind is Refusal.NOT_FOUND:
                 raise Refused(Refusal.BODY_INCOMPLETE, refusal.message) from refusal
             raise
         finally:
-            await blobs.settle(expected.sha256, expected.size_bytes, expected.client_id, found)
+            await blobs.settle(sha256, size_bytes, expected.client_id, found)
+        if verdict is not None and verdict.rule == OTHER_BYTES:
+            raise Refused(Refusal.BLOB_MISMATCH, verdict.message)
+        return verdict
 
-    async def _verdict(self, check: ResultCheck, data: HashedReadable) -> tuple[CheckVerdict, str | None]:
-        wait_s = self._service.run.state_file.blobs.checker_wait_s
-        found = await self.checks.verdict_of_checker(check, wait_s)
-        if found is not None:
-            self.counts.checked_bytes["checker"] += check.size_bytes
-            return found
-        verdict = await self._uploads.results.verdict_on_arrival(check, data)
-        self.counts.checked_bytes["coordinator"] += check.size_bytes
-        return verdict, None
+    async def _verdict(self, expected: ExpectedResult, data: HashedReadable) -> CheckVerdict:
+        began_s = self._service.now_s()
+        verdict = await self.checks.verdict_of_checker(expected, self._service.run.state_file.blobs.checker_wait_s)
+        if verdict is None:
+            layout = await self._intake.layout()
+            async with self._intake.checking:
+                verdict = await self._intake.worker.run(partial(verdict_on_arrival, expected, layout, data))
+        self.counts.checked_bytes["checker" if verdict.checker else "coordinator"] += expected.size_bytes
+        return self._intake.timed(verdict, began_s)
 
-    async def _signed_url(self, check: ResultCheck) -> tuple[str, float]:
-        with self._failures_noted():
-            url = await self._service.blobs.signed_get(Sha256(check.sha256))
+    async def _signed_url(self, expected: ExpectedResult) -> tuple[str, float]:
+        with self._intake.failures_noted():
+            url = await self._service.blobs.signed_get(expected.sha256)
         if url is None:
             raise Refused(Refusal.GONE, "the run's blobs are not in an object store any more")
         return url, SIGNED_FOR_S
-
-    @contextlib.contextmanager
-    def _failures_noted(self) -> Iterator[None]:
-        try:
-            yield
-        except StoreFailed as error:
-            self._service.note_failure(error)
-            raise self._service.health.refusal() from error
 
 
 def _verdict_name(error: BaseException | None) -> str:

@@ -11,11 +11,11 @@ import logging
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from epochal.runtime.broadcast import Broadcast
 from epochal.state.errors import Refused
-from epochal.state.messages.blob_messages import CheckVerdict, LeasedCheck, RenewedLease, ResultCheck
+from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict, ExpectedResult, LeasedCheck, RenewedLease
 from epochal.state.refusals import Refusal
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ MIN_CHECK_BYTES_PER_S = 1024 * 1024
 """A lease is not renewed beyond `CHECK_GRACE_S` and what the bytes need at this rate."""
 LEASE_BYTES = 16
 
-SignedUrl = Callable[[ResultCheck], Awaitable[tuple[str, float]]]
+SignedUrl = Callable[[ExpectedResult], Awaitable[tuple[str, float]]]
 """Returns a URL where the bytes can be read, and for how many seconds."""
 
 
@@ -52,15 +52,15 @@ class _Pending:
     Attributes:
         waits_since_s: since when nobody has it.
         ended_leases: number of leases that ended without a verdict.
-        answer: the verdict and who gave it.
+        answer: the verdict.
         changed: notified when it is leased, renewed or answered.
     """
 
-    check: ResultCheck
+    check: ExpectedResult
     waits_since_s: float
     lease: _Lease | None = None
     ended_leases: int = 0
-    answer: tuple[CheckVerdict, str] | None = None
+    answer: CheckVerdict | None = None
     changed: Broadcast = field(default_factory=Broadcast)
 
 
@@ -95,8 +95,8 @@ class LeasedChecks:
         """Number of checks that a checker carries out."""
         return sum(pending.lease is not None for pending in self._pending)
 
-    async def verdict_of_checker(self, check: ResultCheck, wait_s: float) -> tuple[CheckVerdict, str] | None:
-        """Return a checker's verdict, and the checker; None if the coordinator is to check itself.
+    async def verdict_of_checker(self, check: ExpectedResult, wait_s: float) -> CheckVerdict | None:
+        """Return a checker's verdict; None if the coordinator is to check itself.
 
         Args:
             check: what is to be checked.
@@ -194,9 +194,10 @@ class LeasedChecks:
             Refused: `gone`, if the lease is over; `invalid-body`, if the verdict contradicts itself.
         """
         pending, lease = self._held(checker, name)
-        if not (verdict.rule is None) == (verdict.replica_digest is not None) == (verdict.norm is not None):
+        is_whole = (verdict.rule is None) == (verdict.replica_digest is not None) == (verdict.norm is not None)
+        if not is_whole or verdict.rule == NO_ROOM:
             raise Refused(Refusal.INVALID_BODY, "a verdict has either a broken rule, or a replica digest and a norm")
-        pending.answer = verdict, lease.checker
+        pending.answer = replace(verdict, checker=lease.checker)
         pending.changed.notify()
 
     def give_back(self, checker: str, name: str) -> None:

@@ -112,18 +112,9 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return membership.eject(run, stimulus.client_id)
         case stimuli.ClientBecameReady():
             return membership.become_ready(run, stimulus)
-        case stimuli.ResultCommitted():
-            current, told = reports.commit_result(run.round, run.clock, stimulus)
+        case stimuli.ResultReceived():
+            current, told = reports.receive_result(run.round, run.clock, stimulus)
             return run.with_parts(current), told
-        case stimuli.ResultVerified():
-            return run.with_parts(reports.verify_result(run.round, run.clock, stimulus)), ()
-        case stimuli.ResultDelivered():
-            current, told = reports.deliver_result(run.round, run.clock, stimulus)
-            return run.with_parts(current), told
-        case stimuli.ResultRejected():
-            return run.with_parts(reports.reject_result(run.round, run.clock, stimulus)), ()
-        case stimuli.ResultFoundNoRoom():
-            return run.with_parts(reports.note_no_room(run.round, run.clock, stimulus)), ()
         case stimuli.AttestationReceived():
             return run.with_parts(reports.attest(run.round, run.clock, stimulus)), ()
         case stimuli.StepFailed():

@@ -14,15 +14,12 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
     AttestationReceived,
-    ResultCommitted,
-    ResultDelivered,
-    ResultFoundNoRoom,
-    ResultRejected,
-    ResultVerified,
+    ResultReceived,
     StepFailed,
     TimesReported,
 )
 from epochal.state.errors import Refused
+from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict
 from epochal.state.messages.requests import Attestation
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.refusals import Refusal
@@ -36,28 +33,27 @@ MAX_TOLD_STEPS = 4
 """Number of rounds before the present one of which a client that leaves may report its times."""
 
 
-def commit_result(current: Round | None, clock: PhaseClock, event: ResultCommitted) -> Reported:
-    """Bind a client to one result.
+def receive_result(current: Round | None, clock: PhaseClock, event: ResultReceived) -> Reported:
+    """Bind a client to one result, and count the result if its bytes came and break no rule.
+
+    A result that breaks a rule stays bound, so its work will be carried; one without room does not blame its client.
 
     Raises:
         Refused: `late-result`, `not-in-roster` or `already-committed`.
     """
-    after = _committed(current, clock, event)
-    if after is current:
-        return after, ()
-    return after.with_arrival(event.client_id, committed_s=elapsed_s(after, clock)), _told(event)
+    after, client_id, told = _bound(current, clock, event), event.client_id, event.report.metrics.before
+    instructions = () if told is None or after is current else (TimesTold(client_id, told),)
+    if event.verdict is not None:
+        return _judged(after, clock, client_id, event.verdict), instructions
+    if after is not current:
+        after = after.with_arrival(client_id, committed_s=elapsed_s(after, clock))
+    return after, instructions
 
 
-def _told(event: ResultCommitted | ResultDelivered) -> tuple[TimesTold, ...]:
-    """Return what a commitment says of an earlier round."""
-    before = event.report.metrics.before
-    return () if before is None else (TimesTold(event.client_id, before),)
-
-
-def _committed(current: Round | None, clock: PhaseClock, event: ResultCommitted | ResultDelivered) -> Round:
-    """Return the round with a client bound to a result. Raises as `commit_result`."""
+def _bound(current: Round | None, clock: PhaseClock, event: ResultReceived) -> Round:
+    """Return the round with a client bound to a result. Raises as `receive_result`."""
     client_id, report = event.client_id, event.report
-    current = _training_round(current, clock, report.step, report.attempt, client_id, "commitment")
+    current = _training_round(current, clock, report.step, report.attempt, client_id, "result")
     before = current.results.commitments.get(client_id)
     if before is not None:
         if before.result_sha256 != report.result_sha256:
@@ -69,62 +65,27 @@ def _committed(current: Round | None, clock: PhaseClock, event: ResultCommitted 
         return current
     if client_id in current.missing.failures:
         raise Refused(Refusal.ALREADY_COMMITTED, f"client {client_id} reported that it failed in this round")
+    if not current.missing.pending:  # a client that left and joined again may have read others' results meanwhile
+        message = "all results that the round waited for have arrived, and others may read them"
+        raise Refused(Refusal.LATE_RESULT, message)
     return current.with_parts(current.results.with_commitment(client_id, report))
 
 
-def verify_result(current: Round | None, clock: PhaseClock, event: ResultVerified) -> Round:
-    """Record that the bytes of a result are held and checked.
-
-    Raises:
-        Refused: `late-result`, `not-in-roster` or `not-committed`.
-    """
-    current = _round_of_commitment(current, clock, event)
-    return current if event.client_id in current.results.verified else _verified(current, clock, event)
-
-
-def _verified(current: Round, clock: PhaseClock, event: ResultVerified | ResultDelivered) -> Round:
-    """Return the round with a verified result."""
-    client_id, took_s = event.client_id, elapsed_s(current, clock)
-    current = current.with_verified(client_id, event.replica_digest, event.norm, took_s, is_late=is_late(clock))
-    return current.with_arrival(client_id, delivered_s=took_s, check_ms=event.check_ms)
-
-
-def deliver_result(current: Round | None, clock: PhaseClock, event: ResultDelivered) -> Reported:
-    """Bind a client to a result whose bytes came along, and are held and checked: commitment and verification in one.
-
-    Raises:
-        Refused: as `commit_result`.
-    """
-    after = _committed(current, clock, event)
-    told = () if after is current else _told(event)
-    if event.client_id in after.results.verified:
-        return after, ()
-    return _verified(after, clock, event), told
-
-
-def reject_result(current: Round | None, clock: PhaseClock, event: ResultRejected) -> Round:
-    """Record that a committed result broke a rule. The commitment binds, so the work will be carried.
-
-    Raises:
-        Refused: `late-result`, `not-in-roster` or `not-committed`.
-    """
-    current = _round_of_commitment(current, clock, event)
-    if event.client_id in current.results.verified or event.client_id in current.missing.rejected:
+def _judged(current: Round, clock: PhaseClock, client_id: ClientId, verdict: CheckVerdict) -> Round:
+    """Return the round with the verdict on the bytes of a client's result, unless they are verified already."""
+    missing = current.missing
+    if client_id in current.results.verified:
         return current
-    missing = current.missing.no_longer((event.client_id,), current.tasks.plan.electorate)
-    return current.with_parts(missing.with_rejected(event.client_id, event.rule))
-
-
-def note_no_room(current: Round | None, clock: PhaseClock, event: ResultFoundNoRoom) -> Round:
-    """Record that the coordinator has no room for a committed result: its client is not to blame if it is missing.
-
-    Raises:
-        Refused: `late-result`, `not-in-roster` or `not-committed`.
-    """
-    current = _round_of_commitment(current, clock, event)
-    if event.client_id in current.results.verified or event.client_id in current.missing.without_room:
-        return current
-    return current.with_parts(current.missing.with_no_room(event.client_id))
+    if verdict.rule == NO_ROOM:
+        return current if client_id in missing.without_room else current.with_parts(missing.with_no_room(client_id))
+    if verdict.replica_digest is None or verdict.norm is None:
+        if client_id in missing.rejected:
+            return current
+        missing = missing.no_longer((client_id,), current.tasks.plan.electorate)
+        return current.with_parts(missing.with_rejected(client_id, verdict.rule or ""))
+    took_s = elapsed_s(current, clock)
+    current = current.with_verified(client_id, verdict.replica_digest, verdict.norm, took_s, is_late=is_late(clock))
+    return current.with_arrival(client_id, delivered_s=took_s, check_ms=verdict.took_ms)
 
 
 def attest(current: Round | None, clock: PhaseClock, event: AttestationReceived) -> Round:
@@ -218,14 +179,4 @@ def _training_round(
         raise Refused(Refusal.LATE_RESULT, f"the {what} of round {step} attempt {attempt} came too late")
     if not current.tasks.plan.assignments.get(client_id):
         raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} has no assignment in round {step} attempt {attempt}")
-    return current
-
-
-def _round_of_commitment(
-    current: Round | None, clock: PhaseClock, event: ResultVerified | ResultRejected | ResultFoundNoRoom
-) -> Round:
-    current = _training_round(current, clock, event.step, event.attempt, event.client_id, "result")
-    before = current.results.commitments.get(event.client_id)
-    if before is None or before.result_sha256 != event.result_sha256:
-        raise Refused(Refusal.NOT_COMMITTED, f"client {event.client_id} did not commit to {event.result_sha256}")
     return current

@@ -26,6 +26,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.generations import DataAppend
 from epochal.state.intervals import BatchId
+from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.requests import (
     Attestation,
@@ -127,73 +128,20 @@ class ClientBecameReady:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultCommitted:
-    """A client committed to its result of a round. The first commitment binds."""
+class ResultReceived:
+    """A client committed to its result of a round, or the bytes of that result came, or both at once.
 
-    client_id: ClientId
-    report: ResultCommitment
-    type: Literal["result_committed"] = "result_committed"
+    The first commitment binds.
 
-
-@dataclass(frozen=True, slots=True)
-class ResultVerified:
-    """The bytes of a committed result are held and checked. `replica_digest` is from their header, `norm` their length.
-
-    `checker` names who checked them; None for the coordinator. `check_ms` is the time that checking took the
-    coordinator, for display only; None if it is not known.
-    """
-
-    client_id: ClientId
-    step: int
-    attempt: int
-    result_sha256: Sha256
-    replica_digest: Sha256
-    norm: float
-    checker: str | None = None
-    check_ms: int | None = None
-    type: Literal["result_verified"] = "result_verified"
-
-
-@dataclass(frozen=True, slots=True)
-class ResultDelivered:
-    """A client committed to its result of a round, and its bytes came along: they are held and checked.
-
-    `replica_digest`, `norm` and `check_ms` are as in `ResultVerified`.
+    Attributes:
+        report: the client's commitment.
+        verdict: on the bytes, which are held if they break no rule; None if only the commitment came.
     """
 
     client_id: ClientId
     report: ResultCommitment
-    replica_digest: Sha256
-    norm: float
-    check_ms: int | None = None
-    type: Literal["result_delivered"] = "result_delivered"
-
-
-@dataclass(frozen=True, slots=True)
-class ResultRejected:
-    """The bytes of a committed result break `rule`. The commitment binds, so the client's work is carried.
-
-    `checker` names who checked them; None for the coordinator.
-    """
-
-    client_id: ClientId
-    step: int
-    attempt: int
-    result_sha256: Sha256
-    rule: str
-    checker: str | None = None
-    type: Literal["result_rejected"] = "result_rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class ResultFoundNoRoom:
-    """The coordinator has no room for the bytes of a committed result, and has refused them."""
-
-    client_id: ClientId
-    step: int
-    attempt: int
-    result_sha256: Sha256
-    type: Literal["result_found_no_room"] = "result_found_no_room"
+    verdict: CheckVerdict | None = None
+    type: Literal["result_received"] = "result_received"
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,12 +315,11 @@ class ConfigChanged:
 # fmt: off
 Stimulus: TypeAlias = (
     CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
-    | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultCommitted | ResultVerified | ResultRejected
-    | AttestationReceived | StepFailed | CheckpointReported | CheckpointHeld | CheckpointRejected
-    | GenesisProvided | DataFingerprintSet | DataAppended | PauseRequested | ResumeRequested | BatchesReleased
-    | BlobsNearedBound | ConfigChanged | EvaluationReported | JournalCompacted | ResultFoundNoRoom | ResultDelivered
-    | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade | InvitationRevoked
-    | KeyAdmitted | KeyRemoved | AuditReported
+    | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultReceived | AttestationReceived | StepFailed
+    | CheckpointReported | CheckpointHeld | CheckpointRejected | GenesisProvided | DataFingerprintSet | DataAppended
+    | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged | EvaluationReported
+    | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
+    | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
 )
 # fmt: on
 

@@ -1,18 +1,17 @@
 """The run document that a run publishes, and the blobs that it waits for and keeps."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from epochal.coordinator.machine.checkpointers import current_checkpointer, may_write
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import Progress, dump_state
 from epochal.state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundAhead, RoundHead, RunDocument
-from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
+from epochal.state.messages.blob_messages import ExpectedResult
 from epochal.state.messages.requests import CheckpointReport, ResultCommitment
 from epochal.state.phase_names import ROUND_PHASES, RunState
-from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, document_digest
 
 Known: TypeAlias = tuple[Run, RunDocument]
@@ -108,21 +107,21 @@ def _round_head(current: Round, known: Known | None) -> RoundHead:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedBlob:
-    """A blob that the run waits for: its kind, its sender and its size.
+class ExpectedPart:
+    """A part of a checkpoint that the run waits for, or all of it.
 
     Attributes:
-        claim: the announcement of the checkpoint of which it is the one part, or one of several.
+        claim: the client's announcement of the checkpoint.
     """
 
-    kind: Literal["result", "checkpoint"]
     client_id: ClientId
     sha256: Sha256
     size_bytes: int
-    step: int
-    attempt: int
-    work_sha256: Sha256 | None
-    claim: CheckpointReport | None = None
+    claim: CheckpointReport
+
+
+ExpectedBlob: TypeAlias = ExpectedResult | ExpectedPart
+"""A blob that a client announced, and that the run waits for."""
 
 
 def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
@@ -131,22 +130,21 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
     if current is not None and run.clock.phase is RunState.ROUND_TRAIN:
         found = current.results.commitments.get(client_id)
         if found is not None and found.result_sha256 == sha256 and client_id not in current.missing.rejected:
-            return ExpectedBlob(
-                "result",
-                client_id,
-                sha256,
-                found.size_bytes,
-                current.number.step,
-                current.number.attempt,
-                current.tasks.work_sha256,
-            )
+            return expected_result(run, current, client_id, found)
     making = run.models.checkpointing
     if making is not None and may_write(run.models, run.members, client_id):
         claim = making.claims.get(client_id)
         size_bytes = None if claim is None else dict(claim.blobs()).get(sha256)
-        if size_bytes is not None:
-            return ExpectedBlob("checkpoint", client_id, sha256, size_bytes, making.step, 0, None, claim)
+        if claim is not None and size_bytes is not None:
+            return ExpectedPart(client_id, sha256, size_bytes, claim)
     return None
+
+
+def expected_result(run: Run, current: Round, client_id: ClientId, commitment: ResultCommitment) -> ExpectedResult:
+    """Return what the result must be to which a client commits in a round."""
+    state_file, work = run.state_file, current.tasks.work_sha256
+    merge = state_file.merge
+    return ExpectedResult(state_file.run_id, client_id, commitment, work, merge.codec_name, merge.max_abs)
 
 
 def may_read_results(run: Run, client_id: ClientId | None) -> bool:
@@ -159,24 +157,6 @@ def may_read_results(run: Run, client_id: ClientId | None) -> bool:
     if current is None or run.clock.phase is not RunState.ROUND_TRAIN or not current.missing.pending:
         return True
     return client_id in current.results.commitments
-
-
-def check_still_awaited(run: Run, client_id: ClientId, report: ResultCommitment) -> None:
-    """Raise `Refused` (`late-result`) for a first commitment to a result after others' results were shown to everybody.
-
-    So may a client do that left, joined again, and has seen them meanwhile.
-    """
-    current = run.round
-    if current is None or (report.step, report.attempt) != (current.number.step, current.number.attempt):
-        return
-    if (
-        run.clock.phase is RunState.ROUND_TRAIN
-        and not current.missing.pending
-        and client_id not in current.results.commitments
-    ):
-        raise Refused(
-            Refusal.LATE_RESULT, "all results that the round waited for have arrived, and others may read them"
-        )
 
 
 def is_revealed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:

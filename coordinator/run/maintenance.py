@@ -112,9 +112,13 @@ class Maintenance:
             if not self._taken_in[sha256]:
                 del self._taken_in[sha256]
 
-    def is_needed(self, sha256: Sha256, run: Run) -> bool:
-        """Return whether a blob must stay: the run needs it, or it is being taken in."""
-        return sha256 in self._taken_in or sha256 in blobs_needed(run)
+    async def drop_unless_needed(self, sha256: Sha256, run: Run) -> None:
+        """Delete refused bytes unless the run needs them, or they are being taken in.
+
+        So a copied digest does not cost another client its blob.
+        """
+        if sha256 not in self._taken_in and sha256 not in blobs_needed(run):
+            await self._store.blobs.delete(sha256)
 
     def state_file_changed(self) -> None:
         """Have the kept `state.toml` written anew, now."""

@@ -151,15 +151,17 @@ class CoordinatorService:
 
         Args:
             stimulus: a message, or news of the coordinator's own.
-            blobs: small blobs that the run needs if it changes by the stimulus, kept in the same transaction. They are
-                counted as `recorded_blobs.arriving`; none where the store has no `recorded_blobs`.
+            blobs: small blobs that the run needs if it changes by the stimulus, kept in the same transaction; none
+                where the store has no `recorded_blobs`.
 
         Raises:
             Refused: the machine refuses it, or `overloaded`, or `store-failed`.
         """
         if self.health.problem is not None:
             raise self.health.refusal()
-        await self._queue.submit(stimulus, blobs)
+        recorded, size_bytes = self.recorded_blobs, sum(map(len, blobs.values()))
+        with contextlib.nullcontext() if recorded is None else recorded.arriving(size_bytes):
+            await self._queue.submit(stimulus, blobs)
 
     async def _commit_groups(self) -> None:
         while True:

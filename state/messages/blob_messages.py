@@ -10,7 +10,9 @@ from typing import Annotated
 from pydantic import Field
 
 from epochal.state.documents import Count, HexId, HexSha256
-from epochal.state.messages.requests import MAX_MESSAGE_CHARS, MAX_NAME_CHARS, Step
+from epochal.state.messages.requests import MAX_MESSAGE_CHARS, MAX_NAME_CHARS, ResultCommitment
+from epochal.state.messages.round_times import Milliseconds
+from epochal.state.wire import Sha256
 from epochal.state.wire_document import WireDocument
 
 MAX_RULE_CHARS = 64
@@ -18,6 +20,11 @@ MAX_PARAMETERS = 200_000
 MAX_PARAMETER_NAME_CHARS = 1024
 MAX_DIMENSIONS = 32
 MAX_URL_CHARS = 16_384
+
+OTHER_BYTES = "sha256"
+"""The rule of a verdict on bytes that have another digest than was announced."""
+NO_ROOM = "room"
+"""The rule of a verdict on bytes for which the coordinator has no room, so that it refused them."""
 
 Lease = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
@@ -52,21 +59,30 @@ class UploadProgress(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class ResultCheck(WireDocument):
-    """A result that is to be checked: its announced digest and size, and what its header must say.
+class ExpectedResult(WireDocument):
+    """A result to which a client committed, and what else its header must say.
 
-    `max_abs` is the largest magnitude that a value may have.
+    Attributes:
+        commitment: the client's; it names the round, and the digest and size of the bytes.
+        max_abs: the largest magnitude that a value may have.
     """
 
-    sha256: HexSha256
-    size_bytes: Count
     run_id: str
-    step: Step
-    attempt: Count
     client_id: HexId
+    commitment: ResultCommitment
     work_sha256: HexSha256
     codec: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
     max_abs: float
+
+    @property
+    def sha256(self) -> Sha256:
+        """The digest of its bytes."""
+        return self.commitment.result_sha256
+
+    @property
+    def size_bytes(self) -> int:
+        """The number of its bytes."""
+        return self.commitment.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +90,20 @@ class CheckVerdict(WireDocument):
     """The result of a check.
 
     Attributes:
-        sha256: the digest of the bytes that were read.
         replica_digest: from the result's header; None if it breaks a rule.
-        rule: the broken rule, else None.
-        message: how it is broken, else "".
         norm: the result's length (`check_result`); None if it breaks a rule.
+        rule: the broken rule, else None. `OTHER_BYTES` and `NO_ROOM` are rules for which the client need not be blamed.
+        message: how it is broken, else "".
+        checker: who checked, as the coordinator knows it; None for the coordinator itself.
+        took_ms: time that the check took the coordinator, for display only; None if it is not known.
     """
 
-    sha256: HexSha256
-    replica_digest: HexSha256 | None
+    replica_digest: HexSha256 | None = None
+    norm: Annotated[float, Field(ge=0)] | None = None
     rule: Annotated[str, Field(max_length=MAX_RULE_CHARS)] | None = None
     message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)] = ""
-    norm: Annotated[float, Field(ge=0)] | None = None
+    checker: str | None = None
+    took_ms: Milliseconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +131,7 @@ class LeasedCheck(WireDocument):
 
     lease: Lease
     expires_in_s: float
-    check: ResultCheck
+    check: ExpectedResult
     url: Annotated[str, Field(max_length=MAX_URL_CHARS)]
     url_expires_in_s: float
 

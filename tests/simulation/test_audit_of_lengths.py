@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.records import RecordBody
-from epochal.coordinator.machine.stimuli import STIMULI, ResultDelivered, ResultVerified, Stamped
+from epochal.coordinator.machine.stimuli import STIMULI, ResultReceived, Stamped
 from epochal.coordinator.proof.audit import audit
 from epochal.coordinator.proof.recompute import recompute
 from epochal.state.documents import Outcome
@@ -34,9 +34,10 @@ def with_longer_results(record: JournalRecord) -> JournalRecord:
 
     def changed(one: Stamped) -> Stamped:
         stimulus = one.stimulus
-        if isinstance(stimulus, ResultVerified | ResultDelivered):
-            return replace(one, stimulus=replace(stimulus, norm=10 * stimulus.norm))
-        return one
+        if not isinstance(stimulus, ResultReceived) or stimulus.verdict is None or stimulus.verdict.norm is None:
+            return one
+        verdict = replace(stimulus.verdict, norm=10 * stimulus.verdict.norm)
+        return replace(one, stimulus=replace(stimulus, verdict=verdict))
 
     body = parse_document(RecordBody, record.body)
     stimuli = tuple(changed(one) for one in STIMULI.validate_json(body.stimuli))

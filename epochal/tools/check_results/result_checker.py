@@ -17,7 +17,7 @@ from epochal.runtime.files.mapped_reads import Windows
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.blob_checks import layout_of, verdict_on_arrival
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused
-from epochal.state.messages.blob_messages import CheckVerdict, LeasedCheck
+from epochal.state.messages.blob_messages import OTHER_BYTES, CheckVerdict, LeasedCheck
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.refusals import Refusal
 
@@ -98,11 +98,10 @@ class Checker:
             raise
         await self._coordinator.report_check(leased.lease, verdict)
         found = "right" if verdict.rule is None else f"breaks rule {verdict.rule!r}"
-        if verdict.sha256 != leased.check.sha256:
+        if verdict.rule == OTHER_BYTES:
             found = "has another digest than announced"
-        self._say(
-            f"result of {leased.check.client_id}, step {leased.check.step}, {leased.check.size_bytes} bytes: {found}"
-        )
+        checked, step = leased.check, leased.check.commitment.step
+        self._say(f"result of {checked.client_id}, step {step}, {checked.size_bytes} bytes: {found}")
 
     async def _renew(self, leased: LeasedCheck, reading: "_Reading") -> None:
         """Renew the lease until cancelled; each answer brings a fresh URL. When the lease is over, reading ends."""

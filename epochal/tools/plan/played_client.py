@@ -17,6 +17,7 @@ from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_di
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import CheckpointRef
 from epochal.state.intervals import total_batches
+from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import Capabilities, CheckpointReport, ReadyReport, ResultCommitment, ResultMetrics
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256, client_id_of
@@ -213,18 +214,18 @@ class PlayedClient:
 
     def _publish(self, key: tuple[int, int], stages: Stages) -> Part:
         around, sizes, copies = self._around, self._around.sizes, self.result_copies
-        result = self._result(key)
-        report = ResultCommitment(key[0], key[1], result, sizes.result_bytes, METRICS)
+        report = ResultCommitment(key[0], key[1], self._result(key), sizes.result_bytes, METRICS)
         check_s = around.costs.of(around.state.merge.codec).check_s * sizes.parameter_count
-        replica = digest(f"replica {key[0] - 1}")
+        verdict = CheckVerdict(digest(f"replica {key[0] - 1}"), 1.0)
+        checked = stimuli.ResultReceived(self.client_id, report, verdict)
         stages.alone_s = sizes.result_bytes / self.line.up.bytes_per_s + self.group.round_trip_s
         if sizes.is_delivered:
             yield from self.line.send(sizes.result_bytes + REQUEST_BYTES + REPORT_BYTES, around.results_to, copies)
             yield around.coordinator.processed(copies, check_s)
             stages.sent_s = around.timeline.now_s
-            refusal = yield around.coordinator.tell(stimuli.ResultDelivered(self.client_id, report, replica, 1.0))
+            refusal = yield around.coordinator.tell(checked)
         else:
-            committed = stimuli.ResultCommitted(self.client_id, report)
+            committed = stimuli.ResultReceived(self.client_id, report)
             refusal = yield from self.line.ask(committed, up_bytes=REPORT_BYTES, copies=copies)
             if refusal is not None or self._key != key:
                 return
@@ -241,8 +242,7 @@ class PlayedClient:
                 read = begin_transfer(reading, around.to_coordinator, sizes.result_bytes, 1, copies)
                 yield read.done
             yield check_s + around.costs.hash_s * sizes.result_bytes
-            verified = stimuli.ResultVerified(self.client_id, key[0], key[1], result, replica, 1.0)
-            refusal = yield around.coordinator.tell(verified)
+            refusal = yield around.coordinator.tell(checked)
         self.line.count(0, ANSWER_BYTES, copies)
         if refusal is None:
             stages.verified_s = around.timeline.now_s

@@ -31,7 +31,7 @@ def test_checkpoints_within_an_epoch_need_more_room() -> None:
 async def test_room_is_checked_again_when_more_clients_take_part(
     tight: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room = BlobRoom(tight.service, tight.handlers.uploads.form)
+    room = BlobRoom(tight.service, tight.handlers.intake.checkpoints.form)
     with caplog.at_level(logging.WARNING, "epochal.coordinator.blobs.room"):
         await room.check()
         assert caplog.records == []

@@ -10,7 +10,7 @@ import pytest
 
 from epochal.coordinator.blobs import leased_checks
 from epochal.coordinator.machine.records import RecordBody
-from epochal.coordinator.machine.stimuli import STIMULI, ResultRejected, ResultVerified
+from epochal.coordinator.machine.stimuli import STIMULI, ResultReceived
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.wire import parse_document, sha256_hex
@@ -66,8 +66,8 @@ def verdicts(run: Served) -> list[tuple[str, bool]]:
     for record in records:
         for stamped in STIMULI.validate_json(parse_document(RecordBody, record.body).stimuli):
             stimulus = stamped.stimulus
-            if isinstance(stimulus, ResultVerified | ResultRejected):
-                found.append((stimulus.checker or "coordinator", isinstance(stimulus, ResultVerified)))
+            if isinstance(stimulus, ResultReceived) and stimulus.verdict is not None:
+                found.append((stimulus.verdict.checker or "coordinator", stimulus.verdict.rule is None))
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from epochal.coordinator.auth import request_rates as rates
 from epochal.coordinator.blobs import resumable_uploads, transfers
-from epochal.coordinator.blobs.result_checks import MAX_CHECKS
+from epochal.coordinator.blobs.intake import MAX_CHECKS
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.store.directory.run_directory import RunDirectory
 from epochal.coordinator_client.http import CoordinatorClient
@@ -164,7 +164,7 @@ async def test_upload_that_breaks_after_its_last_byte_is_not_sent_again(
 ) -> None:
     async with uploading(tmp_path, way) as upload, upload.process() as api, AsyncExitStack() as while_checks_wait:
         for _ in range(MAX_CHECKS):
-            await while_checks_wait.enter_async_context(upload.run.handlers.uploads.results.checking)
+            await while_checks_wait.enter_async_context(upload.run.handlers.intake.checking)
         await upload.break_off(api, len(upload.data))
         monkeypatch.setattr(resumable_uploads, "FINISHED_WITHIN_S", 0.01)
         with pytest.raises(Refused, match="all of blob") as refused:

@@ -8,7 +8,7 @@ import pytest
 
 from epochal.coordinator.auth.data_server_tokens import checker_token_from
 from epochal.coordinator.machine.records import RecordBody
-from epochal.coordinator.machine.stimuli import STIMULI, ResultVerified
+from epochal.coordinator.machine.stimuli import STIMULI, ResultReceived
 from epochal.coordinator.proof.backup import back_up, verify_backup
 from epochal.coordinator.store.open import open_store_reader
 from epochal.state.wire import parse_document
@@ -76,8 +76,8 @@ async def checkers_of(run: RealRun) -> set[str | None]:
     async for segment in open_store_reader(str(run.run_dir)).journal.history():
         for record in segment.records:
             for stamped in STIMULI.validate_json(parse_document(RecordBody, record.body).stimuli):
-                if isinstance(stamped.stimulus, ResultVerified):
-                    found.add(stamped.stimulus.checker)
+                if isinstance(stamped.stimulus, ResultReceived) and stamped.stimulus.verdict is not None:
+                    found.add(stamped.stimulus.verdict.checker)
     return found
 
 

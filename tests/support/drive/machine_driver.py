@@ -21,6 +21,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, RunDocument
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, coalesce, first_overlap, subtract
+from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
@@ -188,12 +189,17 @@ class Driver:
         for client_id in clients:
             result = digest_of(f"{name} {client_id} {current.number.step} {current.number.attempt}")
             commitment = ResultCommitment(current.number.step, current.number.attempt, result, 10, METRICS)
-            self.send(stimuli.ResultCommitted(client_id, commitment))
-            self.send(
-                stimuli.ResultVerified(
-                    client_id, current.number.step, current.number.attempt, result, self.replica_digest(), 1.0
-                )
-            )
+            self.send(stimuli.ResultReceived(client_id, commitment))
+            self.verify(client_id, commitment)
+
+    def verify(self, client_id: ClientId, commitment: ResultCommitment, replica: Sha256 | None = None) -> None:
+        """The bytes of this result came, and break no rule."""
+        verdict = CheckVerdict(replica or self.replica_digest(), 1.0)
+        self.send(stimuli.ResultReceived(client_id, commitment, verdict))
+
+    def reject(self, client_id: ClientId, commitment: ResultCommitment, rule: str = "finite") -> None:
+        """The bytes of this result came, and break this rule."""
+        self.send(stimuli.ResultReceived(client_id, commitment, CheckVerdict(rule=rule)))
 
     def attest(self, *clients: ClientId, replica_digest: Sha256 | None = None) -> None:
         """These witnesses say that they hold every verified result."""

@@ -20,6 +20,7 @@ from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.auth.tokens import SessionTokens
 from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
+from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.genesis import Genesis, LayoutOf, unknown_layout
@@ -88,9 +89,9 @@ def handlers_of(service: CoordinatorService, key: SigningKey, layout_of: LayoutO
     run_id = service.run.state_file.run_id
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
     nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
-    uploads = Uploads(service, InlineWorker(), layout_of)
-    arrivals = Arrivals(service, uploads, InlineWorker())
-    return Handlers(service, nonces, tokens, admin, uploads, Downloads(service), arrivals)
+    intake = Intake(service, InlineWorker(), layout_of)
+    uploads, arrivals = Uploads(intake), Arrivals(intake)
+    return Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals)
 
 
 @contextlib.asynccontextmanager

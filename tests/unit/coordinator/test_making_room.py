@@ -13,10 +13,11 @@ import pytest
 from epochal.coordinator.blobs.resumable_uploads import ResumableUploads
 from epochal.coordinator.blobs.transfers import Transfer
 from epochal.coordinator.machine.run import new_run
-from epochal.coordinator.machine.views import ExpectedBlob
+from epochal.coordinator.machine.views import ExpectedBlob, ExpectedPart
 from epochal.coordinator.run.maintenance import Maintenance
 from epochal.coordinator.store.directory.run_directory import RunDirectory
 from epochal.state.errors import Refused, StoreBlocked, StoreFailed
+from epochal.state.messages.requests import CheckpointReport
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, sha256_hex
@@ -64,7 +65,8 @@ class Room:
     async def pause(self, *clients: int) -> None:
         """Have an upload of each of these clients wait for its rest."""
         for client in clients:
-            expected = ExpectedBlob("result", ClientId(f"{client:032x}"), sha256_hex(b""), PAUSED_BYTES + 1, 1, 0, None)
+            claim = CheckpointReport(1, sha256_hex(b""), sha256_hex(b""), PAUSED_BYTES + 1)
+            expected = ExpectedPart(ClientId(f"{client:032x}"), sha256_hex(b""), PAUSED_BYTES + 1, claim)
             transfer = Transfer(expected.client_id, asyncio.get_running_loop().time, 1.0)
             with pytest.raises(Refused, match="the connection ended"):
                 await self.uploads.receive(expected, transfer, broken(bytes(PAUSED_BYTES)), None)

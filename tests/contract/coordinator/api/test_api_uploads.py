@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from epochal.coordinator.blobs.result_checks import MAX_CHECKS
+from epochal.coordinator.blobs.intake import MAX_CHECKS
 from epochal.coordinator.blobs.uploads import MAX_UPLOADS_PER_CLIENT
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.phase_names import RunState
@@ -107,7 +107,7 @@ async def test_many_deliveries_at_once_are_checked_a_few_at_a_time(coordinator: 
             checking -= 1
             return found
 
-    coordinator.handlers.uploads.results._worker = Watched()
+    coordinator.handlers.intake.worker = Watched()
     async with asyncio.TaskGroup() as tasks:
         for client in clients:
             tasks.create_task(deliver(client, client.result(REPLICA, DIFFERENCE)))

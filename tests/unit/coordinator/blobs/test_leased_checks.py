@@ -13,15 +13,17 @@ from epochal.coordinator.blobs.leased_checks import (
     LeasedChecks,
 )
 from epochal.state.errors import Refused
-from epochal.state.messages.blob_messages import CheckVerdict, ResultCheck
+from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict, ExpectedResult
+from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
 from tests.support.simulate.virtual_time import in_virtual_time
 
 SHA256 = Sha256("a" * 64)
 SIZE_BYTES = 10 * MIN_CHECK_BYTES_PER_S
-CHECK = ResultCheck(SHA256, SIZE_BYTES, "run", 1, 0, ClientId("b" * 32), SHA256, "int4", 1.0)
-RIGHT = CheckVerdict(SHA256, SHA256, norm=1.0)
+COMMITMENT = ResultCommitment(1, 0, SHA256, SIZE_BYTES, ResultMetrics(None, 0, 0.0))
+CHECK = ExpectedResult("run", ClientId("b" * 32), COMMITMENT, SHA256, "int4", 1.0)
+RIGHT = CheckVerdict(SHA256, 1.0)
 WAIT_S = 10.0
 
 
@@ -29,7 +31,7 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def url_of(_: ResultCheck) -> tuple[str, float]:
+async def url_of(_: ExpectedResult) -> tuple[str, float]:
     return f"http://store/{now_s():g}", 300.0
 
 
@@ -41,7 +43,7 @@ def checks() -> LeasedChecks:
 async def verdict(checks: LeasedChecks, wait_s: float = WAIT_S) -> tuple[str | None, float]:
     """Who gave the verdict on `CHECK`, None for nobody, and when."""
     found = await checks.verdict_of_checker(CHECK, wait_s)
-    return (None if found is None else found[1]), now_s()
+    return (None if found is None else found.checker), now_s()
 
 
 @in_virtual_time
@@ -82,7 +84,7 @@ async def test_waiting_checker_gets_a_check_at_once_and_its_verdict_counts(check
 async def test_check_whose_url_is_not_signed_goes_to_the_next_checker_at_once() -> None:
     refusals = [Refused(Refusal.STORE_FAILED, "no key")]
 
-    async def signed(check: ResultCheck) -> tuple[str, float]:
+    async def signed(check: ExpectedResult) -> tuple[str, float]:
         if refusals:
             raise refusals.pop()
         return await url_of(check)
@@ -159,9 +161,10 @@ async def test_verdict_that_contradicts_itself_is_refused(checks: LeasedChecks) 
         waiting = tasks.create_task(verdict(checks))
         leased = await asked
         assert leased is not None
-        for wrong in (CheckVerdict(SHA256, None), CheckVerdict(SHA256, SHA256, "scale"), CheckVerdict(SHA256, SHA256)):
+        no_room, contradiction = CheckVerdict(rule=NO_ROOM), CheckVerdict(SHA256, 1.0, "scale")
+        for wrong in (CheckVerdict(), contradiction, CheckVerdict(SHA256), no_room):
             with pytest.raises(Refused) as refused:
                 checks.report("one", leased.lease, wrong)
             assert refused.value.kind == "invalid-body"
-        checks.report("one", leased.lease, CheckVerdict(SHA256, None, "scale", "why"))
+        checks.report("one", leased.lease, CheckVerdict(rule="scale", message="why"))
         assert (await waiting)[0] == "one"

@@ -11,9 +11,10 @@ import pytest
 from epochal.coordinator.blobs import resumable_uploads
 from epochal.coordinator.blobs.resumable_uploads import ResumableUploads
 from epochal.coordinator.blobs.transfers import Transfer
-from epochal.coordinator.machine.views import ExpectedBlob
+from epochal.coordinator.machine.views import ExpectedBlob, ExpectedPart
 from epochal.coordinator.store.directory.blobs import DirectoryBlobs
 from epochal.state.errors import Refused, StoreFailed
+from epochal.state.messages.requests import CheckpointReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, sha256_hex
 from tests.support.servers.cutting_relay import until
@@ -27,7 +28,9 @@ BROKEN = Refused(Refusal.BODY_INCOMPLETE, "the connection ended")
 def blob_of(number: int, data: bytes = WHOLE, client: int = 1) -> tuple[ExpectedBlob, bytes]:
     """An announced blob whose bytes end with a number."""
     data += bytes([number])
-    return ExpectedBlob("result", ClientId(f"{client:032x}"), sha256_hex(data), len(data), 1, 0, None), data
+    sha256 = sha256_hex(data)
+    claim = CheckpointReport(1, sha256, sha256, len(data))
+    return ExpectedPart(ClientId(f"{client:032x}"), sha256, len(data), claim), data
 
 
 async def broken(data: bytes, error: Refused = BROKEN) -> AsyncIterator[bytes]:

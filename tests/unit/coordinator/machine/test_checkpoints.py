@@ -11,7 +11,7 @@ from epochal.coordinator.machine.stimuli import (
     CheckpointReported,
     ClientWithdrew,
     CoordinatorStarted,
-    ResultCommitted,
+    ResultReceived,
 )
 from epochal.coordinator.machine.views import blobs_kept, blobs_needed, expected_blob
 from epochal.state.documents import CheckpointRef
@@ -160,7 +160,7 @@ def test_blob_that_was_announced_need_not_be_there_before_it_arrives() -> None:
     commitment = ResultCommitment(
         driver.round.number.step, driver.round.number.attempt, digest_of("announced"), 10, METRICS
     )
-    driver.send(ResultCommitted(other, commitment))
+    driver.send(ResultReceived(other, commitment))
     assert {blob.sha256 for blob in blobs_kept(driver.run)} - before == {
         driver.round.results.commitments[writer].result_sha256
     }

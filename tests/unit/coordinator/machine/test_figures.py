@@ -48,13 +48,8 @@ def commit(driver: Driver, client_id: ClientId, metrics: ResultMetrics = METRICS
     current = driver.round
     result = digest_of(f"{client_id} {current.number.step} {current.number.attempt}")
     report = ResultCommitment(current.number.step, current.number.attempt, result, 700, metrics)
-    driver.send(stimuli.ResultCommitted(client_id, report))
+    driver.send(stimuli.ResultReceived(client_id, report))
     return report
-
-
-def verify(driver: Driver, client_id: ClientId, report: ResultCommitment) -> None:
-    digest = driver.replica_digest()
-    driver.send(stimuli.ResultVerified(client_id, report.step, report.attempt, report.result_sha256, digest, 1.0))
 
 
 def by_client(detail: RoundDetail) -> dict[ClientId, ClientFigures]:
@@ -67,11 +62,9 @@ def test_times_of_a_round_are_told_by_what_arrived() -> None:
     driver.now_s += 2
     report = commit(driver, first)
     driver.now_s += 3
-    verify(driver, first, report)
+    driver.verify(first, report)
     driver.now_s += 1
-    digest = driver.replica_digest()
-    direct = replace(report, result_sha256=digest_of("direct"))
-    driver.send(stimuli.ResultDelivered(second, direct, digest, 1.0))
+    driver.verify(second, replace(report, result_sha256=digest_of("direct")))
     driver.now_s += 0.5
     driver.attest(*driver.round.tasks.plan.witnesses)
     (detail,) = history_of(driver).details
@@ -86,8 +79,8 @@ def test_times_of_a_round_are_told_by_what_arrived() -> None:
 
 def test_loss_of_a_round_is_weighted_by_tokens() -> None:
     driver = in_round(1, 2)
-    verify(driver, client(1), commit(driver, client(1)))
-    verify(driver, client(2), commit(driver, client(2), replace(METRICS, loss=1.0, tokens=16)))
+    driver.verify(client(1), commit(driver, client(1)))
+    driver.verify(client(2), commit(driver, client(2), replace(METRICS, loss=1.0, tokens=16)))
     driver.attest(*driver.round.tasks.plan.witnesses)
     (detail,) = history_of(driver).details
     assert (detail.figures.loss, detail.figures.loss_tokens) == (2.5, 64)
@@ -113,7 +106,7 @@ def test_outage_of_the_coordinator_takes_no_time_of_a_round() -> None:
     driver.now_s += 1000
     driver.send(stimuli.CoordinatorStarted())
     driver.now_s += 1
-    verify(driver, client(1), report)
+    driver.verify(client(1), report)
     driver.deliver(client(2))
     driver.attest(*driver.round.tasks.plan.witnesses)
     (detail,) = history_of(driver).details
@@ -124,8 +117,7 @@ def test_lost_work_is_told_with_its_reason() -> None:
     driver = in_round(1, 2, 3, config__global_batch_size_start=9, config__global_batch_size_end=9)
     current, silent = driver.round, client(3)
     report = commit(driver, client(1))
-    rejected = stimuli.ResultRejected(client(1), report.step, report.attempt, report.result_sha256, "finite")
-    driver.send(rejected)
+    driver.reject(client(1), report)
     failure = FailureReport(current.number.step, current.number.attempt, "unavailable", "the disk is away")
     driver.send(stimuli.StepFailed(client(2), failure))
     driver.pass_time(1000)

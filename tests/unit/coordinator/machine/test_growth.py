@@ -20,6 +20,7 @@ from epochal.coordinator.machine.views import document_of
 from epochal.coordinator.run.publication import standing_of
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import CheckpointRef, RunDocument
+from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
@@ -71,11 +72,11 @@ class Large:
         assert self.run.round is not None
         return ResultCommitment(self.run.round.number.step, 0, sha256_hex(client_id.encode()), 100, METRICS)
 
-    def delivery(self, client_id: ClientId) -> stimuli.ResultDelivered:
-        return stimuli.ResultDelivered(client_id, self._report(client_id), MODEL, 1.0)
+    def delivery(self, client_id: ClientId, verdict: CheckVerdict | None = None) -> stimuli.ResultReceived:
+        return stimuli.ResultReceived(client_id, self._report(client_id), verdict or CheckVerdict(MODEL, 1.0))
 
-    def commitment(self, client_id: ClientId) -> stimuli.ResultCommitted:
-        return stimuli.ResultCommitted(client_id, self._report(client_id))
+    def commitment(self, client_id: ClientId) -> stimuli.ResultReceived:
+        return stimuli.ResultReceived(client_id, self._report(client_id))
 
     def attestation(self, number: int) -> stimuli.AttestationReceived:
         current = self.run.round
@@ -168,15 +169,6 @@ def _failure(large: Large) -> stimuli.Stimulus:
     return stimuli.StepFailed(large.clients[-1], FailureReport(1, 0, "corrupt", "bad", None))
 
 
-def _verdict(kind: Any, *more: Any) -> Callable[[Large], stimuli.Stimulus]:
-    def make(large: Large) -> stimuli.Stimulus:
-        client_id = large.clients[-1]
-        found: stimuli.Stimulus = kind(client_id, 1, 0, sha256_hex(client_id.encode()), *more)
-        return found
-
-    return make
-
-
 STIMULI: dict[str, tuple[Callable[[int], Large], Callable[[Large], stimuli.Stimulus]]] = {
     "a join": (waiting, lambda large: joined(10**6, large.now_s)),
     "a join in a round": (training, lambda large: joined(10**6, large.now_s)),
@@ -190,9 +182,9 @@ STIMULI: dict[str, tuple[Callable[[int], Large], Callable[[Large], stimuli.Stimu
     "readiness in a round": (training, lambda large: became_ready(large.clients[0])),
     "a delivery": (training, lambda large: large.delivery(large.clients[-1])),
     "a commitment": (training, lambda large: large.commitment(large.clients[-1])),
-    "a result": (committed, _verdict(stimuli.ResultVerified, MODEL, 1.0)),
-    "a rejected result": (committed, _verdict(stimuli.ResultRejected, "finite")),
-    "a result without room": (committed, _verdict(stimuli.ResultFoundNoRoom)),
+    "a result": (committed, lambda large: large.delivery(large.clients[-1])),
+    "a rejected result": (committed, lambda large: large.delivery(large.clients[-1], CheckVerdict(rule="finite"))),
+    "a result without room": (committed, lambda large: large.delivery(large.clients[-1], CheckVerdict(rule=NO_ROOM))),
     "a failure": (training, _failure),
     "an attestation": (attesting, lambda large: large.attestation(1)),
     "a claim": (

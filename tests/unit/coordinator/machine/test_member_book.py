@@ -37,7 +37,7 @@ def commit(driver: Driver, number: int) -> ResultCommitment:
     current = driver.round
     result = digest_of(f"{number} {current.number.step} {current.number.attempt}")
     report = ResultCommitment(current.number.step, current.number.attempt, result, 700, METRICS)
-    driver.send(stimuli.ResultCommitted(client(number), report))
+    driver.send(stimuli.ResultReceived(client(number), report))
     return report
 
 
@@ -56,12 +56,9 @@ def test_member_without_work_has_lost_nothing() -> None:
 
 def test_applied_and_lost_results_of_a_member_are_counted() -> None:
     driver = in_round(1, 2)
-    current, first = driver.round, commit(driver, 1)
-    digest = driver.replica_digest()
-    driver.send(stimuli.ResultVerified(client(1), first.step, first.attempt, first.result_sha256, digest, 1.0))
-    second = commit(driver, 2)
-    named = (client(2), second.step, second.attempt, second.result_sha256)
-    driver.send(stimuli.ResultRejected(*named, "finite"))
+    current = driver.round
+    driver.verify(client(1), commit(driver, 1))
+    driver.reject(client(2), commit(driver, 2))
     driver.attest(*current.tasks.plan.witnesses)
     assert driver.run.progress.step == current.number.step + 1
     book = book_of(driver)

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from epochal.coordinator.machine.membership import MAX_MEMBERS
 from epochal.coordinator.machine.parts.run_work import Suspect
-from epochal.coordinator.machine.stimuli import CheckpointReported, ResultCommitted, ResultRejected
-from epochal.coordinator.machine.views import blobs_needed, document_of, expected_blob
+from epochal.coordinator.machine.stimuli import CheckpointReported, ResultReceived
+from epochal.coordinator.machine.views import ExpectedPart, blobs_needed, document_of, expected_blob
 from epochal.state.documents import MAX_REASON_CHARS, MAX_RUN_DOCUMENT_BYTES
 from epochal.state.intervals import BatchId
+from epochal.state.messages.blob_messages import ExpectedResult
 from epochal.state.messages.requests import CheckpointReport, ResultCommitment
 from epochal.state.phase_names import RunState
 from epochal.state.wire import canonical_json, document_digest
@@ -29,8 +30,8 @@ def test_expected_blob_names_only_what_was_announced() -> None:
     assert expected_blob(driver.run, writer, blob) is None
     driver.send(CheckpointReported(writer, CheckpointReport(0, digest_of("r"), blob, 7)))
     found = expected_blob(driver.run, writer, blob)
-    assert found is not None
-    assert (found.kind, found.size_bytes) == ("checkpoint", 7)
+    assert isinstance(found, ExpectedPart)
+    assert found.size_bytes == 7
     assert expected_blob(driver.run, client(9), blob) is None
 
 
@@ -67,21 +68,22 @@ def test_expected_result_is_the_one_that_its_client_committed_to() -> None:
     driver = in_round(1, 2, config__total_steps=9)
     blob = digest_of("result")
     assert expected_blob(driver.run, client(1), blob) is None
-    driver.send(ResultCommitted(client(1), ResultCommitment(1, 0, blob, 77, METRICS)))
+    driver.send(ResultReceived(client(1), ResultCommitment(1, 0, blob, 77, METRICS)))
     found = expected_blob(driver.run, client(1), blob)
     assert found is not None
-    assert (found.kind, found.size_bytes, found.step, found.attempt) == ("result", 77, 1, 0)
+    assert isinstance(found, ExpectedResult)
+    assert (found.client_id, found.commitment) == (client(1), ResultCommitment(1, 0, blob, 77, METRICS))
     assert found.work_sha256 == driver.round.tasks.work_sha256
     assert expected_blob(driver.run, client(1), digest_of("another")) is None
     assert expected_blob(driver.run, client(2), blob) is None
-    driver.send(ResultRejected(client(1), 1, 0, blob, "finite"))
+    driver.reject(client(1), ResultCommitment(1, 0, blob, 77, METRICS))
     assert expected_blob(driver.run, client(1), blob) is None
 
 
 def test_no_result_is_expected_once_training_is_over() -> None:
     driver = in_round(1, 2)
     driver.deliver(client(1))
-    driver.send(ResultCommitted(client(2), ResultCommitment(1, 0, digest_of("late"), 77, METRICS)))
+    driver.send(ResultReceived(client(2), ResultCommitment(1, 0, digest_of("late"), 77, METRICS)))
     driver.pass_time(60)
     assert driver.in_phase(RunState.ROUND_WITNESS)
     assert expected_blob(driver.run, client(2), digest_of("late")) is None
@@ -93,8 +95,8 @@ def test_expected_checkpoint_names_its_replica_and_no_round() -> None:
     writer, blob = driver.checkpointer(), digest_of("blob")
     driver.send(CheckpointReported(writer, CheckpointReport(1, digest_of("r"), blob, 7)))
     found = expected_blob(driver.run, writer, blob)
-    assert found is not None
-    assert (found.step, found.attempt, found.work_sha256) == (1, 0, None)
+    assert isinstance(found, ExpectedPart)
+    assert (found.size_bytes, found.claim.step) == (7, 1)
     assert expected_blob(driver.run, writer, digest_of("another")) is None
     (other,) = set(driver.run.members.by_id) - {writer}
     driver.send(CheckpointReported(other, CheckpointReport(1, digest_of("r"), digest_of("other"), 7)))
@@ -103,10 +105,10 @@ def test_expected_checkpoint_names_its_replica_and_no_round() -> None:
 
 def test_blobs_of_the_round_are_needed_unless_rejected() -> None:
     driver = in_round(1, 2)
-    driver.send(ResultCommitted(client(1), ResultCommitment(1, 0, digest_of("one"), 7, METRICS)))
-    driver.send(ResultCommitted(client(2), ResultCommitment(1, 0, digest_of("two"), 7, METRICS)))
+    driver.send(ResultReceived(client(1), ResultCommitment(1, 0, digest_of("one"), 7, METRICS)))
+    driver.send(ResultReceived(client(2), ResultCommitment(1, 0, digest_of("two"), 7, METRICS)))
     assert {digest_of("one"), digest_of("two")} <= blobs_needed(driver.run)
-    driver.send(ResultRejected(client(2), 1, 0, digest_of("two"), "finite"))
+    driver.reject(client(2), ResultCommitment(1, 0, digest_of("two"), 7, METRICS))
     assert digest_of("one") in blobs_needed(driver.run)
     assert digest_of("two") not in blobs_needed(driver.run)
 

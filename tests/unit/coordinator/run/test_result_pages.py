@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import document_of
 from epochal.coordinator.run import result_pages
@@ -34,7 +33,7 @@ def runs_of_a_round() -> tuple[Run, ...]:
     found = [driver.run]
     for number in (3, 1, 5, 6, 2, 4):
         bound = ResultCommitment(1, 0, digest_of(f"result {number}"), 10 + number, METRICS)
-        driver.send(stimuli.ResultDelivered(client(number), bound, driver.replica_digest(), 1.0))
+        driver.verify(client(number), bound)
         found.append(driver.run)
     driver.attest(*driver.round.tasks.plan.witnesses)
     return (*found, driver.run)

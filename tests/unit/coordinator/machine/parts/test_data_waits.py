@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.coordinator.machine.parts.data_waits import DataWaits, after_round
-from epochal.coordinator.machine.stimuli import ResultCommitted, ResultVerified
 from epochal.coordinator.run.liveness import Liveness
 from epochal.coordinator.run.publication import status_of
 from epochal.state.errors import InvalidDocument
@@ -43,8 +42,7 @@ def play_round(driver: Driver, metrics: ResultMetrics) -> None:
     current = driver.round
     for client_id in driver.workers():
         result = digest_of(f"{client_id} {current.number.step}")
-        driver.send(ResultCommitted(client_id, ResultCommitment(current.number.step, 0, result, 10, metrics)))
-        driver.send(ResultVerified(client_id, current.number.step, 0, result, driver.replica_digest(), 1.0))
+        driver.verify(client_id, ResultCommitment(current.number.step, 0, result, 10, metrics))
     driver.attest(*current.tasks.plan.witnesses)
 
 

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.outcomes import attested_by
-from epochal.coordinator.machine.stimuli import Stamped
+from epochal.coordinator.machine.stimuli import ClientWithdrew, ResultReceived, Stamped
+from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.wire import ClientId, Seed
 from tests.support.data.states import state_file
@@ -32,36 +32,41 @@ def commitment(driver: Driver, client_id: ClientId, name: str = "result") -> Res
 def test_delivery_is_commitment_and_verification_in_one() -> None:
     driver = training()
     for number in range(1, CLIENTS + 1):
-        bound, digest = commitment(driver, client(number)), driver.replica_digest()
+        bound, verdict = commitment(driver, client(number)), CheckVerdict(driver.replica_digest(), 1.0)
         separately = driver.run
-        for stimulus in (
-            stimuli.ResultCommitted(client(number), bound),
-            stimuli.ResultVerified(client(number), bound.step, bound.attempt, bound.result_sha256, digest, 1.0),
-        ):
+        delivered = ResultReceived(client(number), bound, verdict)
+        for stimulus in (ResultReceived(client(number), bound), delivered):
             separately, _ = handle(separately, Stamped(stimulus, driver.now_s, Seed(digest_of("seed"))))
-        driver.send(stimuli.ResultDelivered(client(number), bound, digest, 1.0))
+        driver.send(delivered)
         assert driver.run == separately
 
 
 def test_delivery_again_changes_nothing_and_another_is_refused() -> None:
     driver = training()
     bound = commitment(driver, client(1))
-    delivered = stimuli.ResultDelivered(client(1), bound, driver.replica_digest(), 1.0)
-    driver.send(delivered)
+    driver.verify(client(1), bound)
     before = driver.run
-    driver.send(delivered)
+    driver.verify(client(1), bound)
     assert driver.run is before
     with refused("already-committed"):
-        driver.send(
-            stimuli.ResultDelivered(client(1), commitment(driver, client(1), "other"), driver.replica_digest(), 1.0)
-        )
+        driver.verify(client(1), commitment(driver, client(1), "other"))
+
+
+def test_first_commitment_after_all_awaited_results_came_is_late() -> None:
+    driver = training()
+    left = client(CLIENTS)
+    driver.send(ClientWithdrew(left))
+    driver.deliver(*(client(number) for number in range(1, CLIENTS)))
+    assert not driver.round.missing.pending, "others may read the results now, and so may the client if it joins again"
+    with refused("late-result"):
+        driver.verify(left, commitment(driver, left))
 
 
 def test_delivery_completes_an_earlier_commitment() -> None:
     driver = training()
     bound = commitment(driver, client(1))
-    driver.send(stimuli.ResultCommitted(client(1), bound))
-    driver.send(stimuli.ResultDelivered(client(1), bound, driver.replica_digest(), 1.0))
+    driver.send(ResultReceived(client(1), bound))
+    driver.verify(client(1), bound)
     assert set(driver.round.results.verified) == {client(1)}
 
 

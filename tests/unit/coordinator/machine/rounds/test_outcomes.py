@@ -7,6 +7,8 @@ import pytest
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.parts.run_records import LOSS_HISTORY_LENGTH
+from epochal.coordinator.machine.stimuli import ResultReceived
+from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.weights import number_of
 from epochal.state.wire import ClientId
@@ -18,9 +20,7 @@ def deliver(driver: Driver, number: int, loss: float | None, tokens: int, replic
     current, result = driver.round, digest_of(f"{number} {driver.run.progress.step} {driver.run.progress.attempt}")
     metrics = ResultMetrics(loss=loss, tokens=tokens, train_s=0.1)
     commitment = ResultCommitment(current.number.step, current.number.attempt, result, 10, metrics)
-    driver.send(stimuli.ResultCommitted(client(number), commitment))
-    held = digest_of(replica) if replica else driver.replica_digest()
-    driver.send(stimuli.ResultVerified(client(number), current.number.step, current.number.attempt, result, held, 1.0))
+    driver.verify(client(number), commitment, digest_of(replica) if replica else None)
 
 
 def reasons(driver: Driver) -> list[str]:
@@ -118,14 +118,8 @@ def deliver_of_length(driver: Driver, **norms: float) -> None:
         client_id = client(int(name.removeprefix("client_")))
         result = digest_of(f"{client_id} {current.number.step} {current.number.attempt}")
         metrics = ResultMetrics(loss=None, tokens=0, train_s=0.1)
-        driver.send(
-            stimuli.ResultDelivered(
-                client_id,
-                ResultCommitment(current.number.step, current.number.attempt, result, 10, metrics),
-                driver.replica_digest(),
-                norm,
-            )
-        )
+        commitment = ResultCommitment(current.number.step, current.number.attempt, result, 10, metrics)
+        driver.send(ResultReceived(client_id, commitment, CheckVerdict(driver.replica_digest(), norm)))
     driver.attest(*current.tasks.plan.witnesses)
 
 

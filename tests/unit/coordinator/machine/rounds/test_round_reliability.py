@@ -212,8 +212,7 @@ def test_bad_data_in_a_batch_that_others_failed_on_is_no_miss() -> None:
 def test_rejected_result_is_a_miss() -> None:
     driver = in_round(1, 2, 3)
     commitment = ResultCommitment(1, 0, digest_of("nan"), 10, METRICS)
-    driver.send(stimuli.ResultCommitted(client(1), commitment))
-    driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
+    driver.reject(client(1), commitment)
     driver.deliver(client(2), client(3))
     driver.attest(*driver.round.tasks.plan.witnesses)
     assert misses(driver, 1, 2, 3) == [1, 0, 0]
@@ -224,8 +223,7 @@ def test_result_of_another_replica_is_a_miss() -> None:
     driver = in_round(1, 2, 3, config__total_steps=9)
     driver.play_round()
     commitment = ResultCommitment(2, 0, digest_of("odd"), 10, METRICS)
-    driver.send(stimuli.ResultCommitted(client(3), commitment))
-    driver.send(stimuli.ResultVerified(client(3), 2, 0, digest_of("odd"), digest_of("another replica"), 1.0))
+    driver.verify(client(3), commitment, digest_of("another replica"))
     driver.deliver(client(1), client(2))
     driver.attest(*driver.round.tasks.plan.witnesses)
     assert misses(driver, 1, 2, 3) == [0, 0, 1]

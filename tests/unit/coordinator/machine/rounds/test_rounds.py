@@ -16,8 +16,12 @@ from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused
 
 
+def bound(name: str, step: int = 1, attempt: int = 0) -> ResultCommitment:
+    return ResultCommitment(step, attempt, digest_of(name), 10, METRICS)
+
+
 def commit(driver: Driver, client_id: ClientId, name: str, *, step: int = 1, attempt: int = 0) -> None:
-    driver.send(stimuli.ResultCommitted(client_id, ResultCommitment(step, attempt, digest_of(name), 10, METRICS)))
+    driver.send(stimuli.ResultReceived(client_id, bound(name, step, attempt)))
 
 
 def fail(driver: Driver, client_id: ClientId, kind: FailureKind = "corrupt", batch_id: BatchId | None = None) -> None:
@@ -49,7 +53,7 @@ def test_result_after_the_training_time_is_refused_as_late() -> None:
     driver.pass_time(61)
     assert driver.in_phase(RunState.ROUND_WITNESS)
     with refused("late-result"):
-        driver.send(stimuli.ResultVerified(client(1), 1, 0, digest_of("mine"), driver.replica_digest(), 1.0))
+        driver.verify(client(1), bound("mine"))
 
 
 @pytest.mark.parametrize(("step", "attempt"), [(1, 1), (2, 0)])
@@ -75,7 +79,7 @@ def test_commitment_of_a_stranger_is_refused() -> None:
 def test_rejected_result_is_not_waited_for_and_its_work_is_carried() -> None:
     driver = in_round(1, 2, 3)
     commit(driver, client(1), "nan")
-    driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
+    driver.reject(client(1), bound("nan"))
     driver.deliver(client(2), client(3))
     driver.attest(client(1), client(2), client(3))
     assert driver.run.progress.step == 2
@@ -86,20 +90,18 @@ def test_rejected_result_is_not_waited_for_and_its_work_is_carried() -> None:
 def test_result_is_judged_once() -> None:
     driver = in_round(1, 2, 3)
     commit(driver, client(1), "nan")
-    driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "finite"))
+    driver.reject(client(1), bound("nan"))
     before = driver.run
-    driver.send(stimuli.ResultRejected(client(1), 1, 0, digest_of("nan"), "max_abs"))
+    driver.reject(client(1), bound("nan"), "max_abs")
     assert driver.run is before
     commit(driver, client(2), "good")
-    driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("good"), driver.replica_digest(), 1.0))
+    driver.verify(client(2), bound("good"))
     before = driver.run
-    driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("good"), driver.replica_digest(), 1.0))
-    driver.send(stimuli.ResultRejected(client(2), 1, 0, digest_of("good"), "finite"))
+    driver.verify(client(2), bound("good"))
+    driver.reject(client(2), bound("good"))
     assert driver.run is before
-    with refused("not-committed"):
-        driver.send(stimuli.ResultVerified(client(2), 1, 0, digest_of("nan"), driver.replica_digest(), 1.0))
-    with refused("not-committed"):
-        driver.send(stimuli.ResultRejected(client(3), 1, 0, digest_of("good"), "finite"))
+    with refused("already-committed"):
+        driver.verify(client(2), bound("nan"))
 
 
 def test_failure_binds_as_a_commitment_does_until_a_result_is_held() -> None:
@@ -152,7 +154,7 @@ def test_result_trained_from_another_replica_is_not_applied() -> None:
     driver = in_round(1, 2, 3)
     driver.deliver(client(1), client(2))
     commit(driver, client(3), "odd")
-    driver.send(stimuli.ResultVerified(client(3), 1, 0, digest_of("odd"), digest_of("another replica"), 1.0))
+    driver.verify(client(3), bound("odd"), digest_of("another replica"))
     driver.attest(client(1), client(2), client(3))
     assert included(driver) == {client(1), client(2)}
 

@@ -9,6 +9,7 @@ from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics, TimesReport
@@ -42,7 +43,8 @@ def deliver(driver: Driver, number: int, metrics: ResultMetrics = METRICS, check
     bound = ResultCommitment(
         current.number.step, current.number.attempt, digest_of(f"{number} {current.number.step}"), 1000, metrics
     )
-    driver.send(stimuli.ResultDelivered(client(number), bound, driver.replica_digest(), 1.0, check_ms))
+    verdict = CheckVerdict(driver.replica_digest(), 1.0, took_ms=check_ms)
+    driver.send(stimuli.ResultReceived(client(number), bound, verdict))
 
 
 def end_round(driver: Driver) -> None:
