@@ -8,7 +8,7 @@ round, and with still less some results of each round are refused. Where checkpo
 import logging
 from collections.abc import Awaitable, Callable
 
-from epochal.coordinator.machine.parts.models import KEEP_CHECKPOINTS
+from epochal.coordinator.machine.parts.run_models import KEEP_CHECKPOINTS
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.runtime.broadcast import Broadcast

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
-from epochal.coordinator.machine.parts.models import Models
 from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.state.election import quorum
 from epochal.state.wire import ClientId, Sha256
 
@@ -18,7 +18,7 @@ def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
     return next((digest for digest, count in counts.items() if count >= needed), None)
 
 
-def agreed_digest(models: Models, making: Checkpointing) -> Sha256 | None:
+def agreed_digest(models: RunModels, making: Checkpointing) -> Sha256 | None:
     """Return the replica digest on which a quorum agrees, or None: by claims, or, while rounds go on, by attestations.
 
     Witnesses of the round that trains from the replica attest its digest, and so does that round's outcome.
@@ -29,7 +29,7 @@ def agreed_digest(models: Models, making: Checkpointing) -> Sha256 | None:
     return None if following is None else following.replica_digest
 
 
-def current_checkpointer(models: Models, members: RunMembers) -> ClientId | None:
+def current_checkpointer(models: RunModels, members: RunMembers) -> ClientId | None:
     """Return the client that is asked to write the checkpoint: the first candidate whose turn is not over.
 
     If every turn is over, it is the first candidate again.
@@ -42,13 +42,13 @@ def current_checkpointer(models: Models, members: RunMembers) -> ClientId | None
     return next((client_id for client_id in checkpointers(models, members, making) if not is_passed(client_id)), first)
 
 
-def may_write(models: Models, members: RunMembers, client_id: ClientId) -> bool:
+def may_write(models: RunModels, members: RunMembers, client_id: ClientId) -> bool:
     """Whether the client may upload the checkpoint that is being made: it is asked for it, or was before."""
     making = models.checkpointing
     return making is not None and (current_checkpointer(models, members) == client_id or client_id in making.passed)
 
 
-def checkpointers(models: Models, members: RunMembers, making: Checkpointing) -> Iterator[ClientId]:
+def checkpointers(models: RunModels, members: RunMembers, making: Checkpointing) -> Iterator[ClientId]:
     """Yield the clients that can write the checkpoint, in their order: members that have not failed.
 
     Those that delivered before come first: nobody's keys, which cost nothing, delay a checkpoint.

@@ -20,8 +20,8 @@ from epochal.coordinator.machine.instructions import (
 )
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.member import roster_of
-from epochal.coordinator.machine.parts.models import Models
 from epochal.coordinator.machine.parts.persistent_map import added
+from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
     BlobsNearedBound,
@@ -66,7 +66,7 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
     return run.with_parts(models.keeping((found,))), (SweepBlobs(),)
 
 
-def near_bound(models: Models, event: BlobsNearedBound) -> Models:
+def near_bound(models: RunModels, event: BlobsNearedBound) -> RunModels:
     """Return the models with the blobs near their limit, unless a newer checkpoint makes room already."""
     newest, step = models.checkpoint, event.checkpoint_step
     is_outdated = step is not None and newest is not None and newest.step > step

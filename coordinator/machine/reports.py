@@ -28,6 +28,7 @@ from epochal.state.wire import ClientId
 Reported: TypeAlias = tuple[Round, tuple[Instruction, ...]]
 """The round after a report, and what the run's owner must do."""
 
+
 BITS_PER_HEX_DIGIT = 4
 MAX_TOLD_STEPS = 4
 """Number of rounds before the present one of which a client that leaves may report its times."""

@@ -15,13 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.parts.agreed_data import AgreedData
 from epochal.coordinator.machine.parts.composed import Composed
-from epochal.coordinator.machine.parts.identity import RunIdentity, config_json
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.member_counts import Numbers, RunData
-from epochal.coordinator.machine.parts.models import Models
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.run_identity import RunIdentity, config_json
 from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.parts.run_progress import RunProgress
 from epochal.coordinator.machine.parts.run_records import RunRecords
@@ -36,7 +36,16 @@ from epochal.state.wire import ClientId, document_digest
 from epochal.state.wire_document import WireDocument
 
 Part: TypeAlias = (
-    RunIdentity | PhaseClock | RunProgress | RunWork | RunMembers | RunPace | Models | AgreedData | Round | RunRecords
+    RunIdentity
+    | PhaseClock
+    | RunProgress
+    | RunWork
+    | RunMembers
+    | RunPace
+    | RunModels
+    | AgreedData
+    | Round
+    | RunRecords
 )
 """A part of a run."""
 
@@ -64,7 +73,7 @@ class Run(Composed, WireDocument):
     work: RunWork
     members: RunMembers = field(default_factory=RunMembers)
     pace: RunPace = field(default_factory=RunPace)
-    models: Models = field(default_factory=Models)
+    models: RunModels = field(default_factory=RunModels)
     data: AgreedData = field(default_factory=AgreedData)
     round: Round | None = None
     records: RunRecords = field(default_factory=RunRecords)
@@ -159,7 +168,7 @@ _NAMES: dict[type, str] = {
     RunWork: "work",
     RunMembers: "members",
     RunPace: "pace",
-    Models: "models",
+    RunModels: "models",
     AgreedData: "data",
     Round: "round",
     RunRecords: "records",

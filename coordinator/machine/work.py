@@ -5,10 +5,10 @@ Suspected batches (`coordinator/machine/blame.py`) go to one client each, then c
 
 from dataclasses import dataclass, replace
 
+from epochal.coordinator.machine.parts.held_results import HeldResults
 from epochal.coordinator.machine.parts.member import roster_of
 from epochal.coordinator.machine.parts.round import Round, RoundNumber
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
-from epochal.coordinator.machine.parts.round_results import RoundResults
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.run import Run
@@ -75,7 +75,7 @@ def begin_round(run: Run, seed: Seed) -> Run:
     number = RoundNumber(step, run.progress.attempt, run.progress.height)
     missing = RoundMissing().waiting_for(tasks.with_work(), tasks.plan.electorate)
     return run.with_parts(
-        Round(number, tasks, RoundResults(_usual(run)), missing),
+        Round(number, tasks, HeldResults(_usual(run)), missing),
         replace(run.progress, drain_rounds=run.progress.drain_rounds + (step > run.last_step)),
         replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction
-from epochal.coordinator.machine.parts.identity import lineage_of
+from epochal.coordinator.machine.parts.run_identity import lineage_of
 from epochal.coordinator.machine.records import Watch
 from epochal.coordinator.machine.stimuli import CoordinatorStarted, RunRestored, Stamped
 from epochal.coordinator.proof.kept_blobs import check_blobs_are_there

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from epochal.coordinator.auth.signing_key import SigningKey
-from epochal.coordinator.machine.parts.identity import lineage_of
+from epochal.coordinator.machine.parts.run_identity import lineage_of
 from epochal.coordinator.machine.run import Run, new_run
 from epochal.coordinator.machine.stimuli import (
     ConfigChanged,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.datasets import datasets_of, decided_by
 from epochal.coordinator.machine.figures import lowered_factors, parts_of
-from epochal.coordinator.machine.parts.identity import config_json
 from epochal.coordinator.machine.parts.member import Member, share_units
+from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from epochal.coordinator.machine.parts.composed import Composed
+from epochal.coordinator.machine.parts.held_results import HeldResults
 from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
-from epochal.coordinator.machine.parts.round_results import RoundResults
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.round_witnessed import RoundWitnessed
 from epochal.coordinator.machine.parts.train_times import TrainTimes
@@ -67,7 +67,7 @@ class MessageTimes:
 
 NO_ARRIVALS = MessageTimes()
 
-RoundPart: TypeAlias = RoundNumber | RoundTasks | RoundResults | RoundMissing | RoundWitnessed | TrainTimes
+RoundPart: TypeAlias = RoundNumber | RoundTasks | HeldResults | RoundMissing | RoundWitnessed | TrainTimes
 """A part of a round."""
 
 
@@ -88,7 +88,7 @@ class Round(Composed):
 
     number: RoundNumber
     tasks: RoundTasks
-    results: RoundResults = field(default_factory=RoundResults)
+    results: HeldResults = field(default_factory=HeldResults)
     missing: RoundMissing = field(default_factory=RoundMissing)
     witnessed: RoundWitnessed = field(default_factory=RoundWitnessed)
     times: TrainTimes = field(default_factory=TrainTimes)
@@ -163,7 +163,7 @@ class Round(Composed):
 _NAMES: dict[type, str] = {
     RoundNumber: "number",
     RoundTasks: "tasks",
-    RoundResults: "results",
+    HeldResults: "results",
     RoundMissing: "missing",
     RoundWitnessed: "witnessed",
     TrainTimes: "times",

@@ -1,4 +1,4 @@
-"""What the witnesses of a round have attested."""
+"""The attestations of a round's witnesses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from epochal.state.wire import ClientId
 
 @dataclass(frozen=True, slots=True)
 class RoundWitnessed:
-    """What the witnesses of a round have attested.
+    """The attestations of a round's witnesses.
 
     Attributes:
         attestations: each witness's latest attestation, its bits limited to verified results.

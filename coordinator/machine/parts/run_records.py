@@ -1,4 +1,4 @@
-"""What is recorded of a run beside what decides: reports of commands, notices, losses, the journal's proof."""
+"""The records of a run beside what decides: reports of commands, notices, losses, the journal's proof."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ LOSS_HISTORY_LENGTH = 512
 
 @dataclass(frozen=True, slots=True)
 class RunRecords(WireDocument):
-    """Records of a run that do not decide.
+    """The records of a run beside what decides.
 
     Attributes:
         losses: step and mean loss of the last applied rounds.

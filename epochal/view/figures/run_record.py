@@ -8,7 +8,7 @@ from typing import Any
 
 from epochal.cli.options.shared import trusted
 from epochal.coordinator.insight.run_history import read_history
-from epochal.coordinator.machine.parts.identity import config_json
+from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.records import replay
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.store.open import open_store_reader

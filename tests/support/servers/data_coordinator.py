@@ -6,7 +6,7 @@ from typing import Any
 
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.auth.tokens import SessionTokens
-from epochal.coordinator.machine.parts.identity import config_json
+from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.runtime.broadcast import Broadcast
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Roster, RosterEntry, RoundAhead, RunDocument, WorkList

@@ -16,7 +16,14 @@ from epochal.coordinator.machine import (
     transitions,
 )
 from epochal.coordinator.machine import resting_reason as hold
-from epochal.coordinator.machine.parts import agreed_data, identity, models, run_members, run_records, train_times
+from epochal.coordinator.machine.parts import (
+    agreed_data,
+    run_identity,
+    run_members,
+    run_models,
+    run_records,
+    train_times,
+)
 from epochal.coordinator.machine.parts import reliability as conduct
 from epochal.coordinator.machine.parts.reliability import Conduct
 from epochal.coordinator.machine.parts.run_work import Suspect
@@ -60,8 +67,8 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "IN_TIME_PART": 0.5,
     },
     reports: {"BITS_PER_HEX_DIGIT": 4},
-    identity: {"LINEAGE_CHARACTERS": 32},
-    models: {"KEEP_CHECKPOINTS": 2},
+    run_identity: {"LINEAGE_CHARACTERS": 32},
+    run_models: {"KEEP_CHECKPOINTS": 2},
     run_members: {"DELIVERED_LATELY_STEPS": 32, "MAX_DEPARTED": 4096},
     run_records: {"LOSS_HISTORY_LENGTH": 512},
     stimuli: {"RULES_VERSION": 1},

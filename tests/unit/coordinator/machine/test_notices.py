@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from epochal.coordinator.machine.handle import handle
-from epochal.coordinator.machine.parts.identity import config_json
+from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
 from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled, Stamped, Stimulus
 from epochal.state.wire import Seed

@@ -1,7 +1,7 @@
 """The run names the proof of its journal's first segments, and clients do not see it."""
 
 from epochal.coordinator.machine.parts.compacted import CompactedJournal
-from epochal.coordinator.machine.parts.identity import config_json
+from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.stimuli import JournalCompacted
 from epochal.coordinator.machine.views import document_of
 from tests.support.data.states import state_file

@@ -21,7 +21,7 @@ Near the blobs' size limit only the newest is kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Models(WireDocument):
+class RunModels(WireDocument):
     """The models of a run.
 
     Attributes:
@@ -61,25 +61,25 @@ class Models(WireDocument):
         following = self.outcomes.get(step + 1)
         return None if following is None else following.replica_digest
 
-    def making(self, checkpointing: Checkpointing | None) -> "Models":
+    def making(self, checkpointing: Checkpointing | None) -> "RunModels":
         """Return the models with this checkpoint being made; None for no checkpoint."""
         return self if checkpointing is self.checkpointing else replace(self, checkpointing=checkpointing)
 
-    def with_outcome(self, outcome: Outcome, usual: UsualNorm | None) -> "Models":
+    def with_outcome(self, outcome: Outcome, usual: UsualNorm | None) -> "RunModels":
         """Return the models with the outcome of a step, and how long its results were."""
         return replace(self, outcomes={**self.outcomes, outcome.step: outcome}, usual=usual)
 
-    def with_spec(self, spec: ModelSpec) -> "Models":
+    def with_spec(self, spec: ModelSpec) -> "RunModels":
         """Return the models, which are of this model."""
         return replace(self, spec=spec, spec_sha256=model_digest(spec))
 
-    def with_manifest(self, parts: tuple[CheckpointPart, ...]) -> "Models":
+    def with_manifest(self, parts: tuple[CheckpointPart, ...]) -> "RunModels":
         """Return the models with the manifest of a checkpoint that is to be kept; the same if that has one part."""
         if len(parts) < 2:
             return self
         return replace(self, manifests={**self.manifests, parts_digest(parts): CheckpointManifest(parts)})
 
-    def keeping(self, checkpoints: tuple[CheckpointRef, ...]) -> "Models":
+    def keeping(self, checkpoints: tuple[CheckpointRef, ...]) -> "RunModels":
         """Return the models with the newest of these, and the outcomes since: near the blobs' limit, the last only."""
         checkpoints = checkpoints[-1 if self.blobs_near_bound else -KEEP_CHECKPOINTS :]
         kept = {checkpoint.blob_sha256 for checkpoint in checkpoints}

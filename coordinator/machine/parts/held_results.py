@@ -13,7 +13,7 @@ from epochal.state.wire import ClientId, Sha256
 
 
 @dataclass(frozen=True, slots=True)
-class RoundResults:
+class HeldResults:
     """The results of a round.
 
     Attributes:
@@ -39,19 +39,19 @@ class RoundResults:
             committed = frozenset(Sha256(report.result_sha256) for report in self.commitments.values())
             object.__setattr__(self, "digests", shared_set(committed))
 
-    def with_commitment(self, client_id: ClientId, report: ResultCommitment) -> "RoundResults":
+    def with_commitment(self, client_id: ClientId, report: ResultCommitment) -> "HeldResults":
         """Return the results with a client bound to its own."""
         assert self.digests is not None
         digests = joined(self.digests, Sha256(report.result_sha256))
         return replace(self, commitments=added(self.commitments, client_id, report), digests=digests)
 
-    def with_verified(self, client_id: ClientId, replica: Sha256, norm: float, position: int) -> "RoundResults":
+    def with_verified(self, client_id: ClientId, replica: Sha256, norm: float, position: int) -> "HeldResults":
         """Return the results with a verified one, of the client at this position of the roster."""
         assert self.verified_bits is not None
         bits = self.verified_bits | 1 << position
         verified, norms = added(self.verified, client_id, replica), added(self.norms, client_id, norm)
         return replace(self, verified=verified, norms=norms, verified_bits=bits)
 
-    def with_late(self, client_id: ClientId) -> "RoundResults":
+    def with_late(self, client_id: ClientId) -> "HeldResults":
         """Return the results, of which this client's is late."""
         return replace(self, late=joined(self.late, client_id))

@@ -1,4 +1,4 @@
-"""What a run is: its state file, and the names under which it is known."""
+"""The identity of a run: its state file, and the names under which it is known."""
 
 from dataclasses import dataclass, replace
 from typing import Any
