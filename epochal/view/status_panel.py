@@ -20,9 +20,8 @@ from epochal.state.messages.evaluation_reports import Evaluation, newest_evaluat
 from epochal.state.messages.member_rows import MemberView
 from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
-from epochal.state.shown.glossary import PHASES
+from epochal.state.shown.glossary import DECIDED, PHASES, STATUS
 from epochal.state.shown.waiting_words import stands_words, with_limit
-from epochal.view.table_words import DECIDED, STATUS
 
 _BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60

@@ -1,7 +1,6 @@
-"""The words with which a run is shown, each with what it means: those of a round's parts, of what became of a client's
-work, and of everything else.
+"""The glossary: every word with which a run is shown, and its meaning.
 
-The rule kept here: the page in a browser, the terminal, the plots and the report take their words from these tables,
+The rule kept here: the page in a browser, the terminal, the plots and the reports take their words from these tables,
 so that one thing has one name wherever it is seen. The page reads them as a module that is made from them.
 """
 
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from epochal.state.messages.history_rows import ClientFate
+from epochal.state.messages.requests import DataDecision
 from epochal.state.phase_names import RunState
 from epochal.state.shown.critical_path import PartKind
 
@@ -133,10 +133,90 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "witness": "A client that was elected to say which results came in time.",
         "attempt": "The number of earlier tries at the same step.",
         "median": "Half of the values are smaller, half are larger.",
+        "version": "The number of a change of the run's published state. The slider goes from version to version.",
+        "smoothing": (
+            "Each point becomes a mean of those before it, the older the less: 0 shows the points as they are."
+        ),
     }
     | {part.label: part.means for part in (*PARTS.values(), NOT_TOLD)}
 )
 """What each word of a run's views means."""
+COUNTED_FOR_LESS = "it was longer than usual, or more of the merge than one member may be"
+
+STATUS: Mapping[str, str] = MappingProxyType(
+    {
+        "phase": WORDS["phase"],
+        "epoch": WORDS["epoch"],
+        "rounds": WORDS["round"],
+        "clients": "machines that are ready, of those that have joined",
+        "tokens": WORDS["tokens"],
+        "loss": WORDS["training loss"],
+        "evaluation": WORDS["held-out loss"],
+        "client": "a machine that trains, by its id; `in round`: it has work now; `preparing`: it gets model and data",
+        "trainer": "what computes there",
+        "share": "the part of each round's data that the client has earned, of what it would take at most",
+        "part": f"its part of this round; `counted × 0.5`: its last result counted for half, {COUNTED_FOR_LESS}",
+        "last loss": "the loss of the client's own part of its last round",
+        "waits for data": "part of the client's time in which data were missing, and why: fetching, decoding, packing",
+        "heard": "when the client last sent something",
+        "fetched ahead": "samples that were fetched for rounds to come, and whether those rounds trained on them",
+    }
+)
+"""Words of the panel of `epochal status`."""
+
+CHECKS: Mapping[str, str] = MappingProxyType(
+    {
+        "clients": "client processes that were started",
+        "rounds": "rounds whose results were merged into the model",
+        "epochs": "epochs, each of which ended in a checkpoint",
+        "tokens": "tokens trained on",
+        "loss_first": "training loss in the first rounds, in nats per token; lower is better",
+        "loss_last": "training loss in the last rounds",
+        "held_out_loss_first": "loss of the first checkpoint on text that nobody trained on",
+        "held_out_loss_last": "the same of the last checkpoint",
+        "evaluations": "checkpoints whose loss on held-out text was computed",
+        "unigram_entropy": "loss of a model that knows only how frequent each byte is",
+        "exported_to": "folder with the model as transformers loads it",
+        "replicas_identical": "whether every client's copy of the model (its replica) was the same, bit for bit",
+        "replica_digests_compared": "hashes of replicas that clients logged, all compared with each other",
+        "duplicates": "batches of data that were trained on twice; must be 0",
+        "missing": "batches that should have been trained on and were not; must be 0",
+        "quarantined": "batches that failed again and again and were left out",
+        "unapplied": "batches that still wait for an attempt: their client was killed, or the run ended before",
+        "replay_identical": "whether the coordinator's journal, replayed, gives the same documents again",
+        "recomputed_steps": "rounds whose merge was computed again from the results, and compared",
+        "killed_at_step": "round in which a client was killed, on purpose",
+        "joined_at_step": "round in which a new client joined",
+        "training_s": "seconds from the first client's start to the last round",
+        "wall_s": "seconds in all",
+        "compacted_segments": "old parts of the journal that a proof stands for",
+        "record_chain": "hash over all records of the journal",
+        "replica_chain": "hash over all results that were merged, with the replicas before",
+        "applied": "batches whose results were merged, each counted once",
+        "torn_bytes": "an incomplete last record, which was never published",
+        "damaged_bytes": "a damaged last record, which may have been published",
+        "blobs": "results and checkpoints that the run needs, all of them read",
+        "wrong_blobs": "those that are missing or damaged; must be 0",
+        "recomputed": "which rounds were computed again, and why not all",
+        "made_at": "when the copy was begun",
+        "step": "the round that the copy ends with",
+        "journal_records": "records that were copied",
+        "blob_bytes": "their size",
+    }
+)
+"""Fields of the reports of a local run, of an audit and of a backup."""
+
+DECIDED: Mapping[DataDecision, str] = MappingProxyType(
+    {
+        "append": "decided by `data append`",
+        "state file": "decided by the state file",
+        "operator": "decided by the operator",
+        "first round": "decided by the first round that was applied",
+        "turn of its members": "decided by the first round that is applied; it is the turn of these data",
+        "nobody yet": "not decided yet",
+    }
+)
+"""What decided which data a run trains on."""
 
 
 def time_label(kind: PartKind) -> str:

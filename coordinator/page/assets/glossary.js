@@ -1,13 +1,7 @@
 // What the words of the page mean: shown as a title where a word stands, and in a list below.
 
 import { h } from "./elements.js";
-import { WORDS as SHARED } from "./words.js";
-
-export const WORDS = {
-  ...SHARED,
-  version: "The number of a change of the run's published state. The slider goes from version to version.",
-  smoothing: "Each point becomes a mean of those before it, the older the less: 0 shows the points as they are.",
-};
+import { WORDS } from "./words.js";
 
 /** Return a word with its meaning as a title. `label` is shown in its place. */
 export function term(word, label = word) {

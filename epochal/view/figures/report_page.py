@@ -22,11 +22,10 @@ from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
-from epochal.state.shown.glossary import time_label
+from epochal.state.shown.glossary import CHECKS, time_label
 from epochal.view.figures.charts import Waterfall, charts_of
 from epochal.view.figures.run_record import RunRecord
 from epochal.view.figures.svg import chart_svg
-from epochal.view.table_words import CHECKS
 
 REPORT_NAME = "report.html"
 """Name of the file that `epochal up` and `epochal report` write."""

@@ -11,8 +11,7 @@ from rich.text import Text
 from epochal.cli.output.bars import shown_duration
 from epochal.runtime.visible_text import visible
 from epochal.state.messages.member_rows import MemberDetail, MemberFigures
-from epochal.state.shown.glossary import FATES, PARTS
-from epochal.view.table_words import COUNTED_FOR_LESS
+from epochal.state.shown.glossary import COUNTED_FOR_LESS, FATES, PARTS
 from epochal.view.terminal.run_page import facts
 from epochal.view.terminal.word_wrap import Flow
 

@@ -13,8 +13,8 @@ from epochal.state.intervals import counted_batches
 from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.member_rows import RefusalCount
 from epochal.state.messages.requests import FailedBatches, RunStatus
+from epochal.state.shown.glossary import DECIDED
 from epochal.state.shown.trust import TrustView
-from epochal.view.table_words import DECIDED
 from epochal.view.terminal.run_page import facts
 from epochal.view.terminal.view_state import RunPicture
 

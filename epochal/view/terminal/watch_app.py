@@ -11,7 +11,7 @@ from textual.widgets import Input, Static
 
 from epochal.runtime.visible_text import visible
 from epochal.state.wire import ClientId
-from epochal.view.terminal.glossary import help_page
+from epochal.view.terminal.help_page import help_page
 from epochal.view.terminal.join_page import join_page
 from epochal.view.terminal.member_page import member_page
 from epochal.view.terminal.members_page import MAX_FILTER_CHARS, MembersTable, members_page

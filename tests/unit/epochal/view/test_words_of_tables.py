@@ -11,12 +11,11 @@ from epochal.coordinator.proof.backup import BackupReport
 from epochal.state.messages.data_metrics import DataWaitView
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.phase_names import RunState
-from epochal.state.shown.glossary import PHASES
+from epochal.state.shown.glossary import CHECKS, PHASES, STATUS
 from epochal.state.wire import Sha256
 from epochal.tools.testnet.local_report import Report
 from epochal.view.check_report import print_checks
 from epochal.view.status_panel import status_panel
-from epochal.view.table_words import CHECKS, STATUS
 from tests.unit.epochal.view.test_status_panel import status_of
 
 TITLES = {"run_id", "problems", "remarks"}
