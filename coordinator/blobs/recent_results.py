@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.store.blobs import BlobStore
+from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.recorded_blobs import RecordedBlobReader
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
@@ -26,7 +26,7 @@ class RecentResults:
         kept_bytes: their size, at most `MAX_RECENT_BYTES`.
     """
 
-    def __init__(self, blobs: BlobStore, recorded: RecordedBlobReader | None = None) -> None:
+    def __init__(self, blobs: BlobReader, recorded: RecordedBlobReader | None = None) -> None:
         self._blobs = blobs
         self._recorded = recorded
         self._kept: OrderedDict[Sha256, bytes] = OrderedDict()

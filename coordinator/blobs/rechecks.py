@@ -7,7 +7,7 @@ out by reading it, once for each version of it. Readers that ask about one blob 
 import asyncio
 from functools import partial
 
-from epochal.coordinator.store.blobs import BlobStore
+from epochal.coordinator.store.blobs import DirectBlobs
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256
@@ -27,7 +27,7 @@ class ObjectLooks:
         blobs: are in an object store, or some are.
     """
 
-    def __init__(self, blobs: BlobStore) -> None:
+    def __init__(self, blobs: DirectBlobs) -> None:
         self._blobs = blobs
         self._looking: dict[tuple[Sha256, bool], asyncio.Task[None]] = {}
         """By blob, and whether it is read."""
@@ -41,7 +41,7 @@ class ObjectLooks:
         """Look whether a held blob is there, with its own bytes.
 
         Raises:
-            Refused: as `BlobStore.look`; `overloaded` while that takes long, or too many others are looked at.
+            Refused: as `DirectBlobs.look`; `overloaded` while that takes long, or too many others are looked at.
         """
         await self._looked(sha256, reads=True)
 

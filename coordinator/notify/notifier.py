@@ -23,7 +23,7 @@ from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
 from epochal.coordinator.notify.conditions import DueNews, Room, due_news
 from epochal.coordinator.notify.webhooks import Address, request_of
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.coordinator.store.open import Store
+from epochal.coordinator.store.open import StoreUpkeep
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.retry import RetryPolicy, retry_after_s
 from epochal.runtime.visible_text import visible
@@ -124,7 +124,7 @@ class Notifier:
     def __init__(
         self,
         service: CoordinatorService,
-        store: Store,
+        store: StoreUpkeep,
         addresses: tuple[Address, ...],
         client: httpx.AsyncClient,
         count: Callable[[NoticeKind, Result], None],

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from epochal.coordinator.run.liveness import Liveness
-from epochal.coordinator.store.open import Store
+from epochal.coordinator.store.open import ServedStore
 from epochal.coordinator.store.replication import LEASE_S, MEETING_S, Heartbeats, Replication
 from epochal.state.errors import StoreBlocked, StoreFailed
 from epochal.state.wire import ClientId
@@ -49,6 +49,7 @@ class Following:
         note_failure: told of failures of the store.
         problem: returns why the store keeps nothing at the moment, or None.
         members: returns the run's members.
+        recount_blobs: counts the blobs that others have added and deleted.
     """
 
     known: Callable[[], int]
@@ -57,12 +58,13 @@ class Following:
     note_failure: Callable[[StoreFailed], None]
     problem: Callable[[], str | None]
     members: Callable[[], Collection[ClientId]]
+    recount_blobs: Callable[[], Awaitable[None]]
 
 
 class Replicas:
     """The meetings of one service with the others of its run; nothing to do where the store keeps out all others."""
 
-    def __init__(self, store: Store, liveness: Liveness, following: Following) -> None:
+    def __init__(self, store: ServedStore, liveness: Liveness, following: Following) -> None:
         self._store = store
         self._replication: Replication | None = store.replication
         self._liveness = liveness
@@ -215,7 +217,7 @@ class Replicas:
         while True:
             await asyncio.sleep(RECOUNT_S)
             self._liveness.forget_others(self._following.members())  # who ticks does so more often
-            await self._attempt(self._store.blobs.recount)
+            await self._attempt(self._following.recount_blobs)
 
     async def _attempt(self, work: Callable[[], Awaitable[object]]) -> StoreFailed | None:
         """Do some work; return the failure of the store that prevents it, which is noted unless it may pass."""

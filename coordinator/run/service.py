@@ -81,6 +81,7 @@ class CoordinatorService:
             note_failure=self.note_failure,
             problem=lambda: self.health.problem,
             members=lambda: self.run.members.by_id,
+            recount_blobs=self.blobs.recount,
         )
         self.replicas = Replicas(options.store, self.liveness, following)
         self.older_copy = OlderCopy(self)

@@ -61,12 +61,8 @@ class BlobReader(Protocol):
         """Return the bytes `[start, stop)` in pieces. Raise `Refused(Refusal.NOT_FOUND)` if the blob is not held."""
 
 
-class BlobStore(BlobReader, Protocol):
-    """Blobs that a coordinator receives, serves and deletes."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all blobs, and of what has arrived of unfinished ones."""
+class BlobWriter(BlobReader, Protocol):
+    """Blobs that are received and read."""
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         """Keep the streamed bytes durably if they are `size_bytes` long and hash to `sha256`; else keep nothing.
@@ -92,8 +88,32 @@ class BlobStore(BlobReader, Protocol):
             Refused: `blobs-full`, with `spare_bytes` as for `receive`.
         """
 
+
+class BlobSweeper(Protocol):
+    """Blobs that are counted, and deleted once the run needs them no longer."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all blobs, and of what has arrived of unfinished ones."""
+
+    async def held(self) -> frozenset[Sha256]:
+        """Return the digests of all blobs."""
+
     async def delete(self, sha256: Sha256) -> None:
         """Delete the blob if it is held. It may take room until `swept`."""
+
+    async def drop_unfinished(self) -> None:
+        """Delete what clients have put and nobody will take in any more."""
+
+    async def swept(self) -> None:
+        """Note that unneeded blobs were deleted: a place that holds none any more, and takes no new ones, is left."""
+
+    async def recount(self) -> None:
+        """Bring `total_bytes` up to date where other coordinators of the run add and delete blobs as well."""
+
+
+class DirectBlobs(Protocol):
+    """Blobs that clients put into an object store, and get from there, without the coordinator."""
 
     async def signed_get(self, sha256: Sha256, /) -> str | None:
         """Return a URL where anybody gets a blob that is held, or was taken in; None if the coordinator serves it."""
@@ -143,26 +163,18 @@ class BlobStore(BlobReader, Protocol):
             Refused: `blob-mismatch`.
         """
 
-    async def drop_unfinished(self) -> None:
-        """Delete what clients have put and nobody will take in any more."""
 
-    async def swept(self) -> None:
-        """Note that unneeded blobs were deleted: a place that holds none any more, and takes no new ones, is left."""
-
-    async def recount(self) -> None:
-        """Bring `total_bytes` up to date where other coordinators of the run add and delete blobs as well."""
+class BlobStore(BlobWriter, BlobSweeper, DirectBlobs, Protocol):
+    """Blobs that a coordinator receives, serves and deletes."""
 
     async def check_answers(self) -> None:
         """Raise `StoreBlocked` unless the medium answers now."""
-
-    async def held(self) -> frozenset[Sha256]:
-        """Return the digests of all blobs."""
 
 
 class ServedBlobs:
     """The part of `BlobStore` that is the same wherever all bytes pass through the coordinator."""
 
-    async def keep(self: BlobStore, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
+    async def keep(self: BlobWriter, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
         """Keep a few bytes as any others."""
         await self.receive(sha256, len(data), one_piece(data), spare_bytes)
 

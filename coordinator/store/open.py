@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from epochal.coordinator.store.blobs import BlobReader, BlobStore
+from epochal.coordinator.store.blobs import BlobReader, BlobStore, BlobSweeper
 from epochal.coordinator.store.directory.backup_folder import refuse_unfinished
 from epochal.coordinator.store.directory.moved import refuse_moved
 from epochal.coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader, run_directory_in
@@ -64,17 +64,36 @@ class StoreReader(Protocol):
         """Return the address that the coordinator noted that serves the run now; None if none is known to serve it."""
 
 
-class Store(StoreReader, Protocol):
-    """A run that a coordinator serves. Opening it takes an exclusive lock if the medium has locks."""
+class ServedStore(Protocol):
+    """What a run's store knows of the coordinators that serve it."""
 
     @property
-    def journal(self) -> Journal: ...
+    def name(self) -> str:
+        """The store's name in messages."""
 
     @property
-    def blobs(self) -> BlobStore: ...
+    def replication(self) -> Replication | None:
+        """Its meetings with other coordinators of the run; None if the lock keeps out all others."""
 
     @property
-    def keys(self) -> CoordinatorKeys: ...
+    def is_backup(self) -> bool:
+        """Whether it is a backup from which no coordinator has started yet."""
+
+    async def is_served(self) -> bool:
+        """Return whether another coordinator serves the run now. Raise `StoreFailed` if nobody can tell."""
+
+    async def note_served(self) -> None:
+        """Note that a coordinator has started from it: it is no backup any more."""
+
+    def note_address(self, url: str) -> None:
+        """Note where the run is served, until the store is closed. A medium that fails is logged."""
+
+
+class StoreUpkeep(Protocol):
+    """What is kept small, and up to date, while a run is served."""
+
+    @property
+    def blobs(self) -> BlobSweeper: ...
 
     @property
     def recorded_blobs(self) -> RecordedBlobs | None:
@@ -82,30 +101,6 @@ class Store(StoreReader, Protocol):
 
         A store that several coordinators share has them.
         """
-
-    @property
-    def replication(self) -> Replication | None:
-        """Its meetings with other coordinators of the run; None if the lock keeps out all others."""
-
-    @property
-    def retry_s(self) -> float:
-        """Time between two attempts to go on while it keeps nothing."""
-
-    def clock(self, system: Clock) -> Clock:
-        """Return the clock that all coordinators of the run share; this machine's if there is only one."""
-
-    @property
-    def is_backup(self) -> bool:
-        """Whether it is a backup from which no coordinator has started yet."""
-
-    def note_address(self, url: str) -> None:
-        """Note where the run is served, until the store is closed. A medium that fails is logged."""
-
-    async def is_served(self) -> bool:
-        """Return whether another coordinator serves the run now. Raise `StoreFailed` if nobody can tell."""
-
-    async def note_served(self) -> None:
-        """Note that a coordinator has started from it: it is no backup any more."""
 
     def sweeping(self) -> AbstractAsyncContextManager[bool]:
         """Yield whether blobs may be deleted; False while somebody copies the run. Nobody begins to meanwhile.
@@ -119,6 +114,26 @@ class Store(StoreReader, Protocol):
 
     async def check_room(self, size_bytes: int) -> None:
         """Raise `StoreBlocked` or `StoreFailed` unless this many bytes more can be kept now."""
+
+
+class Store(StoreReader, ServedStore, StoreUpkeep, Protocol):
+    """A run that a coordinator serves. Opening it takes an exclusive lock if the medium has locks."""
+
+    @property
+    def journal(self) -> Journal: ...
+
+    @property
+    def blobs(self) -> BlobStore: ...
+
+    @property
+    def keys(self) -> CoordinatorKeys: ...
+
+    @property
+    def retry_s(self) -> float:
+        """Time between two attempts to go on while it keeps nothing."""
+
+    def clock(self, system: Clock) -> Clock:
+        """Return the clock that all coordinators of the run share; this machine's if there is only one."""
 
     async def aclose(self) -> None:
         """Release the lock. May be called again."""
