@@ -62,6 +62,7 @@ async def test_part_breaks_no_rule_in_light_or_dark(browser: "Browser", run: Sho
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_question_and_narrow_table_break_no_rule(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser, "phone") as (page, _):
         await run.open(page, "members")

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.runtime.http.http_server import Endpoint
 from tests.support.bounds import BOUND_S
@@ -37,6 +39,7 @@ async def test_page_says_that_the_coordinator_is_gone_and_comes_back(browser: "B
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_page_of_a_run_that_goes_back_reads_its_history_again(browser: "Browser", tmp_path: Path) -> None:
     async with (
         restarted_run(tmp_path / "run", config__client_timeout_s=BOUND_S) as run,
@@ -81,6 +84,7 @@ async def test_page_works_below_a_path_behind_a_proxy_with_tls(browser: "Browser
                 assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_rows_that_the_page_keeps_have_a_maximum(browser: "Browser", tmp_path: Path) -> None:
     async with (
         serving(state_file(), ServeOptions(str(tmp_path / "run"), Endpoint(port=0), genesis=GENESIS)) as running,

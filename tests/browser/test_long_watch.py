@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from epochal.state.wire import canonical_json
 from tests.support.browser.browser import opened
 from tests.support.drive.shown_run import ShownRun, shown_run
@@ -92,6 +94,7 @@ async def held(memory: "CDPSession") -> tuple[int, int]:
     return values["JSHeapUsedSize"], values["Nodes"]
 
 
+@pytest.mark.nightly
 async def test_memory_of_a_page_stays_flat_over_many_events(browser: "Browser", tmp_path: Path) -> None:
     async with shown_run(tmp_path, client_count=2, rounds=2) as run, opened(browser) as (page, _):
         events = await played(run)

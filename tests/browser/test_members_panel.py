@@ -77,6 +77,7 @@ async def test_round_that_ends_is_in_the_table_without_a_reload(browser: "Browse
         await page.locator(IN_SIGHT).first.get_by_text(str(before + 1), exact=True).wait_for()
 
 
+@pytest.mark.nightly
 async def test_each_column_sorts_both_ways(browser: "Browser", run: ShownRun, many: dict[str, Any]) -> None:
     async with opened(browser, "4k") as (page, _):
         await play(page, {"members": many})

@@ -71,6 +71,7 @@ def assert_calm(run: RealRun) -> None:
     assert len(text) < MAX_LOG_BYTES
 
 
+@pytest.mark.nightly
 async def test_flood_of_strangers_with_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with prepared_run(tmp_path, config__init_min_clients=2, config__total_steps=12) as run:
         with monkeypatch.context() as patch:

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from epochal.cli.shutdown import EXIT_INTERRUPTED
 from epochal.commands.serve.client import STOP_BOUND_S
 from epochal.run_manager.agent import LEAVE_REFUSED_S
@@ -47,6 +49,7 @@ async def test_client_of_a_coordinator_that_never_answered_leaves_at_once(tmp_pa
         await leaves(client, 0)
 
 
+@pytest.mark.nightly
 async def test_client_of_a_coordinator_that_is_gone_leaves_soon(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **LONG) as run:
         await run.until(in_training(2))
@@ -55,6 +58,7 @@ async def test_client_of_a_coordinator_that_is_gone_leaves_soon(tmp_path: Path) 
         await leaves(run.clients[0], LEAVE_REFUSED_S, signal.SIGTERM)
 
 
+@pytest.mark.nightly
 async def test_client_of_a_coordinator_that_hangs_leaves_within_the_bound(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=1, **LONG) as run:
         client = await run.start_client(*QUICK_LEAVE)
@@ -71,6 +75,7 @@ async def test_client_leaves_in_time_where_the_coordinators_disk_is_full(tmp_pat
         await leaves(client, LEAVE_WITHIN_S)
 
 
+@pytest.mark.nightly
 async def test_client_in_a_round_that_does_not_end_leaves_within_the_bound(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=2, **LONG) as run, joined_by_hand(run, 1) as hand:
         client = await run.start_client(*QUICK_LEAVE)
@@ -79,6 +84,7 @@ async def test_client_in_a_round_that_does_not_end_leaves_within_the_bound(tmp_p
         assert len(run.events(client, "left_before_the_round_was_done")) == 1
 
 
+@pytest.mark.nightly
 async def test_client_whose_data_server_is_away_leaves_at_once(tmp_path: Path) -> None:
     location = {"Server": f"127.0.0.1:{free_port()}"}
     async with real_run(tmp_path, 1, model__LLM__data_location=location, **LONG) as run:
@@ -100,6 +106,7 @@ async def test_second_signal_stops_a_client_that_still_tries_to_leave(tmp_path: 
         assert loop.time() - started_s < SLACK_S
 
 
+@pytest.mark.nightly
 async def test_client_one_of_whose_threads_hangs_leaves_within_the_bound(tmp_path: Path) -> None:
     hanging = tmp_path / "mix.json"
     os.mkfifo(hanging)  # whoever opens it to read waits for somebody who writes

@@ -28,6 +28,7 @@ def files(folder: Path, pattern: str) -> list[bytes]:
     return [path.read_bytes() for path in folder.glob(pattern)]
 
 
+@pytest.mark.nightly
 async def test_commands_do_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("tensorboard", "matplotlib"):
         need_module(module)

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.support.drive.processes import in_training, prepared_run
 from tests.support.servers.ports import free_port
 
 
+@pytest.mark.nightly
 async def test_written_files_start_a_run_that_trains(tmp_path: Path) -> None:
     folder, port = tmp_path / "tokens", free_port()
     folder.mkdir()

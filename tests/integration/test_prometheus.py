@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.integration.test_metrics import serve_data, start_measured_client
 from tests.support.deployment import DEPLOY
 from tests.support.drive.processes import in_training, prepared_run
@@ -39,6 +41,7 @@ async def empty_panels(read: Prometheus) -> list[str]:
     return [name for name, texts in queries().items() if not any([await read.query(text) for text in texts])]
 
 
+@pytest.mark.nightly
 async def test_each_panel_shows_a_run_and_alerts_are_evaluated(tmp_path: Path) -> None:
     overrides = {
         "config__init_min_clients": 2,

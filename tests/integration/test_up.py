@@ -96,6 +96,7 @@ async def test_up_whose_coordinator_is_killed_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in errors.decode()
 
 
+@pytest.mark.nightly
 async def test_up_that_is_terminated_leaves_no_process_behind(tmp_path: Path) -> None:
     process, coordinator = await training_up(tmp_path / "run")
     process.terminate()

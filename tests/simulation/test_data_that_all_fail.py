@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, MISSES_BEFORE_REST
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
@@ -30,6 +32,7 @@ class MendableData(DummyDataProvider):
         return await super().get_samples(data_ids)
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_run_holds_while_all_data_fail_and_finishes_once_they_are_mended() -> None:
     data = [MendableData(DatasetSpec(2, 16)) for _ in range(3)]

@@ -253,6 +253,7 @@ def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 
+@pytest.mark.nightly
 def test_a_disk_that_is_full_is_named_and_nothing_is_lost(sources: Path, made: Path, tmp_path: Path) -> None:
     arguments = ["prepare", str(sources), "--tokenizer", "bytes", "--out", str(tmp_path / "data"), "--seq-len", "16"]
     arguments += ["--shard-tokens", "40000", "--validation", "10%", "--dedup", "--workers", "1"]

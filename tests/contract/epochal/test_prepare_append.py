@@ -88,6 +88,7 @@ def test_the_same_append_again_says_that_nothing_was_done(data: Path) -> None:
     assert documents_in(data / "train")[-1] == b"third"
 
 
+@pytest.mark.nightly
 def test_interrupted_append_goes_on_to_the_same_bytes(data: Path, tmp_path: Path) -> None:
     write_records(tmp_path / "new.jsonl", [f"new text {number} " + "x" * 4000 for number in range(1000)])
     shown = 0

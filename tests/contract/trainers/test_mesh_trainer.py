@@ -167,6 +167,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
         assert all(process.returncode is not None for process in last), "a closed mesh has left a process"
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(shared: SharedMesh) -> None:
     assert os.listdir(shared.temporary) == []
@@ -185,6 +186,7 @@ async def test_data_that_cannot_be_trained_on_name_their_batch(shared: SharedMes
     assert [process.pid for process in _processes_of(trainer)] == pids, "the same processes"
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_cancelled_round_leaves_no_process_and_the_next_one_works(
     shared: SharedMesh, caplog: pytest.LogCaptureFixture

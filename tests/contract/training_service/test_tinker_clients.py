@@ -131,6 +131,7 @@ def sdk_trains(url: str, data: list[list[Text]]) -> dict[str, Any]:
         }
 
 
+@pytest.mark.nightly
 async def test_sdk_trains_in_chunks_as_the_model_does_alone(
     service_url: str, tmp_path: Path, elsewhere: OtherProcess
 ) -> None:

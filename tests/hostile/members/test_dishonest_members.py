@@ -78,6 +78,7 @@ def test_results_that_are_too_long_count_for_as_much_less() -> None:
             assert number_of(entry.norm) * number_of(entry.factor) < 3 * honest
 
 
+@pytest.mark.nightly
 def test_members_whose_results_are_too_long_rest_and_are_told_why() -> None:
     found = played(LONG_AND_FLIPPED)
     assert found.misses.keys() == found.dishonest
@@ -93,6 +94,7 @@ def test_honest_members_miss_nothing_whatever_the_others_do() -> None:
         assert not found.misses.keys() - found.dishonest
 
 
+@pytest.mark.nightly
 def test_bounds_leave_an_honest_run_as_it_is() -> None:
     unbounded = run_virtually(play(HONEST, small_state(**WITHOUT_BOUNDS), small_text()))
     assert played(HONEST).loss == pytest.approx(unbounded.loss, rel=SAME_LOSS)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from epochal.runtime.files.spool import FOLDER_PREFIX
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import in_training, real_run
@@ -26,6 +28,7 @@ async def test_run_on_files_has_equal_replicas_and_leaves_nothing(tmp_path: Path
     assert folders_in(spool) == []
 
 
+@pytest.mark.nightly
 async def test_files_of_a_killed_client_go_when_another_one_starts(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     both = {"config__total_steps": 6, "config__init_min_clients": 2, "config__min_clients": 2}

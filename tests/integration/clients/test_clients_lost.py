@@ -51,6 +51,7 @@ async def test_client_killed_in_a_phase_is_dropped_and_the_run_finishes(tmp_path
             assert run.changes_of(victim)[-1] == "fell silent"
 
 
+@pytest.mark.nightly
 async def test_client_that_stops_answering_leaves_the_roster_and_comes_back(tmp_path: Path) -> None:
     overrides = {
         "config__init_min_clients": 3,
@@ -111,6 +112,7 @@ async def test_ctrl_c_once_finishes_the_round_and_withdraws(tmp_path: Path) -> N
         await run.prove()
 
 
+@pytest.mark.nightly
 async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 4}
     async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
@@ -133,6 +135,7 @@ async def test_client_that_joins_in_the_middle_of_an_epoch_takes_part(tmp_path: 
         await run.prove()
 
 
+@pytest.mark.nightly
 async def test_client_whose_coordinator_never_answers_gives_up_after_its_bound(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=2) as run:
         url = run.url

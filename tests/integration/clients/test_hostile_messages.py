@@ -91,6 +91,7 @@ async def test_body_above_the_limit_is_refused_with_and_without_a_length(tmp_pat
         await run.http.get("/healthz")
 
 
+@pytest.mark.nightly
 async def test_bad_results_are_refused_by_name_and_the_run_finishes_without_them(tmp_path: Path) -> None:
     overrides = {
         "config__init_min_clients": 8,

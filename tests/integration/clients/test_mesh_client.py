@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.support.data.token_files import write_served_tokens
 from tests.support.drive.processes import RealRun, gone, in_training, real_run
@@ -43,6 +44,7 @@ async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: 
             await gone(pid)
 
 
+@pytest.mark.nightly
 async def test_lost_mesh_process_costs_a_round_a_killed_agent_leaves_none(tmp_path: Path) -> None:
     need_module("torch")
     overrides = {"config__init_min_clients": 2, "config__total_steps": 100_000}

@@ -57,6 +57,7 @@ async def test_service_that_is_killed_costs_rounds_and_not_the_run(tmp_path: Pat
         assert len(run.events(run.clients[0], "chunks_sent")) > 3, "it trained on after the new start"
 
 
+@pytest.mark.nightly
 async def test_client_with_a_wrong_token_ends_and_costs_no_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

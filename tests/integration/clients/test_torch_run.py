@@ -29,7 +29,7 @@ WAITING = "import os\nopen(os.environ['TEST_PIPE']).read()\nimport this_is_never
 """What some clients find in place of torch; the second waits until somebody opens the pipe to write."""
 MESH = (*CPU, "--mesh", "fsdp=2", "--batch-size", "1")
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.nightly]
 
 
 @dataclass(frozen=True)

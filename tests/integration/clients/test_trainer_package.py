@@ -59,6 +59,7 @@ async def test_run_of_the_packages_trainer_learns_the_digits(
         assert found["loss"] < math.log(2) / 4 < CHANCE_LOSS / 10, found
 
 
+@pytest.mark.nightly
 async def test_check_opens_the_model_and_the_data(installed: str, digits: str, tmp_path: Path) -> None:
     state = tmp_path / "state.toml"
     text = (PACKAGE / "state.toml").read_text(encoding="utf-8")

@@ -56,6 +56,7 @@ async def test_coordinator_killed_in_a_phase_goes_on_where_it_was(tmp_path: Path
         assert dropped(run) == []
 
 
+@pytest.mark.nightly
 async def test_backup_that_is_restored_takes_its_clients_back_to_where_it_stands(tmp_path: Path) -> None:
     repeats = {"merge__inner_state": "reset"}  # a step that is trained again leads to the same replica
     async with real_run(tmp_path, config__init_min_clients=2, config__total_steps=60, **repeats) as run:
@@ -118,6 +119,7 @@ async def test_second_coordinator_of_a_run_directory_refuses_and_names_the_first
         assert (await run.finish()).rounds == 2
 
 
+@pytest.mark.nightly
 async def test_coordinator_stopped_by_ctrl_c_and_started_again_goes_on(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=60) as run:
         await run.start_client()
@@ -129,6 +131,7 @@ async def test_coordinator_stopped_by_ctrl_c_and_started_again_goes_on(tmp_path:
         assert await run.coordinator.wait(BOUND_S) == 0
 
 
+@pytest.mark.nightly
 async def test_coordinator_terminated_as_soon_as_it_listens_ends_in_order(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
         for _ in range(STARTS):

@@ -149,6 +149,7 @@ async def test_run_waits_for_its_database_and_goes_on_with_it(tmp_path: Path, se
         assert (await run.finish()).rounds == 40
 
 
+@pytest.mark.nightly
 async def test_replica_without_the_database_tells_what_it_knows_as_stale(
     tmp_path: Path, server: PostgresServer
 ) -> None:
@@ -299,6 +300,7 @@ async def test_result_whose_replica_is_killed_is_there_whole_or_not(
             assert await fetched(hand.api, bound.result_sha256) == data
 
 
+@pytest.mark.nightly
 async def test_access_that_one_replica_was_told_of_holds_at_another(tmp_path: Path, server: PostgresServer) -> None:
     async with replicated_run(tmp_path, server, 2, access={"mode": "invitations"}) as replicas:
         run, (first, second) = replicas.run, replicas.all
@@ -317,6 +319,7 @@ async def test_access_that_one_replica_was_told_of_holds_at_another(tmp_path: Pa
         (await run.command_here("invite", str(second.http.base_url), "--list", **token)).expect(0, "no invitation")
 
 
+@pytest.mark.nightly
 async def test_key_admitted_at_one_replica_joins_at_another(tmp_path: Path, server: PostgresServer) -> None:
     async with replicated_run(tmp_path, server, 2, access={"mode": "keys"}) as replicas:
         run, (first, second) = replicas.run, replicas.all

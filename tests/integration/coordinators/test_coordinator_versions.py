@@ -98,6 +98,7 @@ async def test_newer_rules_wait_for_the_coordinators_of_older_ones(tmp_path: Pat
             assert "let coordinators of the version that began" in newer.log_tail()
 
 
+@pytest.mark.nightly
 async def test_waiting_coordinator_ends_on_a_signal(tmp_path: Path, server: PostgresServer) -> None:
     async with (
         replicated_run(tmp_path, server, 1) as replicas,

@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.drive.replicas import replicated_run
 from tests.support.servers.postgres_server import postgres_server
 
 STEPS = 3
 
 
+@pytest.mark.nightly
 async def test_commands_read_a_run_that_is_served_from_a_database(tmp_path: Path) -> None:
     with postgres_server() as server:
         async with replicated_run(tmp_path, server, 2, config__total_steps=STEPS) as replicas:

@@ -126,6 +126,7 @@ async def told(manager: socket.socket) -> str:
     return (await asyncio.wait_for(asyncio.get_running_loop().sock_recv(manager, 100), BOUND_S)).decode()
 
 
+@pytest.mark.nightly
 async def test_run_trains_as_deployed_and_survives_a_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

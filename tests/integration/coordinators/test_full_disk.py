@@ -81,6 +81,7 @@ async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -
             assert "File too large" in said["reason"]
 
 
+@pytest.mark.nightly
 async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) -> None:
     model = {"context": 8, "embedding": 16, "hidden": 64}  # results of 100 KiB
     overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5, "model__LLM__ngram": model}

@@ -3,6 +3,8 @@
 import statistics
 from pathlib import Path
 
+import pytest
+
 from tests.support.data.token_files import write_served_tokens
 from tests.support.drive.processes import in_training, real_run
 from tests.support.servers.delaying_relay import delaying_relay
@@ -11,6 +13,7 @@ ROUND_TRIP_S = 0.2
 ROUNDS = 9
 
 
+@pytest.mark.nightly
 async def test_client_far_from_its_data_waits_only_in_its_first_round(tmp_path: Path) -> None:
     """Its rounds take a few round trips to the coordinator; the next round's samples arrive meanwhile."""
     config, port = write_served_tokens(tmp_path)

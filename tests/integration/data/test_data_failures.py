@@ -28,6 +28,7 @@ FEW_FILES = 1024
 """A usual limit of a process's open files: enough for the connections, but for nothing else."""
 
 
+@pytest.mark.nightly
 async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     location = {"Server": f"127.0.0.1:{port}"}
@@ -69,6 +70,7 @@ async def test_run_over_tls_goes_on_when_one_of_two_data_servers_ends(tmp_path: 
         assert (report.rounds, report.quarantined) == (LAST_STEP, 0)
 
 
+@pytest.mark.nightly
 async def test_data_server_beyond_this_machine_needs_tls_or_consent(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     certificate, key = self_signed(tmp_path)
@@ -86,6 +88,7 @@ async def test_data_server_beyond_this_machine_needs_tls_or_consent(tmp_path: Pa
             assert await server.wait(BOUND_S) == 0
 
 
+@pytest.mark.nightly
 async def test_own_data_server_of_a_coordinator_follows_its_options(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     certificate, key = self_signed(tmp_path)
@@ -170,6 +173,7 @@ async def test_requests_that_a_failed_step_cancels_cost_no_connections(tmp_path:
         assert await run.watch.api.run_document(None, 0.0) == document
 
 
+@pytest.mark.nightly
 async def test_bad_data_pauses_the_run_where_the_state_file_says_stop(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data", BAD_INDEX)
     overrides = {

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.support.drive.processes import in_training, real_run
 from tests.support.heavy import need_module
@@ -27,6 +28,7 @@ def http_location(files: dict[str, Any], shuffle: object) -> dict[str, Any]:
     return {"Http": {"location": files, "token_size_in_bytes": "TwoBytes", "shuffle": shuffle}}
 
 
+@pytest.mark.nightly
 async def test_clients_of_numbered_files_share_a_cache(tmp_path: Path) -> None:
     write_files(tmp_path / "root")
     port = free_port()
@@ -51,6 +53,7 @@ async def test_clients_of_numbered_files_share_a_cache(tmp_path: Path) -> None:
         assert list((tmp_path / "cache").glob("??/*"))
 
 
+@pytest.mark.nightly
 async def test_data_behind_http_that_go_away_are_waited_for(tmp_path: Path) -> None:
     write_files(tmp_path / "root")
     port = free_port()
@@ -82,6 +85,7 @@ async def test_run_over_parquet_samples_is_finished_and_proved(tmp_path: Path) -
         assert (report.rounds, report.quarantined, report.unapplied) == (12, 0, 0)
 
 
+@pytest.mark.nightly
 async def test_run_over_a_mix_goes_on_past_the_pass_of_a_source(tmp_path: Path) -> None:
     write_files(tmp_path / "root")
     mix = [

@@ -79,6 +79,7 @@ async def test_run_packs_records_with_an_encoder_each_sample_counts_once(
         assert train["tokens"] > found["tokens"]
 
 
+@pytest.mark.nightly
 async def test_record_that_no_client_can_encode_is_quarantined_by_its_batch(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"record {number}. " * 3}) for number in range(60)]
     lines[17] = '{"text": '
@@ -96,6 +97,7 @@ async def test_record_that_no_client_can_encode_is_quarantined_by_its_batch(tmp_
         assert any("data index 17 is not JSON" in event["reason"] for event in reported)
 
 
+@pytest.mark.nightly
 async def test_parquet_rows_of_any_length_are_packed(tmp_path: Path) -> None:
     need_module("pyarrow")
     import pyarrow
@@ -166,6 +168,7 @@ async def test_data_pack_goes_on_where_it_was_interrupted(tmp_path: Path) -> Non
     (await pack(data, cut)).expect(2, "is of other data")
 
 
+@pytest.mark.nightly
 async def test_data_pack_replaces_an_unnoted_part_and_misses_a_noted_one(tmp_path: Path) -> None:
     need_module("pyarrow")
     write_records(tmp_path / "data" / "train.jsonl", 60)

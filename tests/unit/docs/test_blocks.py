@@ -117,7 +117,7 @@ def test_blocks_of_a_page_are_taken_by_their_parser(page: str, monkeypatch: pyte
             PARSERS[block.language](block)
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.is_executed_alone], ids=lambda block: block.place)
+@thinned("block", [block for block in BLOCKS if block.is_executed_alone], ids=lambda block: block.place)
 def test_python_of_a_page_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in re.findall(r"^(?:import|from) (torch|transformers|pyarrow)\b", block.text, re.MULTILINE):
         need_module(module)

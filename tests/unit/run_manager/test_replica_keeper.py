@@ -102,6 +102,7 @@ async def test_replica_that_differs_is_rebuilt_and_equal_again() -> None:
         assert not run.clients[1].of(ReplicaDistrusted)
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_replica_that_differs_after_every_rebuild_ends_the_client() -> None:
     """A client whose arithmetic differs must not stay: it would rebuild for ever."""

@@ -108,6 +108,7 @@ def _epoch_starts(client: SimulatedClient) -> list[RunDocument]:
     return list({d.epoch: d for d in reversed(firsts)}.values())[::-1]
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_every_epoch_begins_as_soon_as_all_are_ready_again() -> None:
     async with simulated_run(_epochs_of_30_s(config__total_steps=70), seed=0) as run:

@@ -57,6 +57,7 @@ def test_permute_any_range_agrees_with_plain_integers(data: st.DataObject, seed:
     assert found.tolist() == [slow_permute(keys, n, index) for index in indices]
 
 
+@pytest.mark.nightly
 def test_permute_small_ranges_gives_every_order_about_equally_often() -> None:
     trials, n = 4_800, 5
     orders = Counter(tuple(images(n, list(range(n)), number)) for number in range(trials))

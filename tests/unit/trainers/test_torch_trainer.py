@@ -57,6 +57,7 @@ async def packed(*rows: Sequence[Any]) -> AsyncIterator[TokenBatch]:
         )
 
 
+@pytest.mark.nightly
 async def test_packed_row_has_the_loss_and_step_of_its_documents_alone() -> None:
     documents = sequences_of(*LENGTHS)
     trainer = torch_trainer(inner_state="reset")
@@ -141,6 +142,7 @@ async def difference(trainer: Trainer, planned: int = 4) -> dict[str, bytes]:
     return bytes_of(trained.difference)
 
 
+@pytest.mark.nightly
 async def test_inner_state_is_tentative_until_committed() -> None:
     trainer, twin = torch_trainer(), torch_trainer()
     first = await difference(trainer)
@@ -208,6 +210,7 @@ async def test_gradient_that_is_not_finite_fails_the_step_by_name() -> None:
     assert (await trainer.train(plan_of(4), start, arriving(sequences_of(*[16] * 4)))).token_count == 60
 
 
+@pytest.mark.nightly
 async def test_device_that_vanishes_mid_step_costs_the_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

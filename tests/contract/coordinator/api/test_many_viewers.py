@@ -54,6 +54,7 @@ async def more_viewers(run: Served, count: int) -> list[ToldViewer]:
     return found
 
 
+@pytest.mark.nightly
 async def test_thousand_viewers_at_one_address_are_told_by_few_frames(tmp_path: Path) -> None:
     allow_connections()
     if connection_limit() < 3 * VIEWERS:
