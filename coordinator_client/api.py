@@ -76,7 +76,22 @@ class BlobRequests(Protocol):
         ...
 
 
-class RunRequests(DocumentRequests, BlobRequests, Protocol):
+class ReportRequests(Protocol):
+    """The requests with which a member reports."""
+
+    async def report(self, report: Report) -> Standing:
+        """Report on this member's replica or its part of a round; return which of its messages have arrived."""
+        ...
+
+    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
+        """Report a small result and send its bytes along; return which of this member's messages have arrived.
+
+        If the result is not verified then, the coordinator has only taken the report, and the bytes are to follow.
+        """
+        ...
+
+
+class RunRequests(DocumentRequests, BlobRequests, ReportRequests, Protocol):
     """The requests of a member of the run. A data server uses those that read."""
 
     async def config(self, sha256: Sha256) -> StateFile:
@@ -103,17 +118,6 @@ class RunRequests(DocumentRequests, BlobRequests, Protocol):
 
     async def results(self, query: ResultsQuery) -> PageAndBytes:
         """Return a page of results, with the bytes of small ones that others made if the coordinator sends them."""
-        ...
-
-    async def report(self, report: Report) -> Standing:
-        """Report on this member's replica or its part of a round; return which of its messages have arrived."""
-        ...
-
-    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
-        """Report a small result and send its bytes along; return which of this member's messages have arrived.
-
-        If the result is not verified then, the coordinator has only taken the report, and the bytes are to follow.
-        """
         ...
 
     async def standing(self) -> Standing:

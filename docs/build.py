@@ -20,7 +20,7 @@ from docs import (
 )
 from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
-from epochal.run_manager.step_table import STEPS, News
+from epochal.run_manager.step_state_machine import STEPS, News
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")

@@ -6,15 +6,16 @@ is asked to leave finishes the present round first.
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from epochal.coordinator_client.api import CoordinatorApi
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.session import ClientProfile, CoordinatorSession
-from epochal.run_manager.context import ClientDependencies
+from epochal.run_manager.client_round_times import RoundTimes
+from epochal.run_manager.context import ClientDependencies, FollowedConfig
 from epochal.run_manager.events import DocumentArrived
-from epochal.run_manager.run_manager import RunManager, read_run
+from epochal.run_manager.run_manager import RunManager
 from epochal.run_manager.waiting import WaitingNotice
 from epochal.runtime.task_errors import first_error
 from epochal.state.documents import RunDocument
@@ -71,9 +72,10 @@ class Agent:
         dependencies: ClientDependencies,
         leave_bound_s: float = LEAVE_BOUND_S,
     ) -> None:
-        self._dependencies = dependencies
+        self._times = RoundTimes(dependencies.retry_policy.clock.monotonic_s, dependencies.observer)
+        self._dependencies = replace(dependencies, observer=self._times.observe)
         self._leave_bound_s = leave_bound_s
-        self._session = CoordinatorSession(api, profile, dependencies.retry_policy, dependencies.observer)
+        self._session = CoordinatorSession(api, profile, dependencies.retry_policy, self._times.observe)
         self._leaving = asyncio.Event()
         self._ended = asyncio.Event()
         self._reason = EndReason.FINISHED
@@ -101,7 +103,7 @@ class Agent:
 
     async def _run(self) -> ClientEnd:
         async with asyncio.TaskGroup() as group:
-            manager = RunManager(self._session, self._dependencies, group)
+            manager = RunManager(self._session, self._dependencies, self._times, group)
             tasks: list[asyncio.Task[None]] = []
             try:
                 tasks = [
@@ -115,7 +117,7 @@ class Agent:
                     task.cancel()
                 await manager.aclose()
                 await self._session.known.save()
-                await self._withdraw(manager.last_times())
+                await self._withdraw(self._times.last())
         step, digest = (None, None) if held is None else (held.step, held.digest)
         log.info("client_ended", extra={"reason": self._reason.value, "step": step})
         return ClientEnd(self._reason, step, digest)
@@ -135,7 +137,8 @@ class Agent:
         if check is not None:
             document = await self._session.run_document(None, 0.0)
             assert document is not None, "a request that names no version is answered at once"
-            await check(*await read_run(self._session, document))
+            config = await FollowedConfig.read(self._session, document)
+            await check(config.state, config.spec)
 
     async def _follow(self, manager: RunManager) -> None:
         notice = WaitingNotice()

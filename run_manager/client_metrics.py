@@ -17,7 +17,7 @@ from epochal.run_manager.events import (
     StepEntered,
     StepRefused,
 )
-from epochal.run_manager.step_table import StepName
+from epochal.run_manager.step_state_machine import StepName
 from epochal.runtime.metrics.metrics_registry import DURATION_BUCKETS_S
 
 

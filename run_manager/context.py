@@ -1,44 +1,23 @@
-"""The parts of one client: those that come from outside, and those that its steps share."""
+"""From what the parts of one client are made: what comes from outside, and the configuration of the run."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from epochal.coordinator_client.session import CoordinatorSession
-from epochal.data_providers.fetcher import DataFetcher, FetchSettings
-from epochal.data_providers.next_round_samples import AheadSamples
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.growing_data import FollowingDataProvider
-from epochal.run_manager.client_round_times import RoundTimes
-from epochal.run_manager.events import Observer, ResultSettled, ignore
-from epochal.run_manager.exchange.result_exchange import Exchange
-from epochal.run_manager.feedback.error_feedback import ErrorFeedback
-from epochal.run_manager.readiness import Readiness
+from epochal.run_manager.events import Observer
 from epochal.run_manager.replica.checkpoint_download import CheckpointSource
-from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.replica.saving import SaveReplica
-from epochal.run_manager.round_view import RoundViews
-from epochal.run_manager.trainer_opening import TrainerOpening
-from epochal.runtime.files.spool import Spool
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import Outcome
-from epochal.state.model.tensors import Tensors, TensorStream
-from epochal.state.results import ResultHeader, result_of
-from epochal.state.wire import Sha256
+from epochal.state.documents import RunDocument
+from epochal.state.errors import Desync
+from epochal.state.model.first_model import model_digest
 from epochal.trainers.protocol import Trainer
-
-
-class Step(Protocol):
-    """One step of the machine. It is cancelled when a run document asks for another step."""
-
-    async def start(self) -> None:
-        """Do the step's work for its run document."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,102 +85,46 @@ class ClientDependencies:
     save_replica: SaveReplica | None = None
 
 
-class _KeepsInnerState(Protocol):
-    """A trainer's inner state, as `epochal.trainers.protocol.Trainer` has it."""
-
-    def commit_inner_state(self) -> None: ...
-
-    def roll_back_inner_state(self) -> None: ...
-
-
-class TentativeState:
-    """Binds the trainer's inner state, and error feedback, to the fate of the result that it came with.
-
-    See `docs/merging.md`.
-    """
-
-    def __init__(
-        self, trainer: _KeepsInnerState, observer: Observer = ignore, feedback: ErrorFeedback | None = None
-    ) -> None:
-        self._trainer = trainer
-        self._observer = observer
-        self._feedback = feedback
-        self._result_sha256: Sha256 | None = None
-
-    def published(self, result_sha256: Sha256) -> None:
-        """Note that the last `train` led to this result."""
-        if self._feedback is not None:
-            self._feedback.published(result_sha256)
-        self._result_sha256 = result_sha256
-
-    def settle(self, outcome: Outcome) -> None:
-        """Keep the inner state if the outcome contains the result, else forget it."""
-        if self._feedback is not None:
-            self._feedback.settle(outcome)
-        result = self._result_sha256
-        if result is not None and any(entry.result_sha256 == result for entry in outcome.entries):
-            self._trainer.commit_inner_state()
-            self._result_sha256 = None
-            self._observer(ResultSettled(is_applied=True))
-        else:
-            self.forget()
-
-    def forget(self) -> None:
-        """Roll the inner state back: no outcome will contain the result."""
-        self._trainer.roll_back_inner_state()
-        if self._result_sha256 is not None:
-            self._result_sha256 = None
-            self._observer(ResultSettled(is_applied=False))
-
-
-@dataclass(frozen=True, slots=True)
-class StepContext:
-    """Everything that the steps work with. A change of the run's configuration replaces it by one with a new `state`.
+class FollowedConfig:
+    """The configuration of the run, as its newest document names it.
 
     Attributes:
+        state: the run's state file. A step reads it once, when it starts.
         spec: the run's model, complete.
-        worker: runs blocking calls other than training and merging.
-        spool: holds replicas, results and checkpoints outside of memory.
-        opening: the trainer, and what packs samples for it, as soon as they are there.
-        feedback: what this client's codec has left out; None in a run without error feedback.
-        ahead: the samples that were fetched ahead of their round.
-        times: measures this client's rounds.
     """
 
-    session: CoordinatorSession
-    dependencies: ClientDependencies
-    state: StateFile
-    spec: ModelSpec
-    exchange: Exchange
-    keeper: ReplicaKeeper
-    readiness: Readiness
-    rounds: RoundViews
-    opening: TrainerOpening
-    tentative: TentativeState
-    provider: FollowingDataProvider
-    worker: Worker
-    spool: Spool
-    feedback: ErrorFeedback | None
-    ahead: AheadSamples
-    times: RoundTimes
+    def __init__(self, session: CoordinatorSession, document: RunDocument, state: StateFile, spec: ModelSpec) -> None:
+        self._session = session
+        self._sha256 = document.config_sha256
+        self._model_sha256 = model_digest(spec)
+        self._version = document.version
+        self.state = state
+        self.spec = spec
 
-    def result_of(self, header: ResultHeader, lineage: str, difference: Tensors) -> TensorStream:
-        """Return the file of a result, encoded with the run's codec. Call it in a worker.
+    @classmethod
+    async def read(cls, session: CoordinatorSession, document: RunDocument) -> "FollowedConfig":
+        """Return the configuration that a document names; the model is the state file's without a model document."""
+        state, model_sha256 = await session.config(document.config_sha256), document.model_sha256
+        return cls(
+            session,
+            document,
+            state,
+            state.model.LLM.spec if model_sha256 is None else await session.model(model_sha256),
+        )
 
-        Args:
-            header: of the result.
-            lineage: the run's history.
-            difference: `start − end` of every parameter, float32.
+    def access(self) -> RunAccess:
+        """Return the run as it is now, for a data provider or a trainer."""
+        return RunAccess(self.state, self.spec, self._session.data_ticket, lambda: self._version)
+
+    async def apply_state(self, document: RunDocument) -> None:
+        """Take over a configuration of which the changeable part has changed (`state/config/changes.py`).
+
+        Raises:
+            Desync: the run has another model now.
         """
-        if self.feedback is None:
-            return result_of(header, difference, self.state.merge.max_abs)
-        return self.feedback.encode(header, lineage, difference, self.state.merge.max_abs)
-
-    def fetcher(self, vocabulary: int | None) -> DataFetcher:
-        """Return a fetcher of the run's data with the settings of the present configuration.
-
-        Args:
-            vocabulary: tokens are below it; None to accept any token.
-        """
-        settings = FetchSettings.of(self.state)
-        return DataFetcher(self.provider, settings, self.dependencies.retry_policy.jitter, vocabulary, self.ahead)
+        self._version = document.version
+        if document.model_sha256 not in (None, self._model_sha256):
+            raise Desync("the run now has another model than the one that this client has opened; start it again")
+        if document.config_sha256 != self._sha256:
+            self.state = await self._session.config(document.config_sha256)
+            self._sha256 = document.config_sha256

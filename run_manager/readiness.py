@@ -9,11 +9,12 @@ import asyncio
 
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.providers.growing_data import FollowingDataProvider
+from epochal.run_manager.context import FollowedConfig
 from epochal.run_manager.events import BecameReady, DataDiffers, Observer
 from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import RunDocument
+from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ReadyReport
 from epochal.state.phase_names import ROUND_PHASES, RunState
@@ -45,62 +46,66 @@ class Readiness:
 
     Args:
         session: sends the reports.
+        config: says how long rounds may take.
         keeper: holds the replica.
         provider: this client's data.
         opening: the trainer.
         observer: receives `BecameReady` and `DataDiffers`.
+
+    Attributes:
+        has_lost_run_data: whether the run was on this client's data before its newest document, and is not any more.
     """
 
     def __init__(
         self,
         session: CoordinatorSession,
+        config: FollowedConfig,
         keeper: ReplicaKeeper,
         provider: FollowingDataProvider,
         opening: TrainerOpening,
         observer: Observer,
     ) -> None:
         self._session = session
+        self._config = config
         self._keeper = keeper
         self._provider = provider
         self._opening = opening
         self._round_s = 0.0
+        self._last_round: RoundHead | None = None
         self._is_on_my_data = False
+        self.has_lost_run_data = False
         self._warned: str | None = None
         self._observer = observer
-        self._reported_session: int | None = None
+        self._reported: tuple[int, str] | None = None
+        """The session, and the fingerprint of the data, of the last report that counts."""
         self._reporting = asyncio.Lock()
 
     def owe(self) -> None:
         """Note that the coordinator no longer considers this client ready."""
-        self._reported_session = None
+        self._reported = None
 
-    def saw(self, document: RunDocument, state: StateFile) -> None:
-        """Note how long the run's rounds usually take."""
-        round_s = usual_round_s(document, state)
-        self._round_s = self._round_s if round_s is None else round_s
+    async def apply_state(self, document: RunDocument) -> None:
+        """Note how long the run's rounds usually take, and whether the run is still on this client's data.
 
-    def loses_run_data(self, document: RunDocument, *, is_new_round: bool) -> bool:
-        """Whether the run was on this client's data and, with this document, is so no longer.
-
-        Another report is then owed: its refusal says how the data differ.
-
-        Args:
-            document: the run's newest.
-            is_new_round: whether the client has seen no document of its round before. If it has, it may be in the
-                roster, in which case it reports only after the round: then it warns with the fingerprints alone.
+        If it is not any more, another report is owed: its refusal says how the data differ. A client that has seen the
+        document's round before may be in its roster, and then reports only after the round; until then it warns with
+        the fingerprints alone.
         """
-        mine = self._provider.fingerprint
+        round_s = usual_round_s(document, self._config.state)
+        self._round_s = self._round_s if round_s is None else round_s
+        is_new_round = document.round != self._last_round
+        self._last_round = document.round or self._last_round
         was_on_my_data, self._is_on_my_data = self._is_on_my_data, self._provider.serves(document.data_fingerprint)
-        if not was_on_my_data or self._is_on_my_data:
-            return False
+        self.has_lost_run_data = was_on_my_data and not self._is_on_my_data
+        if not self.has_lost_run_data:
+            return
         self.owe()
         if document.run_state in ROUND_PHASES and not is_new_round:
             now = document.data_fingerprint or "none yet"
             self._warn(
-                f"the client's dataset has fingerprint {mine}, the run's now has {now}; "
+                f"the client's dataset has fingerprint {self._provider.fingerprint}, the run's now has {now}; "
                 "how they differ is said after the round"
             )
-        return True
 
     async def ensure(self, step: int) -> None:
         """Report replica `step`, once it is held and this client can train it, unless the coordinator knows it already.
@@ -111,17 +116,17 @@ class Readiness:
             Desync: the replica still differs after it was rebuilt several times.
         """
         async with self._reporting:
-            while self._reported_session != self._session.session_number:
+            while self._reported != (self._session.session_number, self._provider.fingerprint):
                 held = await self._keeper.at(step)
                 await self._opening.due(held.replica, READY_AHEAD_ROUNDS * self._round_s)
                 await self._provider.look_again()
                 report = ReadyReport(held.step, held.digest, self._provider.fingerprint, self._provider.description)
-                number = self._session.session_number
+                reported = self._session.session_number, report.data_fingerprint
                 try:
                     await self._session.report(report)
                 except Refused as refusal:
                     if refusal.kind is Refusal.DATA_UNDECIDED:  # recorded: if members come to agree, nothing is owed
-                        self._reported_session = number
+                        self._reported = reported
                         self._warn(refusal.message)
                         continue
                     if refusal.kind is not Refusal.REPLICA_DIFFERS:
@@ -129,7 +134,7 @@ class Readiness:
                     if self._keeper.held is held:
                         self._keeper.distrust(refusal.message)
                     continue
-                self._reported_session = number
+                self._reported = reported
                 self._warned = None
                 self._observer(BecameReady(held.step))
 
@@ -142,4 +147,4 @@ class Readiness:
         """Report replica `step`, and again after every new session, until cancelled. Raises what `ensure` does."""
         while True:
             await self.ensure(step)
-            await self._session.session_after(self._reported_session or 0)
+            await self._session.session_after(0 if self._reported is None else self._reported[0])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from epochal.coordinator_client.api import RunRequests
+from epochal.run_manager.events import WorkAssigned
 from epochal.state.assignment import DataAssignments, assign_data_for_state, proven_ahead
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry, Roster, RoundAhead, RoundHead, RunDocument, WorkList
@@ -56,6 +57,12 @@ class RoundView:
             frozenset(elect_witnesses(roster, head.seed, head.witness_count)),
             work.isolated_batches(),
         )
+
+    def assigned_to(self, client_id: ClientId) -> WorkAssigned:
+        """Return the event that a client knows its part of the round."""
+        head, batches = self.head, total_batches(self.assignments.get(client_id, ()))
+        is_witness = client_id in self.witnesses
+        return WorkAssigned(head.step, head.attempt, batches, head.batches, len(self.positions), is_witness)
 
     def outcome_with(
         self, state: StateFile, replica_digest: Sha256, results: Mapping[ClientId, CommittedResult]

@@ -1,50 +1,203 @@
 """The client's step machine: run documents in, steps started and cancelled.
 
-`run_manager/step_table.py` decides which step follows; this module starts it. `apply_state` returns promptly: a step
-runs in a task of its own, and a document that asks for another step cancels it and waits until it has ended. A document
-that changes nothing for the present step leaves it alone. The results of a round are followed by a task that lives from
-the round's first document to its last, across Training and Witness.
+Theory of operation. A client sees only some of the run's documents: it may sleep through phases and rounds, and find
+the run anywhere *ahead* of where it was. What it can never see is the run going back, because a coordinator keeps a
+document before it publishes it. So most cells of the table are allowed, and those that are not mean that client and run
+contradict each other: training after the witnessing of the same round, a round before the one that was seen last, a run
+that was never started. Such a document is a `Desync`; the client starts anew from the checkpoint.
+
+News are the document's phase, and for a round's phases whether the round is the one seen last (`same`), another one
+that follows (`next`), or an earlier one (`past`). `docs/concepts.md` shows the table.
+
+`StepStateMachine.apply_state` returns promptly: a step runs in a task of its own, and a document that asks for another
+step cancels it and waits until it has ended. A document that changes nothing for the present step leaves it alone. The
+results of a round are followed from its first document to its last, across Training and Witness.
 """
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
 
-from epochal.run_manager.context import Step, StepContext
-from epochal.run_manager.data_ahead import DataAhead
-from epochal.run_manager.events import StepEntered, StepRefused
-from epochal.run_manager.round_view import round_of
-from epochal.run_manager.step_table import DueStep, StepName, due_step, goes_on
-from epochal.run_manager.steps.cooldown import CooldownStep
-from epochal.run_manager.steps.epoch_checkpoint import EpochCheckpoint
-from epochal.run_manager.steps.observing import ObservingStep
-from epochal.run_manager.steps.round_results import RoundResults
+from epochal.run_manager.events import Observer, StepEntered, StepRefused
+from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.steps.training import TrainingStepMetadata
-from epochal.run_manager.steps.warmup import WarmupStep
 from epochal.run_manager.steps.witness import WitnessStep
 from epochal.runtime.background_task import BackgroundTask
-from epochal.state.documents import RoundHead, RunDocument
-from epochal.state.errors import Refused
+from epochal.state.documents import CheckpointRef, RoundHead, RunDocument
+from epochal.state.errors import Desync, Refused
+from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.refusals import Retry
+from epochal.state.transition_table import TransitionTable
+from epochal.state.wire import ClientId
 
 log = logging.getLogger(__name__)
+
+
+class StepName(StrEnum):
+    """The steps of a client. Observing is for phases in which there is nothing to do; it is the first one."""
+
+    OBSERVING = "Observing"
+    WARMUP = "Warmup"
+    TRAINING = "Training"
+    WITNESS = "Witness"
+    COOLDOWN = "Cooldown"
+    FINISHED = "Finished"
+
+
+class News(StrEnum):
+    """News of a run document, seen from the round that this client saw last."""
+
+    WAITING = "waiting"
+    WARMUP = "warmup"
+    TRAIN_NEXT = "train_next"
+    TRAIN_SAME = "train_same"
+    WITNESS_NEXT = "witness_next"
+    WITNESS_SAME = "witness_same"
+    COOLDOWN = "cooldown"
+    FINISHED = "finished"
+    UNSTARTED = "unstarted"
+    PAST = "past"
+
+
+# fmt: off
+TRANSITIONS = (
+    (News.WAITING,      "*",                                   StepName.OBSERVING),
+    (News.WARMUP,       "*",                                   StepName.WARMUP),
+    (News.TRAIN_NEXT,   "*",                                   StepName.TRAINING),
+    (News.TRAIN_SAME,   StepName.TRAINING,                     StepName.TRAINING),
+    (News.WITNESS_NEXT, "*",                                   StepName.WITNESS),
+    (News.WITNESS_SAME, [StepName.TRAINING, StepName.WITNESS], StepName.WITNESS),
+    (News.COOLDOWN,     "*",                                   StepName.COOLDOWN),
+    (News.FINISHED,     "*",                                   StepName.FINISHED),
+    (News.UNSTARTED,    StepName.OBSERVING,                    StepName.OBSERVING),
+)
+# fmt: on
+"""Every transition: news, the step it finds (`*`: any), the step that follows. What is not here is not allowed."""
+
+STEPS = TransitionTable(StepName, TRANSITIONS)
+
+_PHASE_NEWS = {
+    RunState.UNINITIALIZED: News.UNSTARTED,
+    RunState.WAITING_FOR_MEMBERS: News.WAITING,
+    RunState.PAUSED: News.WAITING,
+    RunState.WARMUP: News.WARMUP,
+    RunState.COOLDOWN: News.COOLDOWN,
+    RunState.FINISHED: News.FINISHED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DueStep:
+    """The step that a document asks for, with the parts of the document that the step depends on.
+
+    When one of them changes, the step starts again. None stands for a part on which the step does not depend.
+    """
+
+    name: StepName
+    round: RoundHead | None = None
+    epoch: int | None = None
+    phase_started_s: float | None = None
+    step: int | None = None
+    checkpoint: CheckpointRef | None = None
+    is_checkpointer: bool = False
+
+
+def news_of(document: RunDocument, last_round: RoundHead | None) -> News:
+    """Return the news of a document to a client that saw `last_round` last.
+
+    Raises:
+        Desync: a document in a round's phase without a round; the coordinator's fault.
+    """
+    if last_round is not None and document.step < last_round.step:
+        return News.PAST
+    if document.run_state not in ROUND_PHASES:
+        return _PHASE_NEWS[document.run_state]
+    head = document.round
+    if head is None:
+        raise Desync(f"a run document in {document.run_state.value} without a round", version=document.version)
+    training = document.run_state is RunState.ROUND_TRAIN
+    if last_round is None or (head.step, head.attempt) > (last_round.step, last_round.attempt):
+        return News.TRAIN_NEXT if training else News.WITNESS_NEXT
+    if head == last_round:
+        return News.TRAIN_SAME if training else News.WITNESS_SAME
+    return News.PAST
+
+
+def goes_on(before: DueStep | None, due: DueStep) -> bool:
+    """Return whether the step that was due before goes on.
+
+    A client whose turn to write the checkpoint is over continues its upload.
+    """
+    return due == before or (due.name is StepName.COOLDOWN and before == replace(due, is_checkpointer=True))
+
+
+def due_step(step: StepName, document: RunDocument, last_round: RoundHead | None, client_id: ClientId) -> DueStep:
+    """Return the step that a client in `step`, which saw `last_round` last, takes for this document.
+
+    Raises:
+        Desync: none is allowed; names the step and the document. The client starts anew from the checkpoint.
+    """
+    news = news_of(document, last_round)
+    goal = STEPS.fire(step, news)
+    if goal is None:
+        seen = "no round" if last_round is None else f"round {last_round.step} attempt {last_round.attempt}"
+        raise Desync(
+            f"step {step.value}, which saw {seen} last, does not allow a document in {document.run_state.value} at "
+            f"step {document.step} (version {document.version}, {news.value})",
+            step_name=step.value,
+            news=news.value,
+            version=document.version,
+        )
+    is_checkpointer = document.checkpointer == client_id
+    match goal:
+        case StepName.TRAINING | StepName.WITNESS:
+            return DueStep(goal, document.round)
+        case StepName.WARMUP:
+            started_s = document.phase_started_s
+            return DueStep(goal, None, document.epoch, started_s, document.step, document.checkpoint, is_checkpointer)
+        case StepName.COOLDOWN:
+            return DueStep(goal, None, document.epoch, None, document.step, document.checkpoint, is_checkpointer)
+        case StepName.OBSERVING | StepName.FINISHED:
+            return DueStep(goal)
+
+
+class Step(Protocol):
+    """One step of the machine, for every document that asks for it."""
+
+    async def start(self, document: RunDocument) -> None:
+        """Do the step's work for this document. It is cancelled when a document asks for another step."""
+        ...
 
 
 class StepStateMachine:
     """The steps Warmup, Training, Witness and Cooldown of one client.
 
     Args:
-        context: what the steps work with. A new one applies to the steps that start later.
+        others: the steps beside Training and Witness, by name.
+        readiness: a Warmup starts again if the run is no longer on this client's data.
         group: runs the steps; it must outlive the machine.
     """
 
-    def __init__(self, context: StepContext, group: asyncio.TaskGroup) -> None:
-        self.context = context
+    def __init__(
+        self,
+        client_id: ClientId,
+        training: TrainingStepMetadata,
+        witness: WitnessStep,
+        others: Mapping[StepName, Step],
+        readiness: Readiness,
+        observer: Observer,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        self._client_id = client_id
+        self._training = training
+        self._witness = witness
+        self._steps: dict[StepName, Step] = {StepName.TRAINING: training, StepName.WITNESS: witness, **others}
+        self._readiness = readiness
+        self._observer = observer
         self._step_task = BackgroundTask(group, "step")
-        self._results_task = BackgroundTask(group, "round results")
-        self._checkpoint = EpochCheckpoint(group)
-        self._data_ahead = DataAhead(group)
-        self._results: RoundResults | None = None
-        self._training: TrainingStepMetadata | None = None
         self._last_round: RoundHead | None = None
         self._due: DueStep | None = None
 
@@ -55,82 +208,40 @@ class StepStateMachine:
             Desync: no step allows the document; nothing was changed.
         """
         present = StepName.OBSERVING if self._due is None else self._due.name
-        due = due_step(present, document, self._last_round, self.context.session.client_id)
-        self.context.keeper.aim(document)
-        self.context.readiness.saw(document, self.context.state)
-        await self._checkpoint.follow(self.context, document)
-        is_new_round = document.round != self._last_round
-        has_lost_data = self.context.readiness.loses_run_data(document, is_new_round=is_new_round)
-        reports_again = has_lost_data and due.name is StepName.WARMUP
+        due = due_step(present, document, self._last_round, self._client_id)
+        reports_again = due.name is StepName.WARMUP and self._readiness.has_lost_run_data
         if goes_on(self._due, due) and not reports_again:
-            await self._data_ahead.follow(self.context, document)
             return
         self._due = due
+        self._last_round = document.round or self._last_round
         await self._step_task.replace(None)
-        await self._follow_results(document)
-        step = self._make(due.name, document)
-        self.context.dependencies.observer(StepEntered(due.name.value, document))
+        await self._witness.follow(document.round)
+        if due.name is StepName.TRAINING:
+            self._training.delivered.clear()
+        self._observer(StepEntered(due.name.value, document))
         log.debug("step_entered", extra={"step_name": due.name.value, "version": document.version})
-        await self._data_ahead.follow(self.context, document)
-        if step is not None:
-            await self._step_task.replace(self._run(due.name, step))
-
-    async def start_anew(self) -> None:
-        """Forget every round that was seen; the next document is the first."""
-        await self.stop()
-        self._due, self._last_round, self._results = None, None, None
+        if due.name in self._steps:
+            await self._step_task.replace(self._run(due.name, document))
 
     async def round_done(self) -> None:
         """Return when this client owes nothing more to the round under way: its result, or its attestation."""
-        training, results = self._training, self._results
+        results = self._witness.results
         if results is not None:
-            if training is not None:
-                await training.delivered.wait()
+            if self._due is not None and self._due.name is StepName.TRAINING:
+                await self._training.delivered.wait()
             await results.finished.wait()
 
     async def stop(self) -> None:
-        """Cancel the present step and wait until it has ended; bounded."""
+        """Cancel the present step, wait until it has ended (bounded), and forget every round that was seen."""
         await self._step_task.replace(None)
-        await self._results_task.replace(None)
-        await self._checkpoint.stop()
-        await self._data_ahead.stop()
+        await self._witness.follow(None)
+        self._due = self._last_round = None
 
-    async def _follow_results(self, document: RunDocument) -> None:
-        head = document.round
-        if head is None:
-            self._results = None
-            await self._results_task.replace(None)
-        elif self._results is None or head != self._last_round:
-            self._last_round = head
-            self._results = RoundResults(self.context, head)
-            await self._results_task.replace(self._results.run())
-
-    def _make(self, goal: StepName, document: RunDocument) -> Step | None:
-        if goal is not StepName.TRAINING:
-            self.context.ahead.release()
-        match goal:
-            case StepName.WARMUP:
-                self.context.readiness.owe()
-                return WarmupStep(self.context, document)
-            case StepName.TRAINING:
-                self.context.ahead.hold_back()
-                self._training = TrainingStepMetadata(self.context, document)
-                return self._training
-            case StepName.WITNESS:
-                results = self._results or RoundResults(self.context, round_of(document))
-                return WitnessStep(self.context, document, results)
-            case StepName.COOLDOWN:
-                return CooldownStep(self.context, document)
-            case StepName.OBSERVING:
-                return ObservingStep(self.context)
-            case _:
-                return None
-
-    async def _run(self, name: StepName, step: Step) -> None:
+    async def _run(self, name: StepName, document: RunDocument) -> None:
         try:
-            await step.start()
+            await self._steps[name].start(document)
         except Refused as refusal:
             if refusal.kind.retry is Retry.LEAVE:
                 raise
             log.info("step_refused", extra={"step_name": name.value, "kind": refusal.kind, "reason": refusal.message})
-            self.context.dependencies.observer(StepRefused(name.value, refusal.kind, refusal.message))
+            self._observer(StepRefused(name.value, refusal.kind, refusal.message))

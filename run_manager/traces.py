@@ -82,20 +82,9 @@ class ClientTraces:
             return
         end_s = self._now_s() if now_s is None else now_s
         self._end_part(under_way, end_s)
-        name, root = under_way.name, under_way.name.root_span_id
-        attributes = self._client | under_way.attributes
-        self._sink.take(
-            RoundSpan(
-                "client round",
-                name,
-                under_way.start_s,
-                end_s,
-                attributes,
-                under_way.span_id,
-                root,
-                failure=under_way.failure,
-            )
-        )
+        name, start_s, attributes = under_way.name, under_way.start_s, self._client | under_way.attributes
+        ids, failure = (under_way.span_id, name.root_span_id), under_way.failure
+        self._sink.take(RoundSpan("client round", name, start_s, end_s, attributes, *ids, failure=failure))
 
     def _add(self, under_way: _Round, event: Event, now_s: float) -> None:
         match event:
@@ -150,19 +139,8 @@ class ClientTraces:
             raise
         finally:
             attributes = self._client | {"server.address": server}
-            self._sink.take(
-                RoundSpan(
-                    name,
-                    under_way.name,
-                    start_s,
-                    self._now_s(),
-                    attributes,
-                    span_id,
-                    under_way.span_id,
-                    failure,
-                    is_request=True,
-                )
-            )
+            times, ids = (start_s, self._now_s()), (span_id, under_way.span_id)
+            self._sink.take(RoundSpan(name, under_way.name, *times, attributes, *ids, failure, is_request=True))
 
 
 def _figures(event: RoundTrained) -> dict[str, str | int | float | bool]:

@@ -195,8 +195,8 @@ class FollowingDataProvider:
             self._said = reason
             log.warning(event, extra={"reason": reason})
 
-    async def catch_up(self, policy: RetryPolicy, has_grown: Callable[[], None]) -> None:
-        """Open the data again and again until the appended files are here, then call `has_grown`; warn meanwhile."""
+    async def catch_up(self, policy: RetryPolicy) -> None:
+        """Open the data again and again until the appended files are here; warn meanwhile."""
         patient = replace(policy, first_delay_s=FIRST_LOOK_S, max_delay_s=MAX_LOOK_S)
         backoff = replace(patient, bound_s=math.inf, attempts=math.inf).begin()
         said = False
@@ -208,7 +208,6 @@ class FollowingDataProvider:
                 said = True
             await backoff.wait(behind)
             await self.look_again()
-        has_grown()
 
     def _behind_in_words(self) -> str:
         """Return which files are missing, for the person who can bring them."""

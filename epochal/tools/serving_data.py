@@ -205,7 +205,7 @@ class _Growing:
         while True:
             await self._is_behind.wait()
             self._is_behind.clear()
-            await self._provider.catch_up(RetryPolicy(), lambda: None)
+            await self._provider.catch_up(RetryPolicy())
 
 
 async def _problems(state: StateFile, provider: DataProvider, file_count: int) -> list[str]:

@@ -190,12 +190,6 @@ class CheckpointDownload:
             self._under_way = None
             return file
 
-    async def prefetch(self, checkpoint: CheckpointRef) -> None:
-        """Fetch a checkpoint ahead of its use: `fetch` then returns it at once. Errors are left to `fetch` to raise."""
-        async with self._fetching:
-            with contextlib.suppress(EpochalError):
-                await self._fetched(checkpoint)
-
     async def _fetched(self, checkpoint: CheckpointRef) -> SpoolFile:
         under_way = self._under_way
         if under_way is None or under_way.checkpoint != checkpoint:
@@ -243,7 +237,7 @@ class CheckpointDownload:
         check_parts(parts, content, size_bytes)
         file = self._spool.file() if left is None else left
         if left is None:
-            await self._worker.run(partial(_take_room, file, size_bytes))
+            await self._worker.run(partial(file.prepared, size_bytes))
         self._spool.left.leave(file, content)
         wanted, start = [], 0
         for number, part in enumerate(parts, 1):
@@ -335,10 +329,6 @@ class CheckpointDownload:
         return InvalidDocument(
             f"{name} arrived wrongly {ATTEMPTS_PER_SOURCE} times from each source: {problem.message}", **problem.context
         )
-
-
-def _take_room(file: SpoolFile, size_bytes: int) -> None:
-    file.prepared(size_bytes)
 
 
 def _check(wanted: _Wanted, others: Sequence[_Wanted]) -> None:

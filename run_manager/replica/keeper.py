@@ -1,11 +1,11 @@
 """The replica of this client: built from checkpoint and outcomes, and kept up to date with the run.
 
-Theory of operation. The run document asks for replica `document.step − 1`; `aim` takes the document. One task (`run`)
-moves towards that replica one step at a time: it loads the verified checkpoint, or applies the next outcome. Between
-two steps it looks at the aim again, so a document that arrives meanwhile neither restarts the work nor waits for it.
-The machine's steps wait with `at`. What a document names and the coordinator lacks is asked for again, and one warning
-says that the run waits for it. While the run waits for attestations, the outcome that is expected is merged ahead; the
-replica is held only once a document names that very outcome.
+Theory of operation. The run document asks for replica `document.step − 1`; `apply_state` makes the document the aim.
+One task (`run`) moves towards that replica one step at a time: it loads the verified checkpoint, or applies the next
+outcome. Between two steps it reads the aim again, so a document that arrives meanwhile neither restarts the work nor
+waits for it. The machine's steps wait with `at`. A blob that a document names and the coordinator lacks is requested
+again, and one warning says that the run waits for it. While the run waits for attestations, the expected outcome is
+merged ahead; the replica is held only once a document names that very outcome.
 
 The rules kept here: an outcome is applied only to the replica whose digest its quorum attested; a replica that differs
 is dropped and rebuilt, never repaired; and one that still differs after several rebuilds ends this client, because its
@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from epochal.run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
-from epochal.run_manager.exchange.result_exchange import Exchange
+from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.merged_outcomes import ExpectedOutcome, MergedOutcomes
 from epochal.run_manager.replica.merged_outcomes import HeldReplica as HeldReplica
@@ -100,7 +100,7 @@ class ReplicaKeeper:
         """The replica that is held now, of whatever step."""
         return self._held
 
-    def aim(self, document: RunDocument) -> None:
+    async def apply_state(self, document: RunDocument) -> None:
         """Move towards the replica that this document asks for."""
         self._aim = document
         self._missing = None

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from dataclasses import dataclass
 
-from epochal.run_manager.exchange.result_exchange import Exchange
+from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.merger import Merger
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.state.documents import Outcome, OutcomeEntry

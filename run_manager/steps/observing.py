@@ -1,14 +1,18 @@
-"""The Observing step: nothing to do, so this client asks whether it is the one that the run waits for."""
+"""The Observing step, while the run waits: this client asks whether it is the one that the run waits for."""
 
-from epochal.run_manager.context import StepContext
+from dataclasses import dataclass
+
+from epochal.coordinator_client.session import CoordinatorSession
+from epochal.state.documents import RunDocument
 
 
+@dataclass(frozen=True, slots=True)
 class ObservingStep:
     """A phase in which the run waits."""
 
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
+    session: CoordinatorSession
 
-    async def start(self) -> None:
-        """Ask how this client stands: if it rests because it missed rounds, the session logs for how long and why."""
-        await self._context.session.standing()
+    async def start(self, document: RunDocument) -> None:
+        """Ask for this client's standing. If it rests because it missed rounds, the session logs how long and why."""
+        del document
+        await self.session.standing()

@@ -6,25 +6,30 @@ its channel. Fetching begins before the replica is held, because it depends on t
 
 import asyncio
 import logging
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from epochal.batching.packing.packed_batches import AssignedBatches
-from epochal.batching.round_plan import plan_round
+from epochal.batching.round_plan import RoundPlan, plan_round
+from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.fetcher import failure_kind
-from epochal.data_providers.waits import WaitTimes
-from epochal.run_manager.context import StepContext
-from epochal.run_manager.events import BlobSent, PartBegan, RoundFailed, RoundPart, RoundTrained, WorkAssigned
-from epochal.run_manager.replica.keeper import round_bytes
-from epochal.run_manager.round_view import round_of
+from epochal.run_manager.client_round_times import RoundTimes, data_metrics
+from epochal.run_manager.context import FollowedConfig
+from epochal.run_manager.events import PartBegan, RoundFailed, RoundPart
+from epochal.run_manager.exchange import Exchange
+from epochal.run_manager.own_results import OwnResults
+from epochal.run_manager.readiness import Readiness
+from epochal.run_manager.replica.keeper import ReplicaKeeper
+from epochal.run_manager.round_view import RoundView, RoundViews, round_of
+from epochal.run_manager.run_data import RunData
 from epochal.run_manager.steps.failure_texts import reported_failure
+from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import SpoolFile
 from epochal.runtime.visible_text import visible
-from epochal.state.documents import RunDocument
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import DataError, Refused, TrainerFailed
 from epochal.state.intervals import BatchId, total_batches
-from epochal.state.messages.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics
-from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
+from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.requests import (
     MAX_MESSAGE_CHARS,
     FailureKind,
@@ -32,7 +37,6 @@ from epochal.state.messages.requests import (
     ResultCommitment,
     ResultMetrics,
 )
-from epochal.state.messages.round_times import MS_PER_S, WorkTimes, milliseconds
 from epochal.state.refusals import Refusal
 from epochal.state.results import ResultHeader
 from epochal.state.schedule import InnerSchedule
@@ -41,8 +45,6 @@ from epochal.trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)
 
-TOLD_PLACES = 3
-"""Number of decimal places of the seconds that a client reports: the journal keeps them."""
 UNDELIVERED_KINDS = frozenset(
     {
         Refusal.ALREADY_COMMITTED,
@@ -59,209 +61,150 @@ UNDELIVERED_KINDS = frozenset(
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The round that this client trains in, as its document and configuration have it when the step starts."""
+
+    document: RunDocument
+    state: StateFile
+    view: RoundView
+    assignments: tuple[BatchId, ...]
+
+    @property
+    def head(self) -> RoundHead:
+        return self.view.head
+
+    def plan(self) -> RoundPlan:
+        """Return this client's local steps."""
+        state, llm = self.state, self.state.model.LLM
+        cold_start = llm.cold_start_warmup_steps, self.document.cold_start_step
+        schedule = InnerSchedule(llm.lr_schedule, state.merge.local_steps, *cold_start)
+        plan = plan_round(self.head.step, self.assignments, state.config.data_indices_per_batch, schedule)
+        fingerprint = self.document.data_fingerprint
+        return replace(plan, data_generations=state.data_generations, data_fingerprint=fingerprint)
+
+
+@dataclass(slots=True, eq=False)
 class TrainingStepMetadata:
-    """One training step. `delivered` is set when the result was published, or a failure reported."""
+    """The Training step, with the parts of the client that it uses; `times` measures it from outside.
 
-    def __init__(self, context: StepContext, document: RunDocument) -> None:
-        self._context = context
-        self._document = document
-        self._head = round_of(document)
-        self.delivered = asyncio.Event()
+    Attributes:
+        delivered: set when the round's result was published, or a failure reported.
+    """
 
-    async def start(self) -> None:
+    session: CoordinatorSession
+    config: FollowedConfig
+    rounds: RoundViews
+    readiness: Readiness
+    opening: TrainerOpening
+    data: RunData
+    keeper: ReplicaKeeper
+    results: OwnResults
+    exchange: Exchange
+    times: RoundTimes
+    delivered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, document: RunDocument) -> None:
         """Train this client's data assignment of the round and publish the result; stay ready for the next round.
 
         Raises:
             Refused: the round has moved on, or the result breaks a rule; the next round is not affected.
         """
+        head = round_of(document)
+        self.data.ahead.hold_back()
         try:
-            await self._deliver()
+            await self._deliver(document, await self.rounds.of(head))
         finally:
-            self._context.ahead.release()
+            self.data.ahead.release()
             self.delivered.set()
-        await self._context.readiness.keep(self._head.step - 1)
+        await self.readiness.keep(head.step - 1)
 
-    async def _deliver(self) -> None:
-        context = self._context
-        view = await context.rounds.of(self._head)
-        client_id = context.session.client_id
+    async def _deliver(self, document: RunDocument, view: RoundView) -> None:
+        client_id = self.session.client_id
         if client_id not in view.positions:
-            context.readiness.owe()
-        data_assignments, head = view.assignments.get(client_id, ()), self._head
-        batch_count, is_witness = total_batches(data_assignments), client_id in view.witnesses
-        context.dependencies.observer(
-            WorkAssigned(head.step, head.attempt, batch_count, head.batches, len(view.positions), is_witness)
-        )
-        if data_assignments:
-            self._begin("replica")
-            result = await self._result_or_report(data_assignments, len(view.positions))
-            if result is not None:
-                await self._publish(*result, batch_count)
+            self.readiness.owe()
+        mine = _Round(document, self.config.state, view, view.assignments.get(client_id, ()))
+        self.times.observe(view.assigned_to(client_id))
+        if not mine.assignments:
+            return
+        result = await self._result(mine)
+        if result is not None:
+            await self._publish(mine, *result)
 
-    def _begin(self, part: RoundPart) -> None:
-        self._context.dependencies.observer(PartBegan(self._head.step, self._head.attempt, part))
+    async def _result(self, mine: _Round) -> tuple[SpoolFile, ResultMetrics] | None:
+        """Return this client's result as a file, so that no tensor takes memory while it is sent; None if it failed."""
+        trained = await self._train(mine)
+        return None if trained is None else await self._encode(mine, *trained)
 
-    async def _result_or_report(
-        self, data_assignments: tuple[BatchId, ...], client_count: int
-    ) -> tuple[SpoolFile, ResultMetrics] | None:
-        """Return the result's file, and no tensor that memory would hold while it is sent; None after a failure."""
-        trained = await self._train_or_report(data_assignments, client_count)
-        return None if trained is None else await self._spooled(*trained)
-
-    async def _train_or_report(
-        self, data_assignments: tuple[BatchId, ...], client_count: int
-    ) -> tuple[TrainedRound, ResultMetrics, Sha256] | None:
-        """Return the local steps, their figures, and the digest of the replica that they start from."""
-        context, head = self._context, self._head
-        config, llm = context.state.config, context.state.model.LLM
-        plan = plan_round(
-            head.step,
-            data_assignments,
-            config.data_indices_per_batch,
-            InnerSchedule(
-                llm.lr_schedule,
-                context.state.merge.local_steps,
-                llm.cold_start_warmup_steps,
-                self._document.cold_start_step,
-            ),
-        )
-        generations, data_fingerprint = context.state.data_generations, self._document.data_fingerprint
-        plan = replace(plan, data_generations=generations, data_fingerprint=data_fingerprint)
-        clock = context.dependencies.retry_policy.clock
-        opened = await context.opening.opened()
+    async def _train(self, mine: _Round) -> tuple[TrainedRound, Sha256, DataMetrics | None] | None:
+        """Return the local steps, the digest of the replica before them, and how the data came."""
+        self._begin(mine, "replica")
+        plan, opened = mine.plan(), await self.opening.opened()
+        trainer, packing = opened.trainer, opened.packing
         failure: DataError | TrainerFailed | None = None
         async with asyncio.TaskGroup() as group:
-            fetched = () if opened.trainer.loads_data else data_assignments
-            receiver = context.fetcher(opened.trainer.vocabulary).fetch_data(fetched, group)
-            packing = opened.packing
-            batches: AssignedBatches = receiver if packing is None else packing.rows_of(data_assignments, receiver)
-            held = await context.keeper.at(head.step - 1)
-            await context.opening.check(held.replica)
-            is_saved = context.dependencies.save_replica is not None
-            context.spool.check_room(
-                round_bytes(held.replica, context.state, client_count, is_saved=is_saved),
-                f"a round of {client_count} clients",
-                None if context.feedback is None else context.feedback.files(held.replica.layout),
-            )
-            started_s, replica_s = clock.monotonic_s(), context.times.since_document_s()
-            self._begin("train")
+            fetched = () if trainer.loads_data else mine.assignments
+            receiver = self.data.fetcher(trainer.vocabulary).fetch_data(fetched, group)
+            batches: AssignedBatches = receiver if packing is None else packing.rows_of(mine.assignments, receiver)
+            held = await self.keeper.at(mine.head.step - 1)
+            await self.opening.check(held.replica)
+            self.results.check_room(held.replica, mine.state, len(mine.view.positions))
+            self._begin(mine, "train")
             try:
-                context.tentative.forget()
-                trained = await opened.trainer.train(plan, held.replica.parameters, batches)
+                self.results.forget()
+                trained = await trainer.train(plan, held.replica.parameters, batches)
             except (DataError, TrainerFailed) as error:
                 failure = error
             finally:
                 receiver.close()
         if failure is not None:
-            await self._report(failure, failure.context.get("batch_id", batches.failed_batch))
+            kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"
+            batch_id = failure.context.get("batch_id", batches.failed_batch)
+            await self._report(mine, kind, failure.message, reported_failure(failure), batch_id)
             return None
-        train_s = clock.monotonic_s() - started_s
-        data = None if opened.trainer.loads_data else self._data_metrics(batches.waited)
-        train_s, work = round(train_s, TOLD_PLACES), context.times.work(replica_s)
-        return trained, ResultMetrics(trained.loss, trained.token_count, train_s, data, work), held.digest
+        return trained, held.digest, None if trainer.loads_data else data_metrics(batches.waited, self.data.ahead)
 
-    def _data_metrics(self, waited: WaitTimes) -> DataMetrics:
-        used, dropped = self._context.ahead.counts_since_last()
-        return DataMetrics(
-            fetching_s=round(min(waited.fetching_s, MAX_CLAIMED_S), TOLD_PLACES),
-            decoding_s=round(min(waited.decoding_s, MAX_CLAIMED_S), TOLD_PLACES),
-            packing_s=round(min(waited.packing_s, MAX_CLAIMED_S), TOLD_PLACES),
-            ahead_samples=min(used, MAX_CLAIMED_SAMPLES),
-            dropped_samples=min(dropped, MAX_CLAIMED_SAMPLES),
-        )
-
-    async def _spooled(
-        self, trained: TrainedRound, metrics: ResultMetrics, replica_digest: Sha256
+    async def _encode(
+        self, mine: _Round, trained: TrainedRound, replica_digest: Sha256, data: DataMetrics | None
     ) -> tuple[SpoolFile, ResultMetrics]:
-        context, head = self._context, self._head
-        now_s = context.dependencies.retry_policy.clock.monotonic_s
-        began_s = now_s()
-        self._begin("encode")
+        self._begin(mine, "encode")
         header = ResultHeader(
-            run_id=self._document.run_id,
-            step=head.step,
-            attempt=head.attempt,
-            client_id=context.session.client_id,
-            work_sha256=head.work_sha256,
+            run_id=mine.document.run_id,
+            step=mine.head.step,
+            attempt=mine.head.attempt,
+            client_id=self.session.client_id,
+            work_sha256=mine.head.work_sha256,
             replica_digest=replica_digest,
-            codec=context.state.merge.codec_name,
+            codec=mine.state.merge.codec_name,
         )
-        encoding = partial(context.result_of, header, self._document.lineage, trained.difference)
-        stream = await context.worker.run(encoding)
-        file = await context.worker.run(partial(context.spool.keep, stream.views(), stream.size_bytes))
-        assert metrics.work is not None, "it is known since the training"
-        work = metrics.work._replace(encode_ms=milliseconds(now_s() - began_s))
-        return file, replace(metrics, work=work, before=context.times.before())
+        lineage, max_abs = mine.document.lineage, mine.state.merge.max_abs
+        file = await self.results.encoded(header, lineage, trained.difference, max_abs)
+        return file, self.times.result_metrics(trained, data)
 
-    async def _publish(self, file: SpoolFile, metrics: ResultMetrics, batch_count: int) -> None:
-        context, head = self._context, self._head
+    async def _publish(self, mine: _Round, file: SpoolFile, metrics: ResultMetrics) -> None:
         sha256 = file.sha256()
-        commitment = ResultCommitment(head.step, head.attempt, sha256, file.size_bytes, metrics)
-        context.tentative.published(sha256)
-        now_s = context.dependencies.retry_policy.clock.monotonic_s
-        began_s = now_s()
-        self._begin("upload")
+        commitment = ResultCommitment(mine.head.step, mine.head.attempt, sha256, file.size_bytes, metrics)
+        self.results.published(sha256)
+        self._begin(mine, "upload")
         try:
-            await self._send(commitment, file)
+            await self.exchange.publish(commitment, file)
         except Refused as refusal:
             if refusal.kind not in UNDELIVERED_KINDS:
                 raise
             # "unavailable": the work is carried over to a later round, and no data become suspect
             reported = f"the result was not taken: {refusal.kind}"
-            await self._report_failed("unavailable", f"{reported}: {refusal.message}", reported, None)
-            return
-        context.dependencies.observer(round_trained(commitment, batch_count, now_s() - began_s))
-
-    async def _send(self, commitment: ResultCommitment, file: SpoolFile) -> None:
-        """Commit to the result and publish it: a small one comes along. Raises `Refused`."""
-        context, sha256 = self._context, Sha256(commitment.result_sha256)
-        if file.size_bytes > MAX_DELIVERED_BYTES:
-            await context.session.report(commitment)
+            await self._report(mine, "unavailable", f"{reported}: {refusal.message}", reported, None)
         else:
-            started_s = context.dependencies.retry_policy.clock.monotonic_s()
-            standing = await context.session.send_result(commitment, file.to_bytes())
-            took_s = context.dependencies.retry_policy.clock.monotonic_s() - started_s
-            is_of_round = (standing.step, standing.attempt) == (commitment.step, commitment.attempt)
-            if standing.result_verified or not is_of_round:
-                context.exchange.published(sha256, file)
-                context.dependencies.observer(BlobSent(file.size_bytes, took_s))
-                return
-        await context.exchange.publish(sha256, file)
+            self.times.delivered(commitment, total_batches(mine.assignments))
 
-    async def _report(self, failure: DataError | TrainerFailed, batch_id: BatchId | None) -> None:
-        kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"
-        await self._report_failed(kind, failure.message, reported_failure(failure), batch_id)
+    async def _report(
+        self, mine: _Round, kind: FailureKind, reason: str, reported: str, batch_id: BatchId | None
+    ) -> None:
+        """Log the reason, and report the part of it that the coordinator may know."""
+        name = mine.head.step, mine.head.attempt
+        log.warning("step_failed", extra={"step": mine.head.step, "kind": kind, "reason": reason})
+        self.times.observe(RoundFailed(*name, kind, reason, batch_id))
+        await self.session.report(FailureReport(*name, kind, visible(reported)[:MAX_MESSAGE_CHARS], batch_id))
 
-    async def _report_failed(self, kind: FailureKind, reason: str, reported: str, batch_id: BatchId | None) -> None:
-        """Log the reason, and report the part of it that the coordinator is told."""
-        context, head = self._context, self._head
-        report = FailureReport(head.step, head.attempt, kind, visible(reported)[:MAX_MESSAGE_CHARS], batch_id)
-        log.warning("step_failed", extra={"step": head.step, "kind": kind, "reason": reason})
-        context.dependencies.observer(RoundFailed(head.step, head.attempt, kind, reason, batch_id))
-        await context.session.report(report)
-
-
-def round_trained(commitment: ResultCommitment, batch_count: int, upload_s: float) -> RoundTrained:
-    """Return the event of a result that is with the coordinator, after it was sent for so long."""
-    metrics = commitment.metrics
-    data, work = metrics.data or DataMetrics(0.0, 0.0, 0.0), metrics.work or WorkTimes(None, 0, 0)
-    return RoundTrained(
-        step=commitment.step,
-        attempt=commitment.attempt,
-        loss=metrics.loss,
-        token_count=metrics.tokens,
-        batch_count=batch_count,
-        train_s=metrics.train_s,
-        data_wait_s=data.fetching_s + data.decoding_s + data.packing_s,
-        result_sha256=commitment.result_sha256,
-        fetching_s=data.fetching_s,
-        decoding_s=data.decoding_s,
-        packing_s=data.packing_s,
-        ahead_samples=data.ahead_samples,
-        dropped_samples=data.dropped_samples,
-        idle_s=None if work.idle_ms is None else work.idle_ms / MS_PER_S,
-        replica_s=work.replica_ms / MS_PER_S,
-        encode_s=work.encode_ms / MS_PER_S,
-        upload_s=upload_s,
-        uploaded_bytes=commitment.size_bytes,
-    )
+    def _begin(self, mine: _Round, part: RoundPart) -> None:
+        self.times.observe(PartBegan(mine.head.step, mine.head.attempt, part))

@@ -1,13 +1,18 @@
 """The Warmup step: get the run's model, or make it where members are elected for that, and report readiness."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.providers.local_places import allowed_path
-from epochal.run_manager.context import StepContext
-from epochal.run_manager.replica.keeper import HeldReplica
-from epochal.run_manager.steps.checkpoint import publish_first_checkpoint
+from epochal.run_manager.context import FollowedConfig
+from epochal.run_manager.readiness import Readiness
+from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
+from epochal.run_manager.steps.checkpoint import CheckpointPublisher
+from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.permissions import Permissions
+from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import LocalCheckpoint
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
@@ -18,35 +23,40 @@ from epochal.trainers.packages import check_may_open
 from epochal.trainers.sources.open_model import open_source
 
 
+@dataclass(frozen=True, slots=True)
 class WarmupStep:
-    """Warmup of one run document."""
+    """The Warmup step. Its worker makes the first model, with these permissions for the files that it names."""
 
-    def __init__(self, context: StepContext, document: RunDocument) -> None:
-        self._context = context
-        self._document = document
+    session: CoordinatorSession
+    config: FollowedConfig
+    readiness: Readiness
+    keeper: ReplicaKeeper
+    opening: TrainerOpening
+    publisher: CheckpointPublisher
+    worker: Worker
+    permissions: Permissions
 
-    async def start(self) -> None:
+    async def start(self, document: RunDocument) -> None:
         """Publish the first checkpoint if this client is elected to, else wait for the replica and report readiness.
 
         Raises:
             Refused: `fingerprint-differs`, which is final; other refusals end with the next document.
             InvalidInput: this client must load the initial parameters, and its file does not hold them.
         """
-        context, document = self._context, self._document
+        self.readiness.owe()
         if document.checkpoint is not None:
-            await context.readiness.keep(document.step - 1)
-        elif document.checkpointer == context.session.client_id:
+            await self.readiness.keep(document.step - 1)
+        elif document.checkpointer == self.session.client_id:
             held = await self._initial_replica(document.step - 1)
-            await publish_first_checkpoint(context, held)
+            await self.publisher.publish_first(held)
 
     async def _initial_replica(self, step: int) -> HeldReplica:
         """Make or load the run's first replica. Only this client does so; the others take it as it is."""
-        context = self._context
-        if context.keeper.held is not None and context.keeper.held.step == step:
-            return context.keeper.held
-        await context.opening.opened()  # so that two threads do not import the same libraries
-        held = await context.worker.run(partial(_first_held, context.state, step, context.dependencies.permissions))
-        context.keeper.adopt(held)
+        if self.keeper.held is not None and self.keeper.held.step == step:
+            return self.keeper.held
+        await self.opening.opened()  # so that two threads do not import the same libraries
+        held = await self.worker.run(partial(_first_held, self.config.state, step, self.permissions))
+        self.keeper.adopt(held)
         return held
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.machine.run import Run
-from epochal.run_manager.exchange.star import MAX_CONCURRENT_FETCHES
+from epochal.run_manager.exchange import MAX_CONCURRENT_FETCHES
 from epochal.run_manager.steps.checkpoint import UPLOADS_AT_A_TIME
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
 from epochal.state.codecs.codecs_by_name import SPOKEN

@@ -2,7 +2,7 @@
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.parts.round import Round
-from epochal.run_manager.exchange.star import MAX_CONCURRENT_FETCHES
+from epochal.run_manager.exchange import MAX_CONCURRENT_FETCHES
 from epochal.run_manager.steps.witness import WAITING_SHARE
 from epochal.state.messages.requests import Attestation
 from epochal.state.messages.result_bundles import MAX_BUNDLED_BYTES

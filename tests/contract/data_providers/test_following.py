@@ -101,10 +101,9 @@ async def test_catching_up_ends_once_the_files_are_here(
         if len(waits) == 7:
             grow(folder)
 
-    grown: list[str] = []
     policy = RetryPolicy(sleep=sleep, jitter=lambda: 1.0)
-    await provider.catch_up(policy, lambda: grown.append(provider.fingerprint))
-    assert grown == [generations[1].fingerprint]
+    await provider.catch_up(policy)
+    assert provider.fingerprint == generations[1].fingerprint
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     messages = [record.message for record in caplog.records]
     assert (messages.count("data_are_behind"), messages.count("dataset opened")) == (1, 2), "before and after"
@@ -253,7 +252,7 @@ async def test_warning_that_data_are_behind_is_for_who_reads_it(
 
     provider = FollowingDataProvider(first, reopen, serves=serves)
     await provider.follow(generations, None)
-    await provider.catch_up(RetryPolicy(sleep=sleep), lambda: None)
+    await provider.catch_up(RetryPolicy(sleep=sleep))
     (reason,) = [vars(record)["reason"] for record in caplog.records if record.message == "data_are_behind"]
     assert said in reason
     await provider.aclose()

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epochal.run_manager.replica.merger import Merger
-from epochal.run_manager.replica.running_digest import MergeProgress, following_digest
+from epochal.run_manager.replica.merger import MergeProgress, Merger, following_digest
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
 from epochal.state.merging import CHUNK_ELEMENTS, Contribution, Diverged, MergeOutput, OuterStep, merge

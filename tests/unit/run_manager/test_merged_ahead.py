@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from epochal.run_manager.events import Event, ReplicaHeld
-from epochal.run_manager.exchange.star import StarExchange
+from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from epochal.run_manager.replica.merger import Merger
@@ -69,7 +69,7 @@ class Kept:
         worker, spool = InlineWorker(), Spool(SPOOL_PARENT)
         self.keeper = ReplicaKeeper(
             self._outcome,
-            StarExchange(self.blobs, spool),
+            Exchange(self.blobs, spool),
             CheckpointDownload(self.blobs, (), self.blobs.manifest, spool, worker),
             Merger(OUTER, worker),
             spool,
@@ -83,15 +83,15 @@ class Kept:
         self.asked.append(step)
         return self.decided
 
-    def decide(self) -> None:
+    async def decide(self) -> None:
         sha256 = document_digest(self.decided)
-        self.keeper.aim(run_document(RunState.ROUND_TRAIN, step=2, last_outcome_sha256=sha256))
+        await self.keeper.apply_state(run_document(RunState.ROUND_TRAIN, step=2, last_outcome_sha256=sha256))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(self.keeper.run())
-            self.keeper.aim(run_document(RunState.ROUND_TRAIN))
+            await self.keeper.apply_state(run_document(RunState.ROUND_TRAIN))
             self.keeper.adopt(HELD)
             yield
             running.cancel()
@@ -116,7 +116,7 @@ async def test_expected_outcome_is_merged_ahead_and_held_once_decided() -> None:
         assert sum(blobs.asked.values()) == 2, "its results are fetched"
         assert kept.keeper.held is HELD, "nobody has decided yet"
         blobs.blobs.clear()
-        kept.decide()
+        await kept.decide()
         assert (await kept.keeper.at(1)).digest == merged(0.5, 2.0)
     assert kept.asked == []
     assert [event.origin for event in kept.events if isinstance(event, ReplicaHeld)] == ["initial", "outcome"]
@@ -128,7 +128,7 @@ async def test_another_outcome_than_expected_is_asked_for_and_merged() -> None:
     async with kept.running():
         kept.keeper.expect(BOTH)
         await asyncio.sleep(1)
-        kept.decide()
+        await kept.decide()
         assert (await kept.keeper.at(1)).digest == merged(0.5)
     assert kept.asked == [1]
 
@@ -138,7 +138,7 @@ async def test_outcome_that_is_decided_on_before_it_is_merged_is_not_asked_for()
     kept = Kept(BOTH, HeldBlobs(ONE[1], TWO[1]))
     async with kept.running():
         kept.keeper.expect(BOTH)
-        kept.decide()
+        await kept.decide()
         assert (await kept.keeper.at(1)).digest == merged(0.5, 2.0)
     assert kept.asked == []
 
@@ -163,7 +163,7 @@ async def test_failure_ahead_ends_nobody_until_the_run_decides_so() -> None:
             kept.keeper.expect(kept.decided)
             await asyncio.sleep(1)
             assert kept.keeper.held is HELD
-            kept.decide()
+            await kept.decide()
             await asyncio.sleep(1)
 
     with pytest.raises(BaseExceptionGroup) as raised:
@@ -179,7 +179,7 @@ async def test_missing_result_ahead_is_asked_for_again_once_decided() -> None:
         kept.keeper.expect(BOTH)
         await asyncio.sleep(1)
         blobs.blobs[sha256_hex(TWO[1])] = TWO[1]
-        kept.decide()
+        await kept.decide()
         assert (await kept.keeper.at(1)).digest == merged(0.5, 2.0)
 
 

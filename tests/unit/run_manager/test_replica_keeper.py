@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from epochal.run_manager.events import BecameReady, Event, ReplicaDistrusted, ReplicaHeld, RoundTrained
-from epochal.run_manager.exchange.star import StarExchange
+from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.keeper import MISSING_RETRY_S, HeldReplica, ReplicaKeeper
 from epochal.run_manager.replica.merger import Merger
@@ -137,7 +137,7 @@ def keeper_of(blobs: HeldBlobs, events: list[Event]) -> ReplicaKeeper:
     """Return a keeper whose coordinator has these blobs and no outcomes."""
     worker = InlineWorker()
     spool = Spool(SPOOL_PARENT)
-    merger, exchange = Merger(OuterStep(0.7, 0.9), worker), StarExchange(blobs, spool)
+    merger, exchange = Merger(OuterStep(0.7, 0.9), worker), Exchange(blobs, spool)
     download = CheckpointDownload(blobs, (), blobs.manifest, spool, worker)
     return ReplicaKeeper(
         no_outcome, exchange, download, merger, spool, worker, lambda replica: None, lambda outcome: None, events.append
@@ -164,7 +164,7 @@ async def test_keeper_warns_once_of_a_checkpoint_that_the_coordinator_lacks(capl
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
         for version in range(1, 4):
-            keeper.aim(run_document(RunState.WARMUP, version=version, checkpoint=checkpoint))
+            await keeper.apply_state(run_document(RunState.WARMUP, version=version, checkpoint=checkpoint))
             await asyncio.sleep(3 * MISSING_RETRY_S)
             assert warnings(caplog, "coordinator_lacks") == [("checkpoint", 0)]
         await blobs.put_blob(checkpoint.blob_sha256, spooled(data))
@@ -179,9 +179,11 @@ async def test_keeper_says_nothing_of_a_checkpoint_that_a_newer_one_replaced(cap
     keeper = keeper_of(HeldBlobs(data), [])
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
-        keeper.aim(run_document(RunState.WARMUP, checkpoint=CheckpointRef(0, Sha256("ab" * 32), 9, Sha256("cd" * 32))))
+        await keeper.apply_state(
+            run_document(RunState.WARMUP, checkpoint=CheckpointRef(0, Sha256("ab" * 32), 9, Sha256("cd" * 32)))
+        )
         await asyncio.sleep(MISSING_RETRY_S / 2)
-        keeper.aim(run_document(RunState.WARMUP, version=2, checkpoint=newer))
+        await keeper.apply_state(run_document(RunState.WARMUP, version=2, checkpoint=newer))
         await keeper.at(0)
         await asyncio.sleep(2 * MISSING_RETRY_S)
         assert warnings(caplog, "coordinator_lacks") == []
@@ -195,7 +197,7 @@ async def test_keeper_warns_once_of_an_outcome_that_the_coordinator_lacks(caplog
     keeper = keeper_of(HeldBlobs(data), [])
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
-        keeper.aim(run_document(RunState.WARMUP, step=3, checkpoint=checkpoint))
+        await keeper.apply_state(run_document(RunState.WARMUP, step=3, checkpoint=checkpoint))
         await asyncio.sleep(5 * MISSING_RETRY_S)
         assert warnings(caplog, "coordinator_lacks") == [("results or outcome", 1)]
         running.cancel()
@@ -212,10 +214,10 @@ async def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() 
     keeper = keeper_of(HeldBlobs(data), events)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
-        keeper.aim(run_document(RunState.WARMUP))
+        await keeper.apply_state(run_document(RunState.WARMUP))
         keeper.adopt(HeldReplica(wrong, Sha256(replica_digest(wrong))))
         assert (await keeper.at(0)).replica is wrong
         checkpoint = CheckpointRef(0, sha256_hex(data), len(data), digest)
-        keeper.aim(run_document(RunState.WARMUP, version=2, checkpoint=checkpoint))
+        await keeper.apply_state(run_document(RunState.WARMUP, version=2, checkpoint=checkpoint))
         assert (await keeper.at(0)).digest == digest
         running.cancel()

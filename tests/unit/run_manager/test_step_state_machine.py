@@ -1,4 +1,4 @@
-"""`run_manager/step_table.py`: the step for each document; `step_state_machine.py`: how steps start and end."""
+"""`run_manager/step_state_machine.py`: the step for each document, and how steps start and end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from epochal.coordinator_client.api import DocumentMark
 from epochal.data_providers.protocol import DatasetSpec, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.events import DocumentArrived, RoundTrained, StepEntered
-from epochal.run_manager.step_table import News, StepName, due_step, goes_on, news_of
+from epochal.run_manager.step_state_machine import News, StepName, due_step, goes_on, news_of
 from epochal.state.documents import RunDocument
 from epochal.state.errors import Desync
 from epochal.state.intervals import DataIds

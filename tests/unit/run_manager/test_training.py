@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
+from epochal.run_manager import exchange
 from epochal.run_manager.events import RoundFailed
-from epochal.run_manager.steps import training
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import NgramConfig
 from epochal.state.config.state_file import StateFile
@@ -106,7 +106,7 @@ class _Varying(NullTrainer):
 @in_virtual_time
 async def test_client_back_with_another_result_reports_that_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was killed before its upload, so the bytes that it committed to are lost."""
-    monkeypatch.setattr(training, "MAX_DELIVERED_BYTES", 0)
+    monkeypatch.setattr(exchange, "MAX_DELIVERED_BYTES", 0)
     async with simulated_run(state_file(config__total_steps=2, config__init_min_clients=2), seed=0) as run:
         killed = asyncio.Event()
 

@@ -1,6 +1,8 @@
-"""`run_manager/context.py`: the fate of a trainer's inner state."""
+"""`run_manager/own_results.py`: the fate of a trainer's inner state."""
 
-from epochal.run_manager.context import TentativeState
+from epochal.run_manager.own_results import OwnResults
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import NgramConfig
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.intervals import BatchId
@@ -8,6 +10,7 @@ from epochal.state.weights import factor_hex, norm_hex
 from epochal.state.wire import Seed, Sha256
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.null import NullTrainer
+from tests.support.data.spooled import SPOOL_PARENT
 from tests.support.simulate.simulated_client import key_of
 
 
@@ -32,13 +35,13 @@ def _outcome(*results: str) -> Outcome:
     return Outcome("run", 1, 0, Seed("11" * 32), digest, digest, digest, entries)
 
 
-def test_tentative_state_is_kept_only_with_an_outcome_of_its_result() -> None:
+def test_inner_state_is_kept_only_with_an_outcome_of_its_result() -> None:
     trainer = _CountingTrainer()
-    tentative = TentativeState(trainer)
-    tentative.published(Sha256("a" * 64))
-    tentative.settle(_outcome("b", "a"))
-    tentative.settle(_outcome("a"))
-    tentative.published(Sha256("c" * 64))
-    tentative.settle(_outcome("b"))
-    tentative.settle(_outcome("c"))
+    results = OwnResults(trainer, Spool(SPOOL_PARENT), InlineWorker())
+    results.published(Sha256("a" * 64))
+    results.settle(_outcome("b", "a"))
+    results.settle(_outcome("a"))
+    results.published(Sha256("c" * 64))
+    results.settle(_outcome("b"))
+    results.settle(_outcome("c"))
     assert trainer.fate == ["commit", "roll back", "roll back", "roll back"]

@@ -1,29 +1,31 @@
-"""`run_manager/exchange/star.py`: each blob is fetched once, verified, and kept as long as it may be needed."""
+"""`run_manager/exchange.py`: each blob is fetched once, verified, and kept as long as it may be needed."""
 
 import asyncio
 from typing import ClassVar
 
 import pytest
 
-from epochal.run_manager.exchange.star import FETCHES_BEFORE_GIVING_UP, KEPT_ROUNDS, StarExchange
+from epochal.run_manager.exchange import FETCHES_BEFORE_GIVING_UP, KEPT_ROUNDS, Exchange
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.files.spool_part import ReceivedBytes
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
+from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.held_blobs import HeldBlobs
 from tests.support.data.spooled import SPOOL_PARENT, spooled
 
 
-def exchange_of(held: HeldBlobs) -> StarExchange:
-    return StarExchange(held, Spool(SPOOL_PARENT))
+def exchange_of(held: HeldBlobs) -> Exchange:
+    return Exchange(held, Spool(SPOOL_PARENT))
 
 
-async def fetched(exchange: StarExchange, data: bytes) -> SpoolFile:
+async def fetched(exchange: Exchange, data: bytes) -> SpoolFile:
     return await exchange.fetch(sha256_hex(data), len(data))
 
 
-async def bytes_of(exchange: StarExchange, data: bytes) -> bytes:
+async def bytes_of(exchange: Exchange, data: bytes) -> bytes:
     return (await fetched(exchange, data)).to_bytes()
 
 
@@ -77,13 +79,20 @@ async def test_swapped_blob_is_fetched_anew_from_its_beginning() -> None:
     assert await bytes_of(exchange_of(held), b"right, and longer") == b"right, and longer"
 
 
-async def test_own_file_is_not_fetched() -> None:
+def commitment_to(file: SpoolFile) -> ResultCommitment:
+    return ResultCommitment(1, 0, file.sha256(), file.size_bytes, ResultMetrics(1.0, 8, 0.5))
+
+
+@pytest.mark.parametrize("size_bytes", [4, MAX_DELIVERED_BYTES + 1], ids=["with its commitment", "after it"])
+@pytest.mark.parametrize("takes_deliveries", [True, False])
+async def test_own_result_is_published_and_not_fetched(size_bytes: int, takes_deliveries: bool) -> None:
     held = HeldBlobs()
-    exchange = exchange_of(held)
-    file = spooled(b"mine")
-    await exchange.publish(file.sha256(), file)
+    held.takes_deliveries = takes_deliveries
+    exchange, file = exchange_of(held), spooled(b"m" * size_bytes)
+    await exchange.publish(commitment_to(file), file)
+    assert held.reports == [commitment_to(file)]
     assert await exchange.fetch(file.sha256(), file.size_bytes) is file
-    assert held.blobs == {file.sha256(): b"mine"}
+    assert held.blobs == {file.sha256(): b"m" * size_bytes}
     assert not held.asked
 
 
@@ -154,7 +163,7 @@ async def test_blob_that_nobody_forgets_is_dropped_after_the_next_round() -> Non
 async def test_bytes_that_came_unasked_are_not_fetched_unless_they_are_wrong() -> None:
     right, wrong = b"a result", b"another"
     blobs = HeldBlobs(right, wrong)
-    exchange = StarExchange(blobs, Spool(SPOOL_PARENT))
+    exchange = Exchange(blobs, Spool(SPOOL_PARENT))
     exchange.arrived(sha256_hex(right), right)
     exchange.arrived(sha256_hex(wrong), b"something else")
     assert (await exchange.fetch(sha256_hex(right), len(right))).to_bytes() == right

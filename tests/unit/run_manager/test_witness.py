@@ -1,4 +1,4 @@
-"""`run_manager/steps/round_results.py`: what a witness attests."""
+"""`run_manager/steps/witness.py`: what a witness attests."""
 
 from epochal.run_manager.events import Attested
 from epochal.state.errors import CoordinatorUnreachable

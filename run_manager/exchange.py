@@ -1,20 +1,25 @@
-"""The default exchange: a star through the coordinator's blobs.
+"""How results travel between clients: bytes by SHA-256, in files of the client's spool.
 
-The star costs clients² × result bytes per round, since every replica fetches every other client's result. What arrives
-goes to the spool, so that memory grows neither with the results nor with their number. A fetch that is cancelled leaves
-what it has for the next one.
+The exchange is a star through the coordinator's blobs. It costs clients² × result bytes per round, since every replica
+fetches every other client's result. Bytes that arrive go to the spool, so that memory grows neither with the results
+nor with their number. A fetch that is cancelled leaves what it has for the next one.
+
+The rule kept here: bytes that `fetch` returns have the digest that was asked for, wherever they came from.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from epochal.coordinator_client.api import BlobRequests
+from epochal.coordinator_client.api import BlobRequests, ReportRequests
 from epochal.run_manager.events import BlobFetched, BlobSent, Observer, ignore
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.files.spool_part import ReceivedFile
 from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
+from epochal.state.messages.requests import ResultCommitment
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex
 
@@ -24,7 +29,11 @@ MAX_CONCURRENT_FETCHES = 8
 FETCHES_BEFORE_GIVING_UP = 3
 """Maximum number of fetches of one blob whose bytes have a wrong digest, or are too many."""
 KEPT_ROUNDS = 2
-"""Number of rounds, with the present one, of whose files those are kept that nobody said to forget."""
+"""Number of rounds, with the present one, whose files are kept unless they are forgotten."""
+
+
+class ResultRequests(BlobRequests, ReportRequests, Protocol):
+    """The requests that carry results and their commitments."""
 
 
 @dataclass(slots=True)
@@ -44,10 +53,10 @@ class _Kept:
     is_whole: bool = False
 
 
-class StarExchange:
-    """Everything goes through the coordinator's blobs. A blob is fetched once, as long as it is not forgotten."""
+class Exchange:
+    """Publishes and fetches immutable bytes. A blob is fetched once, as long as it is not forgotten."""
 
-    def __init__(self, requests: BlobRequests, spool: Spool, observer: Observer = ignore) -> None:
+    def __init__(self, requests: ResultRequests, spool: Spool, observer: Observer = ignore) -> None:
         self._requests = requests
         self._spool = spool
         self._observer = observer
@@ -56,24 +65,44 @@ class StarExchange:
         self._under_way: dict[Sha256, _Fetch] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
-    def published(self, sha256: Sha256, file: SpoolFile) -> None:
-        self._kept[sha256] = _Kept(file, self._round, is_whole=True)
-
     def arrived(self, sha256: Sha256, data: bytes) -> None:
+        """Keep bytes that came unasked, if they have the digest: then they need not be fetched."""
         if sha256 in self._kept or sha256_hex(data) != sha256:
             return
         file = self._spool.file()
         file.append(data)
-        self.published(sha256, file)
+        self._kept[sha256] = _Kept(file, self._round, is_whole=True)
         self._observer(BlobFetched(file.size_bytes, 0.0, is_result=True))
 
-    async def publish(self, sha256: Sha256, file: SpoolFile) -> None:
-        self.published(sha256, file)
-        started_s = asyncio.get_running_loop().time()
-        await self._requests.put_blob(sha256, file)
-        self._observer(BlobSent(file.size_bytes, asyncio.get_running_loop().time() - started_s))
+    async def publish(self, commitment: ResultCommitment, file: SpoolFile) -> None:
+        """Commit this client to its result, make the bytes available to every replica, and keep them.
+
+        Raises:
+            Refused: the coordinator does not expect the result (any more), or it breaks a rule.
+        """
+        sha256, loop = Sha256(commitment.result_sha256), asyncio.get_running_loop()
+        started_s = loop.time()
+        has_arrived = False
+        if file.size_bytes > MAX_DELIVERED_BYTES:
+            await self._requests.report(commitment)
+        else:  # the bytes come along
+            standing = await self._requests.send_result(commitment, file.to_bytes())
+            is_of_round = (standing.step, standing.attempt) == (commitment.step, commitment.attempt)
+            has_arrived = standing.result_verified or not is_of_round
+        self._kept[sha256] = _Kept(file, self._round, is_whole=True)
+        if not has_arrived:
+            started_s = loop.time()
+            await self._requests.put_blob(sha256, file)
+        self._observer(BlobSent(file.size_bytes, loop.time() - started_s))
 
     async def fetch(self, sha256: Sha256, size_bytes: int) -> SpoolFile:
+        """Return the bytes of this digest, of which there are `size_bytes`; those published here are not requested.
+
+        Raises:
+            Refused: `not-found`.
+            InvalidDocument: the bytes that arrive have another digest or are too many, in every attempt.
+            SpoolFull: they find no room.
+        """
         fetch = self._under_way.setdefault(sha256, _Fetch())
         fetch.callers += 1
         try:
@@ -91,12 +120,14 @@ class StarExchange:
                 del self._under_way[sha256]
 
     def begin_round(self) -> None:
+        """Note that another round has begun: bytes that were kept before the previous one are dropped."""
         self._round += 1
         self._spool.begin_round()
         oldest = self._round - KEPT_ROUNDS
         self.forget([sha256 for sha256, kept in self._kept.items() if kept.round <= oldest])
 
     def forget(self, digests: Iterable[Sha256]) -> None:
+        """Drop these bytes: they will not be asked for again soon."""
         for sha256 in digests:
             if sha256 not in self._under_way:
                 self._kept.pop(sha256, None)
