@@ -137,13 +137,8 @@ class StoredBlobs:
         raise Refused(problem.kind, problem.message, **{**problem.context, THROUGH_STORE: True})
 
     async def _grant(self, sha256: Sha256) -> UploadGrant:
-        try:
-            # the coordinator may wait for room, as it does when it takes the bytes itself
-            answer = await self._ask("POST", f"/v1/blobs/{sha256}/grant", answer_s=BLOB_TIMEOUT_S)
-        except Refused as refusal:
-            if refusal.kind is Refusal.NOT_FOUND:  # an older coordinator has no such route
-                return UploadGrant(delivered=False)
-            raise
+        # the coordinator may wait for room, as it does when it takes the bytes itself
+        answer = await self._ask("POST", f"/v1/blobs/{sha256}/grant", answer_s=BLOB_TIMEOUT_S)
         return parse_document(UploadGrant, answer.content)
 
     async def _check(self, url: str) -> None:

@@ -65,7 +65,7 @@ class StoreReader(Protocol):
 
 
 class ServedStore(Protocol):
-    """What a run's store knows of the coordinators that serve it."""
+    """The coordinators that serve a run, as its store knows of them."""
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class ServedStore(Protocol):
 
 
 class StoreUpkeep(Protocol):
-    """What is kept small, and up to date, while a run is served."""
+    """The part of a store that is swept, and kept up to date, while a run is served."""
 
     @property
     def blobs(self) -> BlobSweeper: ...
