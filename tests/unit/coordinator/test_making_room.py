@@ -6,7 +6,6 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -141,13 +140,13 @@ async def test_no_upload_gives_way_to_an_epoch_that_ends_all_the_same(room: Room
     assert room.paused() == [1]
 
 
-@pytest.mark.parametrize("change", [{"phase": RunState.COOLDOWN}, {"blobs_near_bound": True}])
-async def test_checkpoint_that_waits_for_its_rest_does_not_give_way_to_itself(
-    room: Room, change: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("phase", [RunState.COOLDOWN, RunState.ROUND_TRAIN])
+async def test_checkpoint_that_waits_for_its_rest_does_not_give_way_to_itself(room: Room, phase: RunState) -> None:
     await room.hold(7500)
     await room.pause(1)
-    room.run = replace(room.run, **change)
+    near_bound = phase is not RunState.COOLDOWN
+    models = replace(room.run.models, blobs_near_bound=near_bound)
+    room.run = room.run.with_parts(replace(room.run.clock, phase=phase), models)
     assert not await room.maintenance.stays_below_bound()
     assert room.paused() == [1]
 
