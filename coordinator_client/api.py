@@ -71,7 +71,7 @@ class BlobRequests(Protocol):
     async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
         """Append the blob's bytes to the file, unverified: those that follow the ones that it holds already.
 
-        Whatever this raises, the file holds what has arrived.
+        If this raises, the file holds the bytes that have arrived.
         """
         ...
 

@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 APPENDED_BYTES = 1024 * 1024
 """Bytes of a download that are hashed and written at a time."""
 APPENDED_S = 0.5
-"""Time after which what has arrived is written, however little it is, so that a slow download is seen to go on."""
+"""Time after which the bytes that have arrived are written, so that a slow download shows progress."""
 LOOK_FOR_OBJECT, LOOK_AT_BYTES = "?looks=1", "?looks=2"
-"""Ask the coordinator to look whether an object is still there, and whether its bytes are the blob's."""
+"""Ask the coordinator to check whether an object is still there, and whether its bytes are the blob's."""
 INLINE_BYTES = 64 * 1024
 """So many are written on the event loop: handing them to another thread would take longer."""
 
@@ -45,7 +45,7 @@ async def append_held_blob(
 ) -> None:
     """Append the bytes of a coordinator's blob that the file lacks; those of an object store are compared.
 
-    If a store gives other bytes, the coordinator is asked to look at them, and the file begins anew.
+    If a store gives other bytes, the coordinator is asked to check them, and the file starts again.
 
     Args:
         http: sends requests to the coordinator.
@@ -108,7 +108,7 @@ async def blob_pieces(
     start: int = 0,
     stored: StoredDownload | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield a blob's bytes from `start` on as they arrive. What breaks off is continued where it broke off.
+    """Yield a blob's bytes from `start` on as they arrive. A broken transfer is resumed.
 
     Args:
         http: sends requests to the coordinator.
@@ -118,7 +118,7 @@ async def blob_pieces(
         stored: reads it from an object store if the coordinator leads there.
 
     Raises:
-        Refused: `not-found`, if the store refuses what the coordinator says is there; and as `error_of`.
+        Refused: `not-found`, if the store refuses a blob that the coordinator has; and as `error_of`.
         CoordinatorUnreachable, InvalidDocument: as `error_of`.
     """
     held_bytes, refusals = start, 0

@@ -291,7 +291,7 @@ class CoordinatorClient:
         return parse_document(CheckerToken, (await self._request("POST", f"{self._run}/tokens/checker")).content)
 
     async def lease_check(self, wait_s: float) -> LeasedCheck | None:
-        """Return a result to check, leased; None if there is none within `wait_s`. This and the next need its token."""
+        """Return a result to check, leased; None if none comes within `wait_s`. This and the next need its token."""
         answer = await self._request("POST", f"{self._run}/checks", params={"wait_s": wait_s}, wait_s=wait_s)
         is_none = answer.status_code == httpx.codes.NO_CONTENT
         return None if is_none else parse_document(LeasedCheck, answer.content)
@@ -329,7 +329,7 @@ class CoordinatorClient:
             await append_held_blob(self._http, sha256, self._headers, file, self._stored)
 
     async def blob_pieces(self, sha256: Sha256, start: int = 0) -> AsyncGenerator[bytes, None]:
-        """Yield a blob's bytes from `start` on as they arrive. What breaks off is continued where it broke off."""
+        """Yield a blob's bytes from `start` on as they arrive. A broken transfer is resumed."""
         path = f"/v1/blobs/{sha256}"
         stored = StoredDownload(self._stored)
         async with aclosing(blob_pieces(self._http, path, self._headers, start, stored)) as pieces:

@@ -1,10 +1,10 @@
-"""What a client keeps of the coordinators that it has joined: their keys, and how far it has followed their runs.
+"""The coordinators that a client has joined: their keys, and how far it has followed their runs.
 
 Theory of operation. A client with a key file pins the key of each run's coordinator at the first join, in a file beside
 its own key, as SSH does with hosts. A later join under another key is refused here, before anything is signed. The key
 proves itself: it signs the session token, which is verified. The file also holds the newest document of the run that
 the client has seen, so that even after a restart it notices a coordinator that is older than that. A line is written
-anew at each join and now and then; others of the file stay as they are.
+again at each join and from time to time; the other lines of the file stay.
 """
 
 import asyncio

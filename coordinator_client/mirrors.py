@@ -1,7 +1,7 @@
 """Mirrors: web servers with copies of a run's blobs, from which clients fetch checkpoints beside the coordinator.
 
 A mirror is any web server over a copy of a run directory's `blobs` folder: it is asked for `URL/ab/abcd…`, the first
-two characters of the digest and all of it. It is told no token. Its bytes are compared with their digest like
+two characters of the digest and all of it. It receives no token. Its bytes are compared with their digest like
 everybody's, so that a mirror can delay a client, for a bounded time, and nothing else.
 """
 

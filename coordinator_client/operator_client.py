@@ -20,7 +20,7 @@ class OperatorClient(ViewerClient):
         await self._request("PUT", f"{self._run}/finish", content=canonical_json(FinishSetting(after_step)))
 
     async def invite(self, request: InvitationRequest) -> MadeInvitation:
-        """Make an invitation. Raise `Refused`: `not-now` where nobody needs one."""
+        """Make an invitation. Raise `Refused`: `not-now` where none is needed."""
         return parse_document(MadeInvitation, await self._post("/invitations", request))
 
     async def invitations(self) -> InvitationList:

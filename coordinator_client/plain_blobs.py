@@ -39,7 +39,7 @@ class PlainBlobs:
 
     @classmethod
     def at(cls, url: str, reach: Reach | None = None) -> "PlainBlobs | None":
-        """Return the short way to the coordinator at this URL, if `reach` allows its address; None if there is none."""
+        """Return the short way to the coordinator at this URL, if `reach` allows its address; None otherwise."""
         place = plain_place(url)
         if place is None:
             return None
@@ -121,7 +121,7 @@ def _as_httpx(answer: PlainAnswer) -> httpx.Response:
 
 
 def error_of(answer: httpx.Response, request: str) -> Refused | CoordinatorUnreachable | InvalidDocument:
-    """Return the error that an answer of 3xx, 4xx or 5xx stands for: a refusal, or that something else answered."""
+    """Return the error that an answer of 3xx, 4xx or 5xx means: a refusal, or that something else answered."""
     status = answer.status_code
     if refusal := refusal_in(answer):
         return refusal

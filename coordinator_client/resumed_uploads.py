@@ -1,6 +1,7 @@
-"""Blobs that a client sends to a coordinator, gone on with where a connection broke.
+"""Blobs that a client sends to a coordinator, resumed where a connection broke.
 
-The rule kept here: what the coordinator says it has is believed. If the blob does not match then, all of it is sent.
+The rule kept here: the client believes the coordinator how much has arrived. If the blob does not match then, all of it
+is sent.
 """
 
 from collections import OrderedDict
@@ -43,7 +44,7 @@ class ResumedUploads:
         self._broken: OrderedDict[Sha256, None] = OrderedDict()
 
     async def put(self, sha256: Sha256, file: "SentBytes") -> None:
-        """Deliver a blob, or what the coordinator lacks of it. Raises as `send`."""
+        """Deliver a blob, or the part that the coordinator lacks. Raises as `send`."""
         start = 0
         if sha256 in self._broken or file.size_bytes >= ASKED_FROM_BYTES:
             found = await self._progress(sha256)

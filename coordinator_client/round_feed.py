@@ -1,9 +1,9 @@
-"""Following the rounds of a run: each once and in order, from any round on, whatever happens to the coordinator.
+"""Following the rounds of a run: each once and in order, from any round on, through restarts of the coordinator.
 
 Theory of operation. A reader is at a place: the lineage of the run document, and the number of the next round. Rounds
 that have ended before come as pages of the history, later ones as events of one stream. Whenever the two do not join,
 because events were missed, the stream ended or the coordinator was restarted, pages are read again from the place on.
-If the lineage changes, the run went back: the reader is told so, and may go back too (`seek`).
+If the lineage changes, the run went back: the reader is notified, and may go back too (`seek`).
 """
 
 import time
@@ -24,8 +24,8 @@ from epochal.state.wire import parse_document
 RECONNECT_S = 2.0
 """Minimum time between the beginnings of two streams, if the coordinator or a proxy ends them."""
 
-Say: TypeAlias = Callable[[str], None]
-"""Is told in a line when the coordinator does not answer, and when it answers again."""
+ReportLine: TypeAlias = Callable[[str], None]
+"""Receives a line when the coordinator does not answer, and when it answers again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RoundFeed:
     Args:
         client: the coordinator.
         policy: how long to go on when it does not answer.
-        say: is told of that.
+        report: receives a line about that.
 
     Attributes:
         next: number of the round that comes next.
@@ -64,11 +64,11 @@ class RoundFeed:
         document: the last run document that came in the stream.
     """
 
-    def __init__(self, client: ViewerClient, policy: RetryPolicy, say: Say = lambda _: None) -> None:
+    def __init__(self, client: ViewerClient, policy: RetryPolicy, report: ReportLine = lambda _: None) -> None:
         self._client = client
         self._policy = policy
         self._backoff = policy.begin()
-        self._say = say
+        self._report = report
         self._silent_since_s: float | None = None
         self._is_stream_broken = False
         self.ended = 0
@@ -148,7 +148,7 @@ class RoundFeed:
             await self._policy.sleep(max(0.0, began_s + RECONNECT_S - time.monotonic()))
 
     def _last_seen(self) -> str:
-        """Return the id of the last event that the reader has seen, whatever the document was then."""
+        """Return the id of the last event that the reader has seen, for any document."""
         return f"{self.lineage}-0-{min(self.next, self.ended)}"
 
     async def _page(self, first: int, last: int) -> HistoryPage:
@@ -168,11 +168,11 @@ class RoundFeed:
             raise error
         if self._silent_since_s is None:
             self._silent_since_s = time.monotonic()
-            self._say(f"{error.message}; trying again for up to {self._policy.bound_s:.0f} s")
+            self._report(f"{error.message}; trying again for up to {self._policy.bound_s:.0f} s")
         await self._backoff.wait(error, float(error.context.get("retry_after_s", 0.0)))
 
     def _answered(self) -> None:
         if self._silent_since_s is not None:
-            self._say(f"the coordinator answers again, after {time.monotonic() - self._silent_since_s:.1f} s")
+            self._report(f"the coordinator answers again, after {time.monotonic() - self._silent_since_s:.1f} s")
             self._silent_since_s = None
         self._backoff.reset()

@@ -58,10 +58,10 @@ WARN_AGAIN_AFTER_S = 60.0
 """Time for which a warning that requests are refused for now is not repeated."""
 WITHDRAW_TIMEOUT_S = 2.0
 MAX_UPLOAD_ATTEMPTS = 8
-"""Maximum number of requests for one blob that end as too slow or incomplete. Each leaves what it brought; the run
-refuses the next one once it waits for the blob no longer."""
+"""Maximum number of requests for one blob that end as too slow or incomplete. Each leaves the bytes that it brought;
+the run refuses the next one once it waits for the blob no longer."""
 UNREACHABLE = "unreachable"
-_GONE_ON_WITH = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT})
+_RESUMED = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT})
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class ClientProfile:
     """A client's key, and what it sends when it joins.
 
     Attributes:
-        instance: names this process, so that a second one with the same key can be told apart.
+        instance: names this process, so that a second one with the same key can be distinguished.
         name: for people, as `epochal.state.client_names` allows it.
         software: the version of its program.
     """
@@ -202,7 +202,7 @@ class CoordinatorSession(ForwardedRequests):
             self._take(renewed)
 
     async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        # Attempts farther apart would cost a member its place: a coordinator that comes back counts silence anew.
+        # Attempts farther apart would cost a member its place: a coordinator that comes back counts silence from zero.
         with self._repeating(self._retry_policy.begin(self.wait_s or MAX_DELAY_S)) as backoff:
             while True:
                 number = self.session_number
@@ -236,14 +236,14 @@ class CoordinatorSession(ForwardedRequests):
         return standing
 
     async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None:
-        """Deliver a blob. One that was too slow is gone on with, in `MAX_UPLOAD_ATTEMPTS` requests at most."""
+        """Deliver a blob. A slow upload is resumed, in at most `MAX_UPLOAD_ATTEMPTS` requests."""
         policy = self._retry_policy
         backoff = replace(policy, attempts=min(policy.attempts, MAX_UPLOAD_ATTEMPTS)).begin()
         while True:
             try:
                 return await super().put_blob(sha256, file)
             except Refused as refusal:
-                if refusal.kind not in _GONE_ON_WITH or THROUGH_STORE in refusal.context:
+                if refusal.kind not in _RESUMED or THROUGH_STORE in refusal.context:
                     raise
                 await backoff.wait(refusal)
                 self._observer(RequestRepeated(refusal.kind.value))
@@ -270,7 +270,7 @@ class CoordinatorSession(ForwardedRequests):
             if number == self.session_number:
                 await self.renew()
 
-    async def tell_times(self, report: TimesReport) -> None:
+    async def report_times(self, report: TimesReport) -> None:
         """Report the times of the last round: one bounded attempt, because they are for display only."""
         if self._session is None or self._lost:
             return

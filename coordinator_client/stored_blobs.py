@@ -101,7 +101,7 @@ class StoredBlobs:
         return self._opened
 
     def forget(self) -> None:
-        """Ask again where blobs go: the coordinator may have been started anew."""
+        """Ask again where blobs go: the coordinator may have restarted."""
         self._is_needless = False
 
     async def put(self, sha256: Sha256, body: PiecewiseBody) -> bool:
@@ -142,7 +142,7 @@ class StoredBlobs:
         return parse_document(UploadGrant, answer.content)
 
     async def _check(self, url: str) -> None:
-        """Raise `InvalidDocument` unless a URL is of the run's object store, and says nobody's name and password."""
+        """Raise `InvalidDocument` unless a URL is of the run's object store, and holds no name and password."""
         try:
             found = origin_of(url)
             has_user = "@" in urlsplit(url).netloc
@@ -181,7 +181,7 @@ class StoredBlobs:
             raise _silent(request, error) from error
 
     async def _arrive(self, sha256: Sha256) -> None:
-        """Tell the coordinator, and wait until it has counted the blob."""
+        """Notify the coordinator, and wait until it has counted the blob."""
         for _ in range(MAX_ARRIVAL_ANSWERS):
             answer = await self._ask("POST", f"/v1/blobs/{sha256}/arrival")
             if answer.status_code == httpx.codes.CREATED:
@@ -255,12 +255,12 @@ async def body_from(answer: httpx.Response, start: int, place: str) -> AsyncGene
 
 async def _refusal(answer: httpx.Response) -> Exception:
     """Return the error of an answer that is no success."""
-    said = bytearray()
+    content = bytearray()
     async for piece in raw_body(answer):
-        said += piece
-        if len(said) >= MAX_REASON_BYTES:
+        content += piece
+        if len(content) >= MAX_REASON_BYTES:
             break
-    parts = [found[1].decode(errors="replace") for pattern in (_CODE, _MESSAGE) if (found := pattern.search(said))]
+    parts = [found[1].decode(errors="replace") for pattern in (_CODE, _MESSAGE) if (found := pattern.search(content))]
     reason = f": {': '.join(parts)}" if parts else ""
     message = f"the object store answered {answer.status_code} to {_place(answer.request)}{reason}"
     if is_temporary(answer.status_code):

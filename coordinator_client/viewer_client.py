@@ -1,7 +1,7 @@
-"""`ViewerClient`: a coordinator as those ask it who look at a run: its history, one round, one version, and news.
+"""`ViewerClient`: the requests with which a run is viewed: its history, one round, one version, and news.
 
-What a viewer may see, `[access] dashboard` says; its token goes with these requests alone, because members read the run
-document with another one.
+`[access] dashboard` sets which viewers are admitted; their token goes with these requests alone, because members read
+the run document with another one.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -51,7 +51,7 @@ class RunEvent:
 
 
 class ViewerClient(CoordinatorClient):
-    """A coordinator over HTTP, with what viewers of its run ask for."""
+    """A coordinator over HTTP, with the requests of viewers of its run."""
 
     _viewer_headers: dict[str, str] | None = None
 

@@ -1,4 +1,4 @@
-"""Whether a coordinator's URL is wrong, by what answers there, so that a command ends at once and says what to do.
+"""Whether a coordinator's URL is wrong, by the answer from there, so that a command ends at once with advice.
 
 The rule kept here: a server that does not answer at all may be starting, so it is no mistake. A name that does not
 resolve is one, and so is a server that answers in another way than a coordinator.
@@ -15,7 +15,7 @@ from epochal.runtime.http.http_client import causes_of, proxy_of, user_mistake
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 
 PROBE_TIMEOUT_S = 5.0
-"""Maximum time of a connection that tells which protocol a server speaks."""
+"""Maximum time of a connection that finds out which protocol a server speaks."""
 HTTP_BEGIN = b"HTTP"
 
 

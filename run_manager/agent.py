@@ -84,7 +84,7 @@ class Agent:
     def finish_and_withdraw(self) -> None:
         """Leave the run after the present round, before the next roster includes this client.
 
-        It takes no longer than the bound, whatever the client waits for. Cancelling `run` leaves at once.
+        It takes no longer than the bound, even while the client waits. Cancelling `run` leaves at once.
         """
         self._leaving.set()
 
@@ -94,7 +94,7 @@ class Agent:
         Raises:
             Refused: the run does not admit this client (`access-denied`, `ejected`, `fingerprint-differs`, …).
             CoordinatorUnreachable: no answer for as long as the retry policy allows.
-            EpochalError: whatever else ends the client; one error, however many came at once.
+            EpochalError: another error ends the client; the first one, if several came at once.
         """
         try:
             return await self._run()
@@ -189,8 +189,8 @@ class Agent:
             self._ended.set()
 
     async def _withdraw(self, times: LaterTimes | None) -> None:
-        """Tell the times of the last round and withdraw, also when cancelled, because both requests are bounded."""
+        """Report the times of the last round and withdraw, also when cancelled, because both requests are bounded."""
         if times is not None:
-            await self._session.tell_times(TimesReport(times))
+            await self._session.report_times(TimesReport(times))
         if self._reason is EndReason.WITHDREW or not self._ended.is_set():
             await self._session.withdraw()

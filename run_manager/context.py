@@ -25,7 +25,7 @@ class RunAccess:
     """The run, as a client's data provider and trainer are opened from it.
 
     Attributes:
-        state: the run's state file; `model.LLM.data_location` says where the data are.
+        state: the run's state file; `model.LLM.data_location` names the data.
         spec: the run's model, complete; the state file may leave a part of it to the run's model document.
         ticket: returns the client's present ticket for data servers.
         document_version: returns the version of the run document that the client follows.
@@ -55,18 +55,18 @@ class ClientDependencies:
         spool_folder: where the client makes the folder of its temporary files.
         permissions: what the run's documents may use of this machine.
         feedback_stem: path with which the names of the files of error feedback begin, so that a client that starts
-            again goes on with them; None if they go with this one.
+            again resumes them; None if they end with this one.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
-            state file and model; the model may lack what only the run's first checkpoint says.
-        check_trainer_further: goes on with the check while the client joins, and raises an error that ends it then;
+            state file and model; the model may lack parts that only the run's first checkpoint has.
+        check_trainer_further: continues the check while the client joins, and raises an error that ends it then;
             None where `check_trainer` checks everything.
-        trainer_opens_in_s: estimates the seconds until `open_trainer` returns; None where nobody can. A client reports
-            that it is ready a little earlier than that.
+        trainer_opens_in_s: estimates the seconds until `open_trainer` returns; None if unknown. A client reports that
+            it is ready a little earlier than that.
         save_replica: keeps a replica for the client's owner; None if none is to be kept. It raises `InvalidInput` where
             that can never be, which ends the client, and `ModelUnavailable` where it may be later.
         open_mirrors: opens the sources of checkpoints beside the coordinator, which the client closes.
-        ahead_bytes: maximum size of the samples that are fetched ahead of their round; None for what the state file
-            says.
+        ahead_bytes: maximum size of the samples that are fetched ahead of their round; None for the limit of the
+            state file.
     """
 
     retry_policy: RetryPolicy

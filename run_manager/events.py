@@ -44,7 +44,7 @@ class BecameReady:
 
 @dataclass(frozen=True, slots=True)
 class DataDiffers:
-    """Most members have other data than this client, which waits; `message` says how the data differ."""
+    """Most members have other data than this client, which waits; `message` names the difference."""
 
     message: str
 
@@ -74,7 +74,7 @@ RoundPart: TypeAlias = Literal["replica", "train", "encode", "upload"]
 
 @dataclass(frozen=True, slots=True)
 class PartBegan:
-    """The client goes on with the next part of its work in a round."""
+    """The client began the next part of its work in a round."""
 
     step: int
     attempt: int
@@ -93,7 +93,7 @@ class RoundTrained:
         data_wait_s: seconds of those in which the trainer waited for samples: the sum of the next three.
         fetching_s, decoding_s, packing_s: seconds by what it waited for.
         ahead_samples: number of the round's samples that had been fetched ahead.
-        dropped_samples: number of samples that were fetched ahead, since the last result, and thrown away.
+        dropped_samples: number of samples that were fetched ahead, since the last result, and dropped.
         idle_s: seconds with nothing to do before the round's document came; None if unknown.
         replica_s: seconds from the document until the replica to start from was held.
         encode_s: seconds to encode the result.

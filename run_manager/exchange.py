@@ -2,7 +2,7 @@
 
 The exchange is a star through the coordinator's blobs. It costs clients² × result bytes per round, since every replica
 fetches every other client's result. Bytes that arrive go to the spool, so that memory grows neither with the results
-nor with their number. A fetch that is cancelled leaves what it has for the next one.
+nor with their number. A fetch that is cancelled leaves its bytes to the next one.
 
 The rule kept here: bytes that `fetch` returns have the digest that was asked for, wherever they came from.
 """

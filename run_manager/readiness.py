@@ -26,11 +26,11 @@ as long for a newcomer's first result."""
 READY_AHEAD_ROUNDS = 1.5
 """Rounds within which the trainer of a ready client will be open. In the rest of the two it trains its first share."""
 SHORTEST_ROUND_S = 1.5
-"""The limit does not tell rounds apart that are shorter than this; a trainer that opens late would hold them up."""
+"""The limit does not distinguish rounds that are shorter than this; a trainer that opens late would hold them up."""
 
 
 def usual_round_s(document: RunDocument, state: StateFile) -> float | None:
-    """Return how long RoundTrain usually takes in the run, as its time limit says; 0 if the limit does not follow it.
+    """Return how long RoundTrain usually takes in the run, by its time limit; 0 if the limit does not follow it.
 
     None outside of RoundTrain.
     """
@@ -46,7 +46,7 @@ class Readiness:
 
     Args:
         session: sends the reports.
-        config: says how long rounds may take.
+        config: limits the time of a round.
         keeper: holds the replica.
         provider: this client's data.
         opening: the trainer.
@@ -111,7 +111,7 @@ class Readiness:
         """Report replica `step`, once it is held and this client can train it, unless the coordinator knows it already.
 
         Raises:
-            InvalidDocument: nobody can train on the replica.
+            InvalidDocument: the replica cannot be trained on.
             Refused: `fingerprint-differs`, which is final; `behind` or `not-now`, which end with the next document.
             Desync: the replica still differs after it was rebuilt several times.
         """

@@ -1,7 +1,7 @@
 """A round as a client sees it: the roster, what each client trains on, and the witnesses.
 
-The run document names the round's documents by digest, and so it proves what a client can tell by itself: most work
-lists are one interval, and most outcomes hold every result. Those are not asked for.
+The run document names the round's documents by digest, so a client can prove most of them by itself: most work
+lists are one interval, and most outcomes hold every result. Those are not requested.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ class RoundViews:
             return self._view
 
     async def ahead_of(self, ahead: RoundAhead, seed: Seed, client_id: ClientId) -> tuple[BatchId, ...]:
-        """Return what the provisional next round assigns a client; () if nothing, or if nobody can know yet.
+        """Return what the provisional next round assigns a client; () if nothing, or if it is not known yet.
 
         Args:
             ahead: names the provisional round.
@@ -150,7 +150,7 @@ class RoundViews:
 
 
 def usual_work(head: RoundHead) -> WorkList | None:
-    """Return the round's work list if it is the interval before the cursor and nothing else, as its digest tells."""
+    """Return the round's work list if it is the interval before the cursor and nothing else, by its digest."""
     if not 0 < head.batches <= head.cursor:
         return None
     work = WorkList((), (BatchId(head.cursor - head.batches, head.cursor - 1),))

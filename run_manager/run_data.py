@@ -71,7 +71,7 @@ class RunData:
         return cls(opened, config, dependencies, worker, group)
 
     async def apply_state(self, document: RunDocument) -> None:
-        """Take over the run's data as they are now; begin to look for files that were appended and are not here."""
+        """Take over the run's data as they are now; begin to wait for appended files that are not here."""
         await self.provider.follow(self._config.state.data_generations, document.data_fingerprint)
         if self.provider.is_behind and not self._growing.is_busy:
             await self._growing.replace(self.provider.catch_up(self._dependencies.retry_policy))

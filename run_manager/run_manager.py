@@ -296,7 +296,7 @@ async def _open_data(ground: _Ground, document: RunDocument) -> RunData:
 
 
 async def _begin_opening_trainer(ground: _Ground, opening: TrainerOpening, data: RunData) -> None:
-    """Begin to open the trainer, and to look at the data with its vocabulary.
+    """Begin to open the trainer, and to check the data with its vocabulary.
 
     An error then ends the client: `InvalidInput` or `Unsupported` for no such trainer, one that cannot train this
     model, or data that the model cannot take.

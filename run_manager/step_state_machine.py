@@ -1,7 +1,7 @@
 """The client's step machine: run documents in, steps started and cancelled.
 
 Theory of operation. A client sees only some of the run's documents: it may sleep through phases and rounds, and find
-the run anywhere *ahead* of where it was. What it can never see is the run going back, because a coordinator keeps a
+the run anywhere *ahead* of where it was. It can never see the run go back, because a coordinator keeps a
 document before it publishes it. So most cells of the table are allowed, and those that are not mean that client and run
 contradict each other: training after the witnessing of the same round, a round before the one that was seen last, a run
 that was never started. Such a document is a `Desync`; the client starts anew from the checkpoint.
@@ -75,7 +75,7 @@ TRANSITIONS = (
     (News.UNSTARTED,    StepName.OBSERVING,                    StepName.OBSERVING),
 )
 # fmt: on
-"""Every transition: news, the step it finds (`*`: any), the step that follows. What is not here is not allowed."""
+"""Every transition: news, the step it finds (`*`: any), the step that follows. Every other one is not allowed."""
 
 STEPS = TransitionTable(StepName, TRANSITIONS)
 

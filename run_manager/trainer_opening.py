@@ -20,8 +20,8 @@ from epochal.state.model.replica import Replica
 from epochal.state.model.tensors import TensorLayout
 from epochal.trainers.protocol import Trainer
 
-LOOK_EVERY_S = 0.1
-"""Time between two looks at how long the trainer will still take to open."""
+ESTIMATE_EVERY_S = 0.1
+"""Time between two estimates of how long the trainer will still take to open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class TrainerOpening:
     """The opening of a client's trainer, and then the trainer. Call `run` once, and `aclose` at the end.
 
     Args:
-        check: raises an error that ends the client if nobody can train on a replica. It may import what the trainer
+        check: raises an error that ends the client if a replica cannot be trained on. It may import what the trainer
             needs, so it is not called before the trainer is open.
         worker: where it is called; not closed here.
-        opens_in_s: estimates the seconds until the trainer is open; None where nobody can.
+        opens_in_s: estimates the seconds until the trainer is open; None if that is unknown.
         observer: receives `TrainerOpened`.
     """
 
@@ -72,8 +72,8 @@ class TrainerOpening:
             open_trainer: returns it.
             packing_for: returns the packing of the run's samples for a trainer with this vocabulary, and raises if it
                 cannot take them.
-            vocabulary: the trainer's, where it is known before: the data are looked at first. A client whose data were
-                not looked at is not due before its trainer is open.
+            vocabulary: the trainer's, where it is known before: the data are then checked first. A client whose data
+                were not checked is not due before its trainer is open.
         """
         started_s = asyncio.get_running_loop().time()
         packing = None
@@ -103,14 +103,14 @@ class TrainerOpening:
         """Return once a client that holds the replica can train, or will be able to within `in_time_s` seconds.
 
         Raises:
-            InvalidDocument: nobody can train on the replica.
+            InvalidDocument: the replica cannot be trained on.
         """
         while not self._is_open.is_set():
             left_s = math.inf if self._opens_in_s is None or not self._are_data_fit else self._opens_in_s()
             if 0.0 < left_s <= in_time_s:  # with nothing left it is open at once, or something else is the matter
                 return
             try:
-                async with asyncio.timeout(None if self._opens_in_s is None else LOOK_EVERY_S):
+                async with asyncio.timeout(None if self._opens_in_s is None else ESTIMATE_EVERY_S):
                     await self._is_open.wait()
             except TimeoutError:
                 continue

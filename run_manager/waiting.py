@@ -1,6 +1,6 @@
-"""Says what a client waits for: at once if only people can end the wait, and with a warning once it takes long.
+"""Logs what a client waits for: at once if only people can end the wait, and with a warning once it takes long.
 
-The rule kept here: a wait is named once at each level. `run_manager/replica/keeper.py` says what the coordinator lacks.
+The rule kept here: a wait is named once at each level. `run_manager/replica/keeper.py` names missing blobs.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _PEOPLE = {
     RunState.WAITING_FOR_MEMBERS: "more members",
     RunState.PAUSED: "an operator, who must resume the run",
 }
-"""Phases that end when people do something, and what that is."""
+"""Phases that end when people act, and the act."""
 
 
 def awaited(document: RunDocument) -> str | None:
@@ -43,7 +43,7 @@ class WaitingNotice:
         self._warning: asyncio.TimerHandle | None = None
 
     def saw(self, document: RunDocument) -> None:
-        """Take a newer run document. If it waits for something else than before, the time begins anew."""
+        """Take a newer run document. If it waits for something else than before, the time starts again."""
         now_awaited, before = awaited(document), self._phase
         self._phase = document.run_state
         if self._phase in _PEOPLE and self._phase is not before:
@@ -55,7 +55,7 @@ class WaitingNotice:
                 self._warning = asyncio.get_running_loop().call_later(WAIT_WARNING_S, self._warn)
 
     def close(self) -> None:
-        """Warn of nothing any more."""
+        """Give no further warning."""
         if self._warning is not None:
             self._warning.cancel()
             self._warning = None

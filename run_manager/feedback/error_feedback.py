@@ -4,11 +4,11 @@ Theory of operation. Two files hold residuals: `kept`, after the last result tha
 outcome is not known yet. `encode` reads `kept` and writes `new`, part by part, while the result is written.
 When the outcome contains the result, `new` takes the place of `kept`; otherwise it is dropped. The next `new` goes over
 the file that was dropped or replaced. Residuals outlive the process if the client has a key file: a client that
-starts again with the key goes on with them.
+starts again with the key resumes them.
 
 The rule kept here: a residual is used only if it is known to be what this client's results so far have left out. One
 of another client, run, history or codec, a damaged or an old one, and one after which another result of this client
-counted, is dropped: what it held is lost, as it would be with the client.
+counted, is dropped: its values are lost, as they would be with the client.
 """
 
 import logging
@@ -160,7 +160,7 @@ class ErrorFeedback:
         fetch_outcome: Callable[[int], Awaitable[Outcome]],
         worker: Worker,
     ) -> None:
-        """Go on with what an earlier process of this client has left, as far as it is known to be right.
+        """Resume the residual of an earlier process of this client, as far as it is known to be right.
 
         Args:
             document: the run as it is now.
@@ -225,7 +225,7 @@ class ErrorFeedback:
         return result_of_blocks(header, layout, blocks)
 
     def published(self, result_sha256: str) -> None:
-        """Note that the encoded result goes out: its outcome decides about what it has left out.
+        """Note that the encoded result goes out: its outcome decides whether its residual is kept.
 
         Args:
             result_sha256: of its file, all of which was read.
@@ -261,7 +261,7 @@ class ErrorFeedback:
             path.replace(self._spare_path)
 
     def settle(self, outcome: Outcome) -> None:
-        """Keep what the result has left out if the outcome contains it, else go on with what was left before."""
+        """Keep what the result has left out if the outcome contains it, else return to the residual before it."""
         pending = self._pending
         if self._kept is not None and outcome.step <= self._kept.mark.step:
             return  # applied again: the replica is rebuilt

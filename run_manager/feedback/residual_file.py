@@ -1,6 +1,6 @@
 """The file of a residual: what a client's codec had left out after one result.
 
-It is a tensor file (`state/model/tensors.py`) of the residual's float32 tensors, whose metadata say after which
+It is a tensor file (`state/model/tensors.py`) of the residual's float32 tensors, whose metadata name after which
 result of which client, run and history it is, and the SHA-256 of all that and of its values. The rule kept here: a
 file counts only if it is whole and says all of that; it is written under another name, and renamed when its result
 counts.
@@ -78,7 +78,7 @@ class ResidualWriter:
         path: the file.
         layout: names and shapes of the tensors.
         mark: the result, of which the digest is not known yet.
-        spare: a file that nobody reads any more; this one takes its place on the disk, if it exists.
+        spare: a file that is no longer read; this one takes its place on the disk, if it exists.
 
     Raises:
         OSError: the disk is full, or fails.
@@ -112,7 +112,7 @@ class ResidualWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the file, and remove it unless it is finished. What is added afterwards is lost."""
+        """Close the file, and remove it unless it is finished. Values that are added afterwards are lost."""
         with self._using:
             if not self._file.closed:
                 self._file.close()
@@ -159,7 +159,7 @@ def read_residual(path: Path) -> Residual | None:
     """Return the residual in the file, all of which is read and checked; None if there is no file.
 
     Raises:
-        InvalidDocument: the file is damaged, or is none.
+        InvalidDocument: the file is damaged, or no residual.
         OSError: it cannot be read.
     """
     try:

@@ -1,12 +1,12 @@
 """The download of a checkpoint: its parts from several places at once, each compared with its digest as it arrives.
 
-Theory of operation. Every source has a few tasks of its own, each of which takes the next part that nobody fetches, so
-that a faster source brings more of them. A part that a source lacks, or sends wrongly, is left to the others, or asked
-for again; each source has `ATTEMPTS_PER_SOURCE` attempts at it. What has arrived of a part is continued by range, also
-from another source; if the bytes of two do not fit together, neither is blamed, and later ones come from one alone. The
-parts of one checkpoint are byte ranges of one file of the spool, which is a replica's when all are there. What was
-fetched stays for the next attempt at the same checkpoint. A process that was killed, or ended before, leaves the file
-to the next one, which goes on with the parts that have their digests.
+Theory of operation. Every source has a few tasks of its own, each of which takes the next free part, so that a faster
+source brings more of them. A part that a source lacks, or sends wrongly, is left to the others, or requested again;
+each source has `ATTEMPTS_PER_SOURCE` attempts at it. A part is continued by range, also from another source; if the
+bytes of two do not fit together, neither is blamed, and later ones come from one alone. The parts of one checkpoint are
+byte ranges of one file of the spool, which is a replica's when all are there. Fetched parts stay for the next attempt
+at the same checkpoint. A process that was killed, or ended before, leaves the file to the next one, which resumes with
+the parts that have their digests.
 
 The rule kept here: no byte of a part is believed before all of it has arrived and has the part's digest.
 """
@@ -113,19 +113,19 @@ class _Wanted:
 
     @property
     def arrived_bytes(self) -> int:
-        """Size of what has arrived of it."""
+        """Size of the bytes that have arrived."""
         return self.part.size_bytes if self.is_whole else self.target.size_bytes
 
     def may_come_from(self, name: str) -> bool:
         return name not in self.missing_at and self.failures[name] < ATTEMPTS_PER_SOURCE
 
     def forgive(self) -> None:
-        """Forget failures, but not what has arrived."""
+        """Forget failures, but not the bytes that have arrived."""
         self.failures.clear()
         self.missing_at.clear()
 
     def clear(self) -> None:
-        """Forget what has arrived."""
+        """Forget the bytes that have arrived."""
         self.target.clear()
         self.brought_by.clear()
 
@@ -311,7 +311,7 @@ class CheckpointDownload:
 
     @staticmethod
     def _note(source: CheckpointSource, wanted: _Wanted, problem: InvalidDocument) -> None:
-        """Begin anew with a part of which wrong bytes have arrived."""
+        """Start again with a part of which wrong bytes have arrived."""
         if wanted.brought_by == {source.name}:
             wanted.failures[source.name] += 1
         wanted.is_mixed = wanted.is_mixed and len(wanted.brought_by) < 2
@@ -332,7 +332,7 @@ class CheckpointDownload:
 
 
 def _check(wanted: _Wanted, others: Sequence[_Wanted]) -> None:
-    """Raise `InvalidDocument` unless what has arrived is the part."""
+    """Raise `InvalidDocument` unless the bytes that have arrived are the part."""
     if wanted.target.size_bytes < wanted.part.size_bytes:
         raise _wrong(wanted, "truncated")
     if wanted.target.size_bytes > wanted.part.size_bytes:

@@ -97,7 +97,7 @@ class ReplicaKeeper:
 
     @property
     def held(self) -> HeldReplica | None:
-        """The replica that is held now, of whatever step."""
+        """The replica that is held now, of any step."""
         return self._held
 
     async def apply_state(self, document: RunDocument) -> None:
@@ -166,7 +166,7 @@ class ReplicaKeeper:
                 await self._wait_for(changed)
 
     async def _wait_for(self, changed: asyncio.Event) -> None:
-        """Wait for the change; if the coordinator lacks what the run needs, for a while only, and say so once."""
+        """Wait for the change; if the coordinator lacks a blob that the run needs, wait only a while, and warn once."""
         try:
             async with asyncio.timeout(None if self._lacking is None else MISSING_RETRY_S):
                 await changed.wait()

@@ -24,7 +24,7 @@ class HeldReplica:
     """A replica and its digest.
 
     Attributes:
-        file: the checkpoint file that holds its values, as every client would write it; None if there is none.
+        file: the checkpoint file that holds its values, as every client would write it; None without one.
     """
 
     replica: Replica
@@ -51,7 +51,7 @@ class ExpectedOutcome:
     Attributes:
         sha256: its digest.
         is_attempted: whether merging it was attempted.
-        start, merged: the replica that it was merged into, and what came of it.
+        start, merged: the replica that it was merged into, and the result.
     """
 
     def __init__(self, outcome: Outcome) -> None:

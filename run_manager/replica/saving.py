@@ -46,7 +46,7 @@ class ReplicaSaving:
         self._save = save
         self._policy = policy
         self._saved_digest: str | None = None
-        self._said = ""
+        self._warned_of = ""
 
     async def run(self) -> None:
         """Save the first replica, and then the newest from time to time, until cancelled.
@@ -76,8 +76,8 @@ class ReplicaSaving:
         try:
             await self._save(held)
         except ModelUnavailable as error:
-            if error.message != self._said:
-                self._said = error.message
+            if error.message != self._warned_of:
+                self._warned_of = error.message
                 log.warning("replica_not_saved", extra={"step": held.step, "reason": error.message})
         else:
-            self._saved_digest, self._said = held.digest, ""
+            self._saved_digest, self._warned_of = held.digest, ""

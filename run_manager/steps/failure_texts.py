@@ -1,6 +1,6 @@
 """The texts of failures that a client reports to its coordinator.
 
-The rule kept here: they tell the kind of a failure and where it is in the run's own terms. What a host answered, its
+The rule kept here: they name the kind of a failure and its place in the run's own terms. The answer of a host, its
 address, the content of a file and paths of this machine stay in the client's own log: otherwise a coordinator could
 explore the network and the files of a volunteer by naming them as data.
 """
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from epochal.data_providers.fetcher import failure_kind
 from epochal.state.errors import DataError, TrainerFailed
 
-SAID = {
+TEXTS = {
     "unavailable": "a source of the data does not answer, or not in time",
     "corrupt": "the data are damaged, or other data than the run's",
     "out_of_range": "the data have no such index",
@@ -24,16 +24,16 @@ _PLACES = re.compile(r"[a-z][a-z0-9+.-]*://\S+|(?<![\w.])/[^\s:;,'\"]+")
 
 
 def reported_failure(failure: DataError | TrainerFailed) -> str:
-    """Return what the coordinator is told of a failure."""
+    """Return the text of a failure for the coordinator."""
     if isinstance(failure, TrainerFailed):
         return _PLACES.sub("…", failure.message)
-    said, context = SAID[failure_kind(failure)], failure.context
+    text, context = TEXTS[failure_kind(failure)], failure.context
     if "vocabulary" in context:
-        said = f"a token or label is above {int(context['vocabulary']) - 1}, the model's largest"
+        text = f"a token or label is above {int(context['vocabulary']) - 1}, the model's largest"
     places = [f"data index {context['data_index']}"] if "data_index" in context else []
     if name := _file_name(context):
         places.append(f"file {name}")
-    return ": ".join(filter(None, (", ".join(places), said)))
+    return ": ".join(filter(None, (", ".join(places), text)))
 
 
 def _file_name(context: dict[str, Any]) -> str:

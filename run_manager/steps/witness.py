@@ -45,7 +45,7 @@ class WitnessUses:
     observer: Observer
 
 
-class RoundResults:
+class WitnessedResults:
     """The results of one round that this client holds.
 
     Attributes:
@@ -174,7 +174,7 @@ class WitnessStep:
     def __init__(self, uses: WitnessUses, group: asyncio.TaskGroup) -> None:
         self._uses = uses
         self._task = BackgroundTask(group, "round results")
-        self.results: RoundResults | None = None
+        self.results: WitnessedResults | None = None
 
     async def follow(self, head: RoundHead | None) -> None:
         """Follow the results of this round from now on, and of no other."""
@@ -182,7 +182,7 @@ class WitnessStep:
             self.results = None
             await self._task.replace(None)
         elif self.results is None or head != self.results.head:
-            self.results = RoundResults(self._uses, head)
+            self.results = WitnessedResults(self._uses, head)
             await self._task.replace(self.results.run())
 
     async def start(self, document: RunDocument) -> None:
