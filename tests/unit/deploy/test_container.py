@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 def test_context_holds_the_files_that_make_the_wheel_and_no_others() -> None:
     lines = (DEPLOY / "Containerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    packages = {"epochal", *PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]}
+    packages = {"epochal", *PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]}
     project = PROJECT["project"]
     others = {name for name in project["license-files"] if name.partition("/")[0] not in packages}
     assert allowed == packages | {"pyproject.toml", "constraints.txt", project["readme"], *others}

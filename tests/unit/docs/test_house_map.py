@@ -25,7 +25,7 @@ def test_no_folder_of_the_product_is_off_the_map() -> None:
 
 def test_every_package_of_the_wheel_is_a_room_of_the_map() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    linked = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    linked = project["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
     assert {"epochal", *linked} == {*ROOMS}
 
 

@@ -35,6 +35,10 @@ expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "413", "41
 include-path = "/v1/runs/{run_id}/genesis/{sha256}"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "403", "404", "409", "413", "422", "429", "5xx"]
 
+[[operations]]  # nor under which names the coordinator is reached
+include-path = "/v1/runs/{run_id}/clients"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "403", "404", "409", "421", "429", "5xx"]
+
 [[operations]]  # nor that a line of them is a commitment to the others
 include-path = "/v1/runs/{run_id}/deliveries"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "403", "404", "409", "413", "422", "429", "5xx"]
