@@ -25,6 +25,9 @@ ON_ONE_WORKER = {
         "tests/unit/epochal/tools/export/",
         "tests/unit/benchmarks/",
         "tests/unit/batching/",
+        "tests/unit/docs/test_blocks",
+        "tests/unit/epochal/test_next_commands",
+        "tests/unit/epochal/test_public_names",
     ),
     "browser": ("tests/browser/",),
     "bucket": (
