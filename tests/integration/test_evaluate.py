@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.drive.processes import prepared_run, real_run
 
 ON_DUMMY = ("--data", "dummy", "--samples", "4")
 
 
+@pytest.mark.nightly
 async def test_followed_run_has_its_evaluations_in_its_history(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=4, config__epoch_time=65) as run:
         token = {"EPOCHAL_ADMIN_TOKEN": run.admin_token}

@@ -68,6 +68,7 @@ async def test_up_with_torch_survives_chaos_and_exports_a_llama(tmp_path: Path) 
     assert (Path(report["exported_to"]) / "model.safetensors").stat().st_size > 4_000_000
 
 
+@pytest.mark.nightly
 async def test_up_that_does_not_finish_in_time_fails_with_one_line(tmp_path: Path) -> None:
     ran = await run_command("up", *WITHOUT_END, "--timeout", "1", "--run-dir", str(tmp_path / "run"))
     ran.expect(1, "did not finish within 1 s")

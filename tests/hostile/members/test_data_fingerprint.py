@@ -54,6 +54,7 @@ async def test_client_with_other_data_that_is_first_does_not_decide(tmp_path: Pa
         assert "'tokens.bin' of 2560 bytes, the run's of 1280" in astray.log_tail(), "its last words say it too"
 
 
+@pytest.mark.nightly
 async def test_pinned_data_refuse_others_even_if_nobody_else_is_there(tmp_path: Path) -> None:
     right, wrong = write_data(tmp_path / "right", SEQUENCES), write_data(tmp_path / "wrong", SEQUENCES, "other.bin")
     pinned = await fingerprint_of(right)
@@ -105,6 +106,7 @@ async def test_strangers_with_made_up_data_do_not_keep_a_run_at_step_one(tmp_pat
         assert (await run.status()).data_decided_by == "first round"
 
 
+@pytest.mark.nightly
 async def test_coordinator_of_an_open_run_warns_until_its_data_are_known(tmp_path: Path) -> None:
     async with prepared_run(tmp_path / "run") as run:
         await run.start_coordinator()

@@ -94,6 +94,7 @@ async def test_client_that_is_served_another_model_says_so_and_leaves(tmp_path: 
     ran.expect(2, "it has no 'embedding' of shape", "Tell the run's operator")
 
 
+@pytest.mark.nightly
 async def test_run_waits_for_the_first_checkpoint_that_another_machine_makes(tmp_path: Path) -> None:
     async with prepared_run(tmp_path, **RUN) as run:
         await run.start_coordinator("--no-genesis")

@@ -44,6 +44,7 @@ async def test_killed_client_returns_with_its_key_after_seconds(tmp_path: Path) 
         await joined(run, returned)  # long before the killed one would count as silent
 
 
+@pytest.mark.nightly
 async def test_key_of_a_client_that_left_is_free_at_once(tmp_path: Path) -> None:
     async with real_run(tmp_path, 2, **LONG) as run:
         left = run.clients[0]

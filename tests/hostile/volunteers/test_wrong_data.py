@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tomli_w
 
 from epochal.state.phase_names import RunState
@@ -57,6 +58,7 @@ async def test_client_whose_data_are_of_another_vocabulary_ends_before_a_round(t
         assert (document.step, document.run_state is RunState.ROUND_TRAIN) == (1, False)
 
 
+@pytest.mark.nightly
 async def test_client_whose_encoder_makes_foreign_tokens_ends_before_a_round(tmp_path: Path) -> None:
     data = write_records(tmp_path / "records")
     encoder = {"packing": {"task_encoder": "foreign", "oversized": "truncate"}}
@@ -78,6 +80,7 @@ async def test_client_with_a_little_foreign_data_says_so_and_trains(tmp_path: Pa
         await run.until_logged(client, "round_trained")
 
 
+@pytest.mark.nightly
 async def test_data_server_of_foreign_tokens_ends_at_its_start(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     write_foreign(tmp_path / "data" / "tokens.bin")

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from epochal.coordinator_client.client_key import load_key
 from tests.support.drive.processes import real_run
 
 
+@pytest.mark.nightly
 async def test_key_is_admitted_without_a_restart_and_kept_over_one(tmp_path: Path) -> None:
     key = str(tmp_path / "me.key")
     access = {"mode": "keys", "keys": ["ab" * 32]}

@@ -4,6 +4,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.auth.tokens import SessionTokens
 from epochal.state.wire import ClientId
@@ -14,6 +16,7 @@ DATA = 'dir = "data"\ntoken_size = "TwoBytes"\nseq_len = 16\n'
 WAITS = "epochal_coordinator_data_server_long_polls_waiting 1.0\n"
 
 
+@pytest.mark.nightly
 async def test_token_from_store_or_address_gives_the_data_server_its_place(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "one.bin").write_bytes(bytes(4096))
