@@ -38,7 +38,7 @@ class Move:
 
 
 def decide(run: Run) -> Move | None:
-    """Return the move that the run makes at `run.now_s`, or None when it stays."""
+    """Return the move that the run makes at `run.clock.now_s`, or None when it stays."""
     match run.clock.phase:
         case RunState.UNINITIALIZED:
             waits = "; it waits for its first checkpoint, from `epochal genesis`" if _awaits_genesis(run) else ""

@@ -63,7 +63,7 @@ async def test_service_holds_and_goes_on_by_itself(tmp_path: Path, code: int) ->
             await asyncio.to_thread(int)
         assert service.status().store_problem is None
         await service.submit(PauseRequested())
-        assert service.run.phase is RunState.PAUSED
+        assert service.run.clock.phase is RunState.PAUSED
 
 
 async def test_service_does_not_hold_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
