@@ -18,6 +18,8 @@ from epochal.coordinator.blobs.inline_results import take_with_commitment
 from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.uploads import Uploads
+from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.status import failed_data_of
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
 from epochal.coordinator.machine.membership import check_join
@@ -25,7 +27,7 @@ from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_revealed
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
-from epochal.coordinator.run.publication import Published, failed_data_of, standing_of
+from epochal.coordinator.run.publication import Published, standing_of
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.state.client_names import shown_client
 from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome
@@ -63,6 +65,7 @@ class Handlers:
     uploads: Uploads
     downloads: Downloads
     arrivals: Arrivals
+    insight: ReadSide
     rates: MessageRates = field(default_factory=MessageRates)
 
     # Authentication
@@ -289,7 +292,7 @@ class Handlers:
 
     def status(self) -> messages.RunStatus:
         """Return the run as an operator sees it."""
-        return self.service.status()
+        return self.insight.status()
 
     # Reports of clients
 
@@ -371,9 +374,9 @@ class Handlers:
         """Let the run continue."""
         await self._submit(stimuli.ResumeRequested())
 
-    def evaluations(self) -> EvaluationHistory:
-        """Return the run's evaluations."""
-        return EvaluationHistory(self.service.run.records.evaluations)
+    async def evaluations(self) -> EvaluationHistory:
+        """Return the run's evaluations. Raise `Refused` (`overloaded`) while the history is read."""
+        return await self.insight.evaluations()
 
     async def record_evaluation(self, report: EvaluationReport) -> None:
         """Take an evaluation into the run's history. Raise `Refused` as

@@ -24,6 +24,8 @@ from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.room import BlobRoom
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.stimuli import RULES_VERSION
 from epochal.coordinator.notify.notifier import Notifier, open_webhook_client
 from epochal.coordinator.notify.webhooks import Address
@@ -123,7 +125,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     join_hosts = JoinHosts(options.hosts(), endpoint.tls_cert)
     allow_connections()
     run_id = state_file.run_id
-    store, key, service = await open_when_kept(partial(_open, state_file, options), options.wait_for_store_s)
+    store, key, service, insight = await open_when_kept(partial(_open, state_file, options), options.wait_for_store_s)
     try:
         with endpoint.bind() as listener:
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
@@ -131,12 +133,12 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
             intake = Intake(service, SharedThreads(), options.genesis.layout_of)
             uploads, arrivals = Uploads(intake), Arrivals(intake)
-            handlers = Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals)
+            handlers = Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals, insight)
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
             server = endpoint.server(create_app(handlers, options.version, metrics, hosts, join_hosts), connections)
             async with open_webhook_client() as hooks, asyncio.TaskGroup() as tasks:
-                notifier = Notifier(service, store, options.webhooks, hooks, metrics.count_notice)
+                notifier = Notifier(service, insight, store, options.webhooks, hooks, metrics.count_notice)
                 served = tasks.create_task(service.serve())
                 await service.started.wait()  # who comes earlier waits at the listener, and is not refused
                 http = tasks.create_task(server.serve([listener]))
@@ -167,24 +169,31 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
         await store.aclose()
 
 
-async def _open(state_file: StateFile, options: ServeOptions) -> tuple[Store, SigningKey, CoordinatorService]:
-    """Return the run's store, which is open, the coordinator's key, and the service of the run. Raises as `serving`."""
+async def _open(state_file: StateFile, options: ServeOptions) -> tuple[Store, SigningKey, CoordinatorService, ReadSide]:
+    """Return the run's store, which is open, the coordinator's key, the service of the run, and its read side.
+
+    Raise as `serving`.
+    """
     blobs, program = state_file.blobs, Program(options.version, RULES_VERSION)
     place = blobs.max_total_bytes, blobs.store, state_file.run_id, options.blobs_folder
     store = await open_store(options.store, *place, program)
     try:
         key = await signing_key_of(store, anew=options.new_coordinator_key)
+        worker = SharedThreads()
+        history = RunHistory(store.journal, worker)
         service_options = ServiceOptions(
             store,
             SystemClock(),
             key.public_key_hex,
+            history,
             options.source,
             options.new_coordinator_key,
             genesis=options.genesis,
-            worker=SharedThreads(),
+            worker=worker,
         )
         opening = partial(CoordinatorService.open, service_options, state_file, is_restored=options.is_restored)
-        return store, key, await open_in_turn(opening, store, options.endpoint)
+        service = await open_in_turn(opening, store, options.endpoint)
+        return store, key, service, ReadSide(service, history)
     except BaseException:
         await store.aclose()
         raise

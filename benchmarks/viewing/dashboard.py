@@ -77,7 +77,7 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
 
     await played(folder / "run", rounds)
     async with serving(state_of(rounds), ServeOptions(str(folder / "run"), Endpoint(port=0))) as running:
-        await running.handlers.service.history.is_read.wait()
+        await running.handlers.insight.history.is_read.wait()
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
             try:

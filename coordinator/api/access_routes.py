@@ -7,7 +7,7 @@ from starlette.responses import Response
 from epochal.coordinator.api.operator_routes import check_operator
 from epochal.coordinator.api.request_parts import RUN, sha256_of
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.views.operator_requests import OperatorRequests
+from epochal.coordinator.operator_requests import OperatorRequests
 from epochal.runtime.http.bodies import document_response, openapi_answer, openapi_body, read_message
 from epochal.state.messages.access_commands import (
     AccessList,

@@ -27,15 +27,16 @@ from epochal.coordinator.api.public_route_facts import SUMMARY, describe
 from epochal.coordinator.api.reading_routes import reading_routes
 from epochal.coordinator.api.request_parts import RUN
 from epochal.coordinator.api.trust_routes import trust_routes
+from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.insight.history_views import HistoryViews
+from epochal.coordinator.insight.member_views import MemberViews
+from epochal.coordinator.insight.trust_views import TrustViews
+from epochal.coordinator.insight.version_views import PastViews
+from epochal.coordinator.insight.viewers import Viewers
+from epochal.coordinator.operator_requests import OperatorRequests
 from epochal.coordinator.run.long_polls import LongPolls
-from epochal.coordinator.views.member_views import MemberViews
-from epochal.coordinator.views.operator_requests import OperatorRequests
-from epochal.coordinator.views.run_history_views import HistoryViews
-from epochal.coordinator.views.trust_views import TrustViews
-from epochal.coordinator.views.version_views import PastViews
-from epochal.coordinator.views.viewers import Viewers
 from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
 from epochal.runtime.http.openapi import description_routes, only_get
 from epochal.runtime.http.route_errors import answer_errors
@@ -87,11 +88,12 @@ def create_app(
     answer_errors(app)
     polls = LongPolls()
     document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
-    views = HistoryViews(handlers, SharedThreads())
-    viewers = app.state.viewers = Viewers(handlers.service, views)
-    metrics.watch(handlers.service, polls, handlers.arrivals, viewers)
-    requests = OperatorRequests(handlers)
-    events = only_get(Route(EventsEndpoint.path, EventsEndpoint(views, viewers), methods=["GET"], name="events"))
+    insight, access = handlers.insight, ViewerAccess(handlers)
+    views = HistoryViews(insight, SharedThreads())
+    viewers = app.state.viewers = Viewers(insight, views)
+    metrics.watch(handlers.service, insight, polls, handlers.arrivals, viewers)
+    requests = OperatorRequests(handlers.service, insight)
+    events = only_get(Route(EventsEndpoint.path, EventsEndpoint(access, viewers), methods=["GET"], name="events"))
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers, join_hosts or JoinHosts())
     hot = HotRoutes(app.behind, document=document, routes=[*reading.routes, *membership.routes])
     app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)
@@ -103,12 +105,12 @@ def create_app(
         operator_routes(handlers),
         origin_routes(handlers),
         evaluation_routes(handlers),
-        history_routes(views),
-        member_routes(views, MemberViews(handlers, SharedThreads(), metrics.http.refusals)),
-        past_routes(views, PastViews(handlers, views)),
-        trust_routes(handlers, views, TrustViews(handlers, metrics.http.refusals), requests),
+        history_routes(access, views),
+        member_routes(access, MemberViews(insight, SharedThreads(), metrics.http.refusals)),
+        past_routes(access, PastViews(insight, views)),
+        trust_routes(handlers, access, TrustViews(insight, metrics.http.refusals), requests),
         access_routes(handlers, requests),
-        join_routes(handlers, views, version),
+        join_routes(handlers, access, version),
         probe_routes(),
         health_routes(handlers, metrics.http.notes),
     ):

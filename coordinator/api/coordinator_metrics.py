@@ -8,12 +8,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from epochal.coordinator.blobs.from_object_store import Arrivals
+from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.viewers import Viewers
 from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.long_polls import LongPolls, ReaderKind
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
-from epochal.coordinator.views.viewers import Viewers
 from epochal.runtime.metrics.metrics_registry import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.requests import RunStatus
@@ -185,8 +187,8 @@ class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.http = HttpMetrics(registry)
-        self._watched: tuple[CoordinatorService, LongPolls, Arrivals, Viewers] | None = None
-        self._run: Run | None = None
+        self._watched: tuple[CoordinatorService, ReadSide, LongPolls, Arrivals, Viewers] | None = None
+        self._of: tuple[Run, Projection | None] | None = None
         self._status: RunStatus | None = None
         registry.register(self)
         self._phase_duration = Histogram(
@@ -228,11 +230,18 @@ class CoordinatorMetrics:
         self._phase_since_s = 0.0
         self._trained_s: float | None = None
 
-    def watch(self, service: CoordinatorService, polls: LongPolls, arrivals: Arrivals, viewers: Viewers) -> None:
+    def watch(
+        self,
+        service: CoordinatorService,
+        insight: ReadSide,
+        polls: LongPolls,
+        arrivals: Arrivals,
+        viewers: Viewers,
+    ) -> None:
         """Measure this service from now on."""
         self._now_s = service.now_s
         self._phase_since_s = service.now_s()
-        self._watched = service, polls, arrivals, viewers
+        self._watched = service, insight, polls, arrivals, viewers
         service.watch(self._observe)
 
     def count_notice(self, kind: str, result: str) -> None:
@@ -246,8 +255,8 @@ class CoordinatorMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the run with its value; nothing before `watch`."""
         if self._watched is not None:
-            service, polls, arrivals, viewers = self._watched
-            yield from self._metrics(_Seen(self.status_of(service), service, polls, arrivals, viewers))
+            service, insight, polls, arrivals, viewers = self._watched
+            yield from self._metrics(_Seen(self.status_of(insight), service, polls, arrivals, viewers))
 
     @staticmethod
     def _metrics(seen: _Seen | None) -> Iterator[Metric]:
@@ -262,10 +271,11 @@ class CoordinatorMetrics:
             for name, text, read in rows:
                 yield family(f"epochal_{name}", text, value=None if seen is None else read(seen))
 
-    def status_of(self, service: CoordinatorService) -> RunStatus:
+    def status_of(self, insight: ReadSide) -> RunStatus:
         """Return the status as of the last change of the run."""
-        if self._status is None or self._run is not service.run:
-            self._run, self._status = service.run, service.status()
+        run, known = insight.run, insight.known
+        if self._status is None or self._of is None or self._of[0] is not run or self._of[1] is not known:
+            self._of, self._status = (run, known), insight.status()
         return self._status
 
     def _observe(self, event: ServiceEvent) -> None:

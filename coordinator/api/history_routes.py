@@ -11,9 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from epochal.coordinator.api.encoded_documents import takes_gzip
 from epochal.coordinator.api.request_parts import RUN
+from epochal.coordinator.api.viewer_access import ViewerAccess
+from epochal.coordinator.insight.history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
+from epochal.coordinator.insight.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
 from epochal.coordinator.run.long_polls import Reader
-from epochal.coordinator.views.run_history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
-from epochal.coordinator.views.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, has_gone, json_response, openapi_answer
 from epochal.runtime.http.parameters import Query, parse_whole
@@ -27,18 +28,18 @@ ASK_AGAIN_HEADER = "Epochal-Ask-Again"
 """Seconds after which a viewer may ask for the same again: the more viewers there are, the longer."""
 
 
-def history_routes(views: HistoryViews) -> APIRouter:
+def history_routes(access: ViewerAccess, views: HistoryViews) -> APIRouter:
     """Return the routes of the history: rows, one round, and the run as it was."""
     router = APIRouter()
 
     def check(run_id: str, request: Request) -> None:
-        views.check(run_id, bearer_token(request.headers))
+        access.check(run_id, bearer_token(request.headers))
 
     @router.get(
         f"{RUN}/history", summary="The figures of rounds that have ended", responses=openapi_answer(HistoryPage)
     )
     async def history(run_id: str, request: Request) -> Response:
-        viewer, query = viewer_of(views, run_id, request.scope), Query(request.scope["query_string"])
+        viewer, query = viewer_of(access, run_id, request.scope), Query(request.scope["query_string"])
         first, last = query.whole("from", 0), None if query.text("to") is None else query.whole("to", 0)
         return sent_page(await views.page(viewer, first, last, query.whole("points", DEFAULT_POINTS)), request)
 
@@ -75,16 +76,16 @@ def history_routes(views: HistoryViews) -> APIRouter:
         responses=openapi_answer(Moment),
     )
     async def moment(run_id: str, version: str, request: Request) -> Response:
-        viewer = viewer_of(views, run_id, request.scope)
+        viewer = viewer_of(access, run_id, request.scope)
         return sent_page(await views.moment(viewer, parse_whole("version", version), _slowest(request)), request)
 
     return router
 
 
-def viewer_of(views: HistoryViews, run_id: str, scope: Scope) -> Reader:
+def viewer_of(access: ViewerAccess, run_id: str, scope: Scope) -> Reader:
     """Return who asks for a part of the history. Raise `Refused` unless `[access] dashboard` lets it."""
     host, _ = scope.get("client") or ("", 0)
-    return views.viewer(run_id, bearer_token(Headers(scope=scope)), host)
+    return access.viewer(run_id, bearer_token(Headers(scope=scope)), host)
 
 
 def _slowest(request: Request) -> int | None:
@@ -112,8 +113,8 @@ class EventsEndpoint:
 
     path = f"{RUN}/events"
 
-    def __init__(self, views: HistoryViews, viewers: Viewers) -> None:
-        self._views = views
+    def __init__(self, access: ViewerAccess, viewers: Viewers) -> None:
+        self._access = access
         self._viewers = viewers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +129,7 @@ class EventsEndpoint:
     async def _admitted(self, scope: Scope, held: ExitStack) -> EventPlace | None:
         """Return the last event that the viewer has seen, once it may be told what follows. Raise `Refused`."""
         headers = Headers(scope=scope)
-        viewer = viewer_of(self._views, scope["path_params"]["run_id"], scope)
+        viewer = viewer_of(self._access, scope["path_params"]["run_id"], scope)
         if not viewer.is_stranger:
             vouch_for(scope, f"viewer {viewer.name}")
         last = headers.get(LAST_EVENT_ID)

@@ -5,27 +5,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from epochal.coordinator.api.request_parts import RUN
+from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.views.run_history_views import HistoryViews
 from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.shown.join_guide import JoinGuide, JoinRoom, join_guide, room_of
 
 
-def join_routes(handlers: Handlers, views: HistoryViews, version: str) -> APIRouter:
+def join_routes(handlers: Handlers, access: ViewerAccess, version: str) -> APIRouter:
     """Return the route of the guide.
 
     Args:
         handlers: of the coordinator.
-        views: know who may see the run.
+        access: says who may see the run.
         version: the program's.
     """
     router = APIRouter()
 
     @router.get(f"{RUN}/join", summary="How a machine joins the run", responses=openapi_answer(JoinGuide))
     async def join(run_id: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
+        access.check(run_id, bearer_token(request.headers))
         room = await _room(handlers)
         return document_response(join_guide(handlers.service.run.state_file, version, room), "no-cache")
 

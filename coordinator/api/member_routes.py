@@ -6,24 +6,24 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.history_routes import sent_page
 from epochal.coordinator.api.request_parts import RUN
-from epochal.coordinator.views.member_views import MemberViews
-from epochal.coordinator.views.run_history_views import HistoryViews
+from epochal.coordinator.api.viewer_access import ViewerAccess
+from epochal.coordinator.insight.member_views import MemberViews
 from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
 
 
-def member_routes(views: HistoryViews, members: MemberViews) -> APIRouter:
+def member_routes(access: ViewerAccess, members: MemberViews) -> APIRouter:
     """Return the routes of the members.
 
     Args:
-        views: know who may see the run.
+        access: says who may see the run.
         members: makes the pages.
     """
     router = APIRouter()
 
     @router.get(f"{RUN}/members", summary="All members of the run", responses=openapi_answer(MembersPage))
     async def all_members(run_id: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
+        access.check(run_id, bearer_token(request.headers))
         return sent_page(await members.page(), request)
 
     @router.get(
@@ -32,7 +32,7 @@ def member_routes(views: HistoryViews, members: MemberViews) -> APIRouter:
         responses=openapi_answer(MemberDetail),
     )
     async def one_member(run_id: str, client_id: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
+        access.check(run_id, bearer_token(request.headers))
         return document_response(members.detail(client_id), "no-cache")
 
     return router

@@ -36,6 +36,8 @@ from epochal.state.wire import ClientId, canonical_json
 
 MAX_STATUS_AGE_S = 0.25
 """Time for which a status is shown again: listing hundreds of members takes a millisecond."""
+STATUS_WAIT_S = 1.0
+"""Maximum time for which a status waits, after a start, for losses and evaluations, which are read from the journal."""
 
 
 class StatusBytes:
@@ -60,9 +62,10 @@ class StatusBytes:
 
     async def answer(self, request: Request) -> Response:
         """Return the answer to a request, compressed if the status is long and its reader takes that."""
-        service = self._handlers.service
-        if service.history.is_read.is_set():
-            await service.history.explanations.refresh(service.history.history, service.run)
+        insight = self._handlers.insight
+        await insight.ready(STATUS_WAIT_S)
+        if insight.known is not None:
+            await insight.history.explanations.refresh(insight.known, insight.run)
         body = self()
         return await long_document(self._encoded, str(self._made_count), body, request)
 
@@ -132,7 +135,7 @@ def evaluation_routes(handlers: Handlers) -> APIRouter:
     @router.get(f"{RUN}/evaluations", summary="The run's evaluations", responses=openapi_answer(EvaluationHistory))
     async def evaluations(run_id: str) -> Response:
         handlers.check_run(run_id)
-        return document_response(handlers.evaluations(), "no-cache")
+        return document_response(await handlers.evaluations(), "no-cache")
 
     @router.post(
         f"{RUN}/evaluations",

@@ -6,8 +6,8 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.history_routes import sent_page, viewer_of
 from epochal.coordinator.api.request_parts import RUN
-from epochal.coordinator.views.run_history_views import HistoryViews
-from epochal.coordinator.views.version_views import PastViews
+from epochal.coordinator.api.viewer_access import ViewerAccess
+from epochal.coordinator.insight.version_views import PastViews
 from epochal.runtime.http.bodies import openapi_answer
 from epochal.runtime.http.parameters import parse_whole
 from epochal.state.messages.member_rows import MembersPage
@@ -17,25 +17,25 @@ from epochal.state.shown.trust import TrustView
 VERSION = f"{RUN}/history/versions/{{version}}"
 
 
-def past_routes(views: HistoryViews, past: PastViews) -> APIRouter:
+def past_routes(access: ViewerAccess, past: PastViews) -> APIRouter:
     """Return the routes of a past version.
 
     Args:
-        views: know who may see the run.
+        access: says who may see the run.
         past: makes the pages.
     """
     router = APIRouter()
 
     @router.get(f"{VERSION}/members", summary="The members at a version", responses=openapi_answer(MembersPage))
     async def members(run_id: str, version: str, request: Request) -> Response:
-        viewer = viewer_of(views, run_id, request.scope)
+        viewer = viewer_of(access, run_id, request.scope)
         return sent_page(await past.members(viewer, parse_whole("version", version)), request)
 
     @router.get(
         f"{VERSION}/trust", summary="What was checked and refused by a version", responses=openapi_answer(TrustView)
     )
     async def trust(run_id: str, version: str, request: Request) -> Response:
-        viewer = viewer_of(views, run_id, request.scope)
+        viewer = viewer_of(access, run_id, request.scope)
         return sent_page(await past.trust(viewer, parse_whole("version", version)), request)
 
     @router.get(
@@ -44,7 +44,7 @@ def past_routes(views: HistoryViews, past: PastViews) -> APIRouter:
         responses=openapi_answer(SpeedExplanation),
     )
     async def explanation(run_id: str, version: str, request: Request) -> Response:
-        viewer = viewer_of(views, run_id, request.scope)
+        viewer = viewer_of(access, run_id, request.scope)
         return sent_page(await past.explanation(viewer, parse_whole("version", version)), request)
 
     return router

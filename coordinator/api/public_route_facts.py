@@ -14,7 +14,7 @@ from epochal.coordinator.api.access_route_facts import access_operations
 from epochal.coordinator.api.page_routes import dashboard_operations
 from epochal.coordinator.api.probe_routes import PROBE
 from epochal.coordinator.api.request_parts import RUN
-from epochal.coordinator.views.run_history_views import DEFAULT_POINTS, MAX_POINTS
+from epochal.coordinator.insight.history_views import DEFAULT_POINTS, MAX_POINTS
 from epochal.runtime.http.bodies import openapi_answer, openapi_schemas
 from epochal.runtime.http.openapi import (
     EVERY_MESSAGE,

@@ -6,22 +6,22 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.operator_routes import check_operator
 from epochal.coordinator.api.request_parts import RUN
+from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.views.operator_requests import OperatorRequests
-from epochal.coordinator.views.run_history_views import HistoryViews
-from epochal.coordinator.views.trust_views import TrustViews
+from epochal.coordinator.insight.trust_views import TrustViews
+from epochal.coordinator.operator_requests import OperatorRequests
 from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer, openapi_body, read_message
 from epochal.state.messages.audit_reports import AuditHistory, AuditRecord
 from epochal.state.shown.operator_actions import ActionsPage
 from epochal.state.shown.trust import TrustView
 
 
-def trust_routes(handlers: Handlers, views: HistoryViews, trust: TrustViews, requests: OperatorRequests) -> APIRouter:
+def trust_routes(handlers: Handlers, access: ViewerAccess, trust: TrustViews, requests: OperatorRequests) -> APIRouter:
     """Return the routes.
 
     Args:
         handlers: check the admin token.
-        views: know who may see the run.
+        access: says who may see the run.
         trust: makes the answers.
         requests: keep audits.
     """
@@ -29,18 +29,18 @@ def trust_routes(handlers: Handlers, views: HistoryViews, trust: TrustViews, req
 
     @router.get(f"{RUN}/trust", summary="What was checked, and what was refused", responses=openapi_answer(TrustView))
     async def show_trust(run_id: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
+        access.check(run_id, bearer_token(request.headers))
         return document_response(trust.trust(), "no-cache")
 
     @router.get(f"{RUN}/actions", summary="What the operators did", responses=openapi_answer(ActionsPage))
     async def actions(run_id: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
+        access.check(run_id, bearer_token(request.headers))
         return document_response(trust.actions(), "no-cache")
 
     @router.get(f"{RUN}/audits", summary="The audits that were reported", responses=openapi_answer(AuditHistory))
     async def audits(run_id: str, request: Request) -> Response:
-        views.check(run_id, bearer_token(request.headers))
-        return document_response(requests.audits(), "no-cache")
+        access.check(run_id, bearer_token(request.headers))
+        return document_response(await requests.audits(), "no-cache")
 
     @router.post(
         f"{RUN}/audits",

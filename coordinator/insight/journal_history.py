@@ -6,7 +6,7 @@ from contextlib import aclosing
 from functools import partial
 
 from epochal.coordinator.insight.kept_history import RecordMark, find_kept, openings_from
-from epochal.coordinator.machine.history import History
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked
@@ -31,7 +31,7 @@ class JournalHistory:
         openings: version and number of each segment, in their order.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Projection) -> None:
         self.history = history
         self.sequence = -1
         self.mark: RecordMark | None = None
@@ -94,5 +94,5 @@ async def _begun(
         found.openings = openings_from(kept.openings[:-1], first)
         return found, kept.openings[-1][1]
     if not proofs:
-        return JournalHistory(History()), None
-    return JournalHistory(await worker.run(partial(History.decoded, parse_proof(proofs[-1]).history))), first
+        return JournalHistory(Projection()), None
+    return JournalHistory(await worker.run(partial(Projection.decoded, parse_proof(proofs[-1]).history))), first

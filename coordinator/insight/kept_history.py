@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from epochal.coordinator.machine.history import History
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.records import published_by
 from epochal.coordinator.store.journal import JournalReader
@@ -24,7 +24,7 @@ from epochal.state.wire_document import WireDocument
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _DIGEST_CHARS = 64
 
 
@@ -52,7 +52,7 @@ class KeptHistory:
     Attributes:
         mark: the last record that it includes.
         openings: version and number of each segment up to the one that holds the record, in their order.
-        history: as `History.encoded` writes it.
+        history: as `Projection.encoded` writes it.
     """
 
     mark: RecordMark
@@ -77,10 +77,10 @@ class KeptHistory:
             return None
         return cls(RecordMark(read.sequence, read.document_sha256), read.openings, read.history)
 
-    def opened(self) -> History | None:
+    def opened(self) -> Projection | None:
         """Return the history; None if it cannot be read."""
         try:
-            return History.decoded(self.history)
+            return Projection.decoded(self.history)
         except StoreFailed:
             return None
 

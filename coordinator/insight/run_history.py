@@ -19,15 +19,16 @@ from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
+from epochal.coordinator.insight.at_version import Past, Trail, past_of
 from epochal.coordinator.insight.journal_history import JournalHistory as JournalHistory
 from epochal.coordinator.insight.journal_history import read_history as read_history
 from epochal.coordinator.insight.kept_history import KeptHistory, RecordMark, holds, openings_from
+from epochal.coordinator.insight.projection import Projection, Told
 from epochal.coordinator.insight.speed_explanations import SpeedExplanations
-from epochal.coordinator.machine.history import History, Told
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.journal_records import Segment
-from epochal.coordinator.machine.past import Past, Trail, past_of
 from epochal.coordinator.machine.records import Kept, opening_version
+from epochal.coordinator.proof.compaction import Fold
 from epochal.coordinator.store.journal import Journal
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused, StoreFailed
@@ -92,13 +93,18 @@ class RunHistory:
         self._on_ended.append(told)
 
     @property
-    def history(self) -> History:
+    def history(self) -> Projection:
         """The history.
 
         Raises:
             Refused: `overloaded` while the journal is being read, `store-failed` if it cannot be.
         """
         return self._journal_history().history
+
+    @property
+    def has_problem(self) -> bool:
+        """Whether the journal cannot be read at the moment."""
+        return self._read is None and self._problem is not None
 
     @property
     def first_version(self) -> int:
@@ -158,6 +164,10 @@ class RunHistory:
         self._waiting_rounds = 0
         self.is_read.clear()
         self._is_read_due.set()
+
+    def fold(self, text: str) -> Fold:
+        """Return the projection that `Projection.encoded` wrote. Raise as `Projection.decoded`."""
+        return Projection.decoded(text)
 
     async def run(self) -> None:
         """Read the journal, and keep its history, whenever that is due, until cancelled."""

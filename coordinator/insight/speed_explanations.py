@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from epochal.coordinator.machine.history import History
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.worker_thread import Worker
 from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, NOTHING_YET, SpeedExplanation, explained
@@ -22,7 +22,7 @@ class SpeedExplanations:
         self._turn = asyncio.Lock()
         self.latest: SpeedExplanation = explained((), {})
 
-    async def refresh(self, history: History, run: Run) -> SpeedExplanation:
+    async def refresh(self, history: Projection, run: Run) -> SpeedExplanation:
         """Return the explanation of the rounds that have ended by now.
 
         Args:
@@ -46,6 +46,6 @@ class SpeedExplanations:
         return "" if self.latest.sentence == NOTHING_YET else self.latest.sentence
 
     @staticmethod
-    def _name(history: History, run: Run) -> tuple[str, int, bool]:
+    def _name(history: Projection, run: Run) -> tuple[str, int, bool]:
         """Return what an explanation depends on: the last round, and whether its clients have told of it."""
         return run.identity.lineage, history.next, history.is_told(history.next - 1)

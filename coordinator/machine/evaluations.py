@@ -1,7 +1,6 @@
-"""The history of a run's evaluations: losses that an operator's commands computed of its checkpoints.
+"""Evaluations of a run: losses that an operator's commands computed of its checkpoints.
 
-The rules kept here: an evaluation is of a replica that the run has had; under one name a replica has one evaluation,
-the one that was reported last; the history changes nothing else of the run.
+The rule kept here: an evaluation is of a replica that the run has had.
 """
 
 from dataclasses import replace
@@ -12,12 +11,9 @@ from epochal.state.errors import Refused
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport
 from epochal.state.refusals import Refusal
 
-MAX_EVALUATIONS = 1000
-"""Maximum number of evaluations that are kept: those that were reported last."""
-
 
 def record(run: Run, report: EvaluationReport) -> Handled:
-    """Return the run with the evaluation in its history; the same run if it is there.
+    """Return the run, and the evaluation to be recorded.
 
     Raises:
         Refused: `not-found` if the run has no such replica yet; `replica-differs` if its checkpoint is another one.
@@ -38,9 +34,4 @@ def record(run: Run, report: EvaluationReport) -> Handled:
         report.data_fingerprint,
         recorded_s=run.clock.now_s,
     )
-    earlier = next((one for one in run.records.evaluations if (one.name, one.step) == (found.name, found.step)), None)
-    if earlier is not None and replace(earlier, recorded_s=found.recorded_s) == found:
-        return run, ()
-    others = tuple(one for one in run.records.evaluations if one is not earlier)
-    kept = (*others, found)[-MAX_EVALUATIONS:]
-    return run.with_parts(replace(run.records, evaluations=kept)), (EvaluationRecorded(found),)
+    return replace(run), (EvaluationRecorded(found),)  # another value, so that the report is kept

@@ -13,23 +13,20 @@ from dataclasses import replace
 
 from epochal.coordinator.machine import (
     access,
-    audits,
     checkpoints,
     datasets,
     ending,
     evaluations,
     membership,
-    notices,
     reports,
     stimuli,
 )
-from epochal.coordinator.machine.actions import operator_acted
 from epochal.coordinator.machine.blame import release
 from epochal.coordinator.machine.data_growth import append_data
-from epochal.coordinator.machine.instructions import Instruction, PhaseChanged
+from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
 from epochal.coordinator.machine.operator_stimuli import (
+    AccessCommand,
     AuditReported,
-    Command,
     FinishRequested,
     InvitationMade,
     InvitationRevoked,
@@ -38,10 +35,11 @@ from epochal.coordinator.machine.operator_stimuli import (
 )
 from epochal.coordinator.machine.pace import train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.compacted import CompactedJournal
 from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
 from epochal.coordinator.machine.run import Handled, Run
-from epochal.coordinator.machine.stimuli import Stamped, Stimulus
+from epochal.coordinator.machine.stimuli import OperatorStimulus, RecordedStimulus, Stamped, Stimulus
 from epochal.coordinator.machine.transitions import decide
 from epochal.coordinator.machine.work import begin_round
 from epochal.state.config.state_file import StateFile
@@ -64,9 +62,8 @@ def handle(run: Run, stamped: Stamped) -> Handled:
     if isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
         now = _rebase(now, now.clock.now_s - run.clock.now_s)
     after, instructions = _take(now, stamped.stimulus)
-    if after is not now:
-        acted = operator_acted(stamped.stimulus, run.state_file, now.clock.now_s)
-        instructions = (*instructions, *acted) if acted else instructions
+    if after is not now and isinstance(stamped.stimulus, OperatorStimulus):
+        instructions = (*instructions, OperatorActed(stamped.stimulus, run.state_file, now.clock.now_s))
     after, told = _advance(_expecting(after), stamped.seed)
     after = looked_ahead(now, after)
     if after is now and not isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
@@ -142,21 +139,18 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
             return run.with_parts(checkpoints.near_bound(run.models, stimulus)), ()
-        case (
-            FinishRequested() | InvitationMade() | InvitationRevoked() | KeyAdmitted() | KeyRemoved() | AuditReported()
-        ):
+        case FinishRequested() | InvitationMade() | InvitationRevoked() | KeyAdmitted() | KeyRemoved():
             return _take_command(run, stimulus)
-        case stimuli.NoticeRaised():
-            return notices.raised(run, stimulus), ()
-        case stimuli.NoticeSettled():
-            return notices.settled(run, stimulus), ()
+        case AuditReported() | stimuli.NoticeRaised() | stimuli.NoticeSettled():
+            return _record(run, stimulus)
         case stimuli.JournalCompacted():
-            return run.with_parts(run.records.with_proof(stimulus.segment_count, stimulus.proof_sha256)), ()
+            found = CompactedJournal(stimulus.segment_count, stimulus.proof_sha256)
+            return run.with_parts(found.unless_shorter_than(run.compacted)), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file), ()
 
 
-def _take_command(run: Run, stimulus: Command) -> Handled:
+def _take_command(run: Run, stimulus: AccessCommand) -> Handled:
     members, allowed = run.members, run.state_file.access
     match stimulus:
         case FinishRequested():
@@ -171,9 +165,12 @@ def _take_command(run: Run, stimulus: Command) -> Handled:
             kept = members.admitting(access.remove_key(members.admissions, allowed, stimulus))
             owner = client_id_of(bytes.fromhex(stimulus.public_key))
             return membership.leave(run.with_parts(kept), (owner,), access.LOST_ACCESS)
-        case AuditReported():
-            return audits.record(run, stimulus.report)
     return run.with_parts(members.admitting(admissions)), ()
+
+
+def _record(run: Run, stimulus: RecordedStimulus) -> Handled:
+    """Return the same run as another value, so that the stimulus is kept."""
+    return replace(run), (Recorded(stimulus, run.progress.replica_step, run.clock.now_s),)
 
 
 def _pause(run: Run, *, pause: bool) -> Run:

@@ -3,18 +3,18 @@
 The service executes them after it has kept the run that gave them (`coordinator/run/service.py`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.stimuli import OperatorStimulus, RecordedStimulus
+from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.phase_names import RunState
-from epochal.state.shown.operator_actions import ActionArgument
 from epochal.state.wire import ClientId
 
 
@@ -43,7 +43,7 @@ class SegmentEnded:
 
 @dataclass(frozen=True, slots=True)
 class EndedRound:
-    """A round that has ended, for the run's history (`coordinator/machine/figures.py`): itself, and the run around it.
+    """A round that has ended, for the run's history: itself, and the run around it.
 
     Attributes:
         epoch: in which it ended.
@@ -153,13 +153,28 @@ class OperatorActed:
     """Log that an operator's command changed the run, and take it into the run's history.
 
     Attributes:
-        name: what was done.
-        arguments: what it was done with, without secrets.
+        stimulus: the command.
+        before: the state file before it.
         at_s: when, on the coordinator's clock.
     """
 
-    name: str
-    arguments: Mapping[str, ActionArgument]
+    stimulus: OperatorStimulus
+    before: StateFile = field(repr=False)
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Take into the run's history what was reported.
+
+    Attributes:
+        stimulus: the report.
+        step: the last step that the run had applied.
+        at_s: when, on the coordinator's clock.
+    """
+
+    stimulus: RecordedStimulus
+    step: int
     at_s: float
 
 
@@ -174,5 +189,6 @@ class EvaluationRecorded:
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
     | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | EvaluationRecorded | OperatorActed | TimesTold
+    | Recorded
 )
 # fmt: on

@@ -66,5 +66,5 @@ class AuditReported:
     type: Literal["audit_reported"] = "audit_reported"
 
 
-Command: TypeAlias = FinishRequested | InvitationMade | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
-"""A stimulus of this module."""
+AccessCommand: TypeAlias = FinishRequested | InvitationMade | InvitationRevoked | KeyAdmitted | KeyRemoved
+"""A stimulus that changes who may join, or when the run ends."""

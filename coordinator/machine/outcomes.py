@@ -9,19 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.blame import blame_after
-from epochal.coordinator.machine.figures import ended_round, mean_loss
-from epochal.coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided
+from epochal.coordinator.machine.instructions import BatchesQuarantined, EndedRound, OutcomeDecided
 from epochal.coordinator.machine.pace import with_pace
-from epochal.coordinator.machine.parts.data_waits import after_round
-from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import Round
-from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.round_reliability import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry
-from epochal.state.intervals import BatchId, subtract, total_batches
+from epochal.state.intervals import BatchId, data_index_count, subtract, total_batches
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.weights import factors_of, norm_hex, usual_in, usual_norm
 from epochal.state.wire import ClientId, Sha256
@@ -125,25 +121,21 @@ def end_round(run: Run, current: Round) -> Handled:
     included = frozenset(entry.client_id for entry in outcome.entries) if outcome else frozenset()
     before = run
     run, instructions = settle_work(run, current, included, None if outcome is None else outcome.replica_digest)
-    ended = ended_round(before, run, current)
+    ended = _ended_round(before, run, current)
     instructions = (
         OutcomeDecided(current.number.step, current.number.attempt, outcome, verdict.reason, ended),
         *instructions,
     )
     progress = replace(run.progress, height=run.progress.height + 1)
     pace = with_pace(run.pace, run.clock, current, is_applied=outcome is not None)
-    run = run.with_parts(progress, pace, replace(run.models, rebuild=verdict.replicas_differ))
+    members = run.members.with_all(run.members.by_id)
+    run = run.with_parts(progress, pace, members, replace(run.models, rebuild=verdict.replicas_differ))
     if outcome is None:
-        return run.with_parts(run.members.with_all(run.members.by_id)), instructions
+        return run, instructions
     usual = usual_norm(
         current.weighed(run.state_file, included), current.results.usual, run.state_file.merge.norm_limit
     )
-    run = run.with_parts(
-        run.models.with_outcome(outcome, usual),
-        run.records.with_loss(outcome.step, mean_loss(current, outcome)[0]),
-        run.members.with_all(_with_figures(run.members, current)),
-    )
-    return run, instructions
+    return run.with_parts(run.models.with_outcome(outcome, usual)), instructions
 
 
 def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed: Sha256 | None) -> Handled:
@@ -174,14 +166,26 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
     return replace(run, round=None, members=members, progress=progress, work=work), (*quarantined, *rests)
 
 
-def _with_figures(known: RunMembers, current: Round) -> dict[ClientId, Member]:
-    """Return the members with their own figures of the round, which are only shown."""
-    members, commitments = plain(known.by_id), plain(current.results.commitments)
-    for client_id in current.results.verified:
-        metrics, member = commitments[client_id].metrics, members.get(client_id)
-        if member is None:
-            continue
-        loss = member.last_loss if metrics.loss is None else metrics.loss
-        waits = member.data_waits if metrics.data is None else after_round(member.data_waits, metrics)
-        members[client_id] = replace(member, last_loss=loss, data_waits=waits)
-    return members
+def _ended_round(before: Run, after: Run, current: Round) -> EndedRound:
+    """Return a round at its end.
+
+    Args:
+        before: the run in the round's last moment.
+        after: the run with the round's work settled.
+        current: the round.
+    """
+    config = before.state_file.config
+    return EndedRound(
+        round=current,
+        epoch=before.progress.epoch,
+        ended_s=before.clock.now_s,
+        witness_s=before.clock.now_s - before.clock.phase_started_s,
+        members=len(before.members),
+        ready=before.numbers().ready,
+        carried_batches=total_batches(after.work.carried)
+        + total_batches(item.batch_id for item in after.work.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in after.work.quarantined),
+        learning_rate=before.rates.rate(current.number.step, 0),
+        tokens_per_batch=data_index_count(1, config.data_indices_per_batch) * before.state_file.model.LLM.max_seq_len,
+        tokens_total=after.tokens_applied,
+    )

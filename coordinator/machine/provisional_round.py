@@ -1,8 +1,9 @@
 """The round that follows if nothing more is lost: clients may fetch its data while the present round ends.
 
-The rule kept here: nothing is decided by it. It is computed as a round begins, when all of its work is still expected,
-and again once nothing more is expected, when it is known what was lost. The next round is made anew from the run as it
-is then (`coordinator/machine/work.py`); whatever changes meanwhile makes the provisional one wrong, and nothing else.
+The rule kept here: the next round never comes from it. It is computed as a round begins, when all of its work is still
+expected, and again once nothing more is expected, when it is known what was lost. The next round is made anew from the
+run as it is then (`coordinator/machine/work.py`); whatever changes meanwhile makes the provisional one wrong, and
+nothing else.
 
 As a round begins, before anything is known of it, its end is plain: all of its work is applied, and shares grow. Only
 what the next round depends on is computed then; `complete_look` computes everything, and a test compares the two.

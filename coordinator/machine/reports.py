@@ -145,7 +145,7 @@ def fail_step(current: Round | None, clock: PhaseClock, event: StepFailed) -> Ro
 
 
 def note_times(run: Run, event: TimesReported) -> Handled:
-    """Take what a client says of the round under way, or of one shortly before it. Nothing is decided by it.
+    """Take what a client says of the round under way, or of one shortly before it, for its figures.
 
     Raises:
         Refused: `stale-round`, or `unauthorized` from one that is no member.

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.parts.agreed_data import AgreedData
+from epochal.coordinator.machine.parts.compacted import CompactedJournal
 from epochal.coordinator.machine.parts.composed import Composed
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.member_counts import Numbers, RunData
@@ -24,7 +25,6 @@ from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.parts.run_progress import RunProgress
-from epochal.coordinator.machine.parts.run_records import RunRecords
 from epochal.coordinator.machine.parts.run_work import RunWork
 from epochal.coordinator.machine.stimuli import RULES_VERSION
 from epochal.state.config.state_file import StateFile
@@ -45,7 +45,7 @@ Part: TypeAlias = (
     | RunModels
     | AgreedData
     | Round
-    | RunRecords
+    | CompactedJournal
 )
 """A part of a run."""
 
@@ -64,7 +64,7 @@ class Run(Composed, WireDocument):
         models: its checkpoints, and the outcomes since.
         data: the data on which it is agreed.
         round: the round under way; None if there is none.
-        records: what is recorded beside what decides.
+        compacted: the part of the journal that is kept as a proof; None if all of it is kept.
     """
 
     identity: RunIdentity
@@ -76,7 +76,7 @@ class Run(Composed, WireDocument):
     models: RunModels = field(default_factory=RunModels)
     data: AgreedData = field(default_factory=AgreedData)
     round: Round | None = None
-    records: RunRecords = field(default_factory=RunRecords)
+    compacted: CompactedJournal | None = None
 
     def with_parts(self, *parts: Part) -> "Run":
         """Return the run with these parts in place of its own; the run itself if they are its own."""
@@ -171,7 +171,7 @@ _NAMES: dict[type, str] = {
     RunModels: "models",
     AgreedData: "data",
     Round: "round",
-    RunRecords: "records",
+    CompactedJournal: "compacted",
 }
 """The field of a run that holds each kind of part."""
 

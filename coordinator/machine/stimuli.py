@@ -28,6 +28,7 @@ from epochal.state.generations import DataAppend
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.evaluation_reports import EvaluationReport
+from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
@@ -37,7 +38,6 @@ from epochal.state.messages.requests import (
     ResultCommitment,
     TimesReport,
 )
-from epochal.state.shown.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 from epochal.state.wire import ClientId, Seed, Sha256
 
 RULES_VERSION = 1
@@ -164,7 +164,7 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class TimesReported:
-    """A client reported the times of its last round, for display only."""
+    """A client reported the times of its last round."""
 
     client_id: ClientId
     report: TimesReport
@@ -263,11 +263,17 @@ class EvaluationReported:
 
 @dataclass(frozen=True, slots=True)
 class NoticeRaised:
-    """Something happened that `[notify]` says somebody is to be told. `subject`: of notices that are sent once."""
+    """Something happened that `[notify]` says somebody is to be told.
+
+    Attributes:
+        subject: of notices that are sent once.
+        period_s: time within which no other of its kind is raised.
+    """
 
     kind: NoticeKind
     subject: Annotated[str, Field(max_length=MAX_SUBJECT_CHARS)]
     message: Annotated[str, Field(max_length=MAX_NOTICE_CHARS)]
+    period_s: float
     type: Literal["notice_raised"] = "notice_raised"
 
 
@@ -321,7 +327,15 @@ Stimulus: TypeAlias = (
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
 )
+OperatorStimulus: TypeAlias = (
+    RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet | DataAppended
+    | PauseRequested | ResumeRequested | BatchesReleased | ConfigChanged | FinishRequested | InvitationMade
+    | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
+)
 # fmt: on
+"""A stimulus by which an operator changes the run, or what is recorded of it."""
+RecordedStimulus: TypeAlias = NoticeRaised | NoticeSettled | AuditReported
+"""A stimulus that changes nothing of the run, and is kept in the journal for those who read it."""
 
 
 @dataclass(frozen=True, slots=True)

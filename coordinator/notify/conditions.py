@@ -6,16 +6,17 @@ checkpoint, has one, and is told once.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
-from epochal.coordinator.machine.notices import is_due
+from epochal.coordinator.insight.notices import NoticeBook
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.visible_text import visible
 from epochal.state.config.notify_table import NoticeKind
 from epochal.state.intervals import total_batches
+from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 from epochal.state.phase_names import RunState
-from epochal.state.shown.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 
 NEAR_BOUND_PERCENT = 90
 """Part of `max_total_bytes` above which room is little: at 80 the epoch ends, and its checkpoint makes room."""
@@ -38,6 +39,28 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownSoFar:
+    """What is known of the rounds that have ended, and of earlier notices.
+
+    Attributes:
+        failures: of the last round: each client that said it failed, with its report.
+        losses: mean losses of the last applied rounds, the oldest first.
+        notices: those that were raised.
+    """
+
+    failures: Sequence[tuple[str, str]] = ()
+    losses: Sequence[float] = ()
+    notices: NoticeBook = field(default_factory=NoticeBook)
+
+    @classmethod
+    def of(cls, projection: Projection) -> "KnownSoFar":
+        """Return what a projection knows."""
+        last = (one for detail in projection.last_details(1) for one in detail.clients if one.fate == "failed")
+        failures = tuple((one.client_id, one.detail) for one in last)
+        return cls(failures, [loss for _, loss in projection.losses()], projection.notices)
+
+
+@dataclass(frozen=True, slots=True)
 class DueNews:
     """Something that is to be told."""
 
@@ -46,29 +69,29 @@ class DueNews:
     message: str
 
 
-def due_news(run: Run, failures: Sequence[tuple[str, str]], room: Room, now_s: float) -> list[DueNews]:
+def due_news(run: Run, known: KnownSoFar, room: Room, now_s: float) -> list[DueNews]:
     """Return what is to be told now: it holds, some webhook wants it, and its period is over.
 
     Args:
         run: as it is kept.
-        failures: of the last round that has ended: each client that said it failed, with its report.
+        known: of the run so far.
         room: of the coordinator.
         now_s: seconds on the coordinator's clock.
     """
     notify = run.state_file.notify
     return [
         DueNews(news.kind, news.subject[:MAX_SUBJECT_CHARS], visible(news.message)[:MAX_NOTICE_CHARS])
-        for news in _all_news(run, failures, room)
-        if notify.wants(news.kind) and is_due(run, news.kind, news.subject, now_s)
+        for news in _all_news(run, known, room)
+        if notify.wants(news.kind) and known.notices.is_due(news.kind, news.subject, now_s, notify.period_s)
     ]
 
 
-def _all_news(run: Run, failures: Sequence[tuple[str, str]], room: Room) -> Iterator[DueNews]:
+def _all_news(run: Run, known: KnownSoFar, room: Room) -> Iterator[DueNews]:
     has_begun = run.work.next_assignment_seed is not None
     if has_begun and run.clock.phase not in (RunState.FINISHED, RunState.PAUSED):
         yield from _too_few_members(run)
         yield from _no_outcome(run)
-        yield from _loss(run, failures)
+        yield from _loss(run, known)
     yield from _quarantine(run)
     yield from _little_room(run, room)
     if run.models.checkpoint is not None and run.models.checkpoint.step:
@@ -77,9 +100,7 @@ def _all_news(run: Run, failures: Sequence[tuple[str, str]], room: Room) -> Iter
         )
         yield DueNews("checkpoint", str(run.models.checkpoint.step), message)
     if run.clock.phase is RunState.FINISHED and has_begun:
-        loss = (
-            f" The last training loss is {run.records.losses[-1][1]:.4g} nats per token." if run.records.losses else ""
-        )
+        loss = f" The last training loss is {known.losses[-1]:.4g} nats per token." if known.losses else ""
         message = f"The run has finished: {run.progress.replica_step} steps, {run.tokens_applied:,} tokens.{loss}"
         yield DueNews("end", str(run.progress.replica_step), message)
 
@@ -101,14 +122,14 @@ def _no_outcome(run: Run) -> Iterator[DueNews]:
         )
 
 
-def _loss(run: Run, failures: Sequence[tuple[str, str]]) -> Iterator[DueNews]:
-    for client_id, detail in failures:
+def _loss(run: Run, known: KnownSoFar) -> Iterator[DueNews]:
+    for client_id, detail in known.failures:
         if _NOT_FINITE.search(detail):
             message = f"Training on client {client_id[:SHOWN_ID_CHARS]} became infinite or undefined: {detail}"
             yield DueNews("loss", "", message)
             return
     notify = run.state_file.notify
-    count, losses = notify.loss_rounds, [loss for _, loss in run.records.losses]
+    count, losses = notify.loss_rounds, known.losses
     if len(losses) < 2 * count:
         return
     latest = fmean(losses[-count:])

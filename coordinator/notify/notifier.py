@@ -1,7 +1,7 @@
 """Tells webhooks what `[notify]` asks for, beside the run and never in its way.
 
 Theory of operation. A look every few seconds compares the run with the conditions; what is due becomes a notice in the
-journal (`coordinator/machine/notices.py`), so a restart neither forgets nor repeats it, and of several coordinators the
+journal (`coordinator/insight/notices.py`), so a restart neither forgets nor repeats it, and of several coordinators the
 one that ticks tells. One task for each webhook sends it what it lacks: with a bound on each attempt, again after a
 growing wait while it cannot be reached, and for a day at most. What it answers is not believed, and read in part only.
 A process killed after a webhook has answered and before that is kept sends the notice once more, with the same id.
@@ -19,8 +19,10 @@ from typing import Literal, TypeAlias
 
 import httpx
 
+from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
-from epochal.coordinator.notify.conditions import DueNews, Room, due_news
+from epochal.coordinator.notify.conditions import DueNews, KnownSoFar, Room, due_news
 from epochal.coordinator.notify.webhooks import Address, request_of
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.open import StoreUpkeep
@@ -29,7 +31,7 @@ from epochal.runtime.retry import RetryPolicy, retry_after_s
 from epochal.runtime.visible_text import visible
 from epochal.state.config.notify_table import NoticeKind
 from epochal.state.errors import EpochalError, StoreFailed
-from epochal.state.shown.notices import Notice
+from epochal.state.messages.notices import Notice
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +115,7 @@ class Notifier:
 
     Args:
         service: owns the run.
+        insight: its read side, which knows the notices that were raised.
         store: keeps it; its room is looked at.
         addresses: the webhooks.
         client: sends requests; closed by its owner.
@@ -124,6 +127,7 @@ class Notifier:
     def __init__(
         self,
         service: CoordinatorService,
+        insight: ReadSide,
         store: StoreUpkeep,
         addresses: tuple[Address, ...],
         client: httpx.AsyncClient,
@@ -132,6 +136,7 @@ class Notifier:
         retries: RetryPolicy = RETRIES,
     ) -> None:
         self._service = service
+        self._insight = insight
         self._store = store
         self._addresses = addresses
         self._client = client
@@ -164,6 +169,7 @@ class Notifier:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
+                await self._insight.ready(FAREWELL_S)
                 await self._look()
                 while any(self._waiting(address) for address in self._addresses):
                     await self._looked.wait()
@@ -172,13 +178,16 @@ class Notifier:
         """Raise what is due, and wake those who send it."""
         service = self._service
         if service.replicas.is_ticking:
-            history = service.history.history if service.history.is_read.is_set() else None
-            last = [client for one in (history.last_details(1) if history else ()) for client in one.clients]
-            failures = [(client.client_id, client.detail) for client in last if client.fate == "failed"]
             room = Room(self._store.blobs.total_bytes, service.health.problem or await self._problem_of_room())
-            for news in due_news(service.run, failures, room, service.now_s()):
-                await self._raise(news)
+            projection = self._known()
+            if projection is not None:
+                for news in due_news(service.run, KnownSoFar.of(projection), room, service.now_s()):
+                    await self._raise(news)
         self._looked.notify()
+
+    def _known(self) -> Projection | None:
+        """Return what is known of earlier notices; None while it is read. If it cannot be read, none are known."""
+        return Projection() if self._insight.history.has_problem else self._insight.known
 
     async def _problem_of_room(self) -> str | None:
         now_s = asyncio.get_running_loop().time()
@@ -194,18 +203,20 @@ class Notifier:
         now_s, held = self._service.now_s(), self._held.get(news.kind)
         if held is not None and now_s < held.raised_s + self._service.run.state_file.notify.period_s:
             return
+        period_s = self._service.run.state_file.notify.period_s
         try:
-            await self._service.submit(NoticeRaised(news.kind, news.subject, news.message))
+            await self._service.submit(NoticeRaised(news.kind, news.subject, news.message, period_s))
         except EpochalError:  # the store keeps nothing, or too much waits; this must be told all the same
             self._held[news.kind] = Notice(news.kind, news.subject, news.message, now_s)
         log.info("notice_raised", extra={"kind": news.kind, "reason": news.message})
 
     def _waiting(self, address: Address) -> list[Notice]:
         """Return the notices that a webhook wants and lacks, the oldest first."""
-        if not self._service.replicas.is_ticking:
+        projection = self._known()
+        if not self._service.replicas.is_ticking or projection is None:
             return []
         oldest_s = self._service.now_s() - MAX_TOLD_AFTER_S
-        newest = {notice.kind: notice for notice in self._service.run.records.notices}
+        newest = {notice.kind: notice for notice in projection.notices.notices()}
         for kind, held in self._held.items():
             if kind not in newest or held.raised_s > newest[kind].raised_s:
                 newest[kind] = held

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from epochal.runtime.visible_text import visible
 from epochal.state.config.notify_table import NoticeKind, NotifyConfig, Webhook, WebhookShape, variable_of
 from epochal.state.errors import InvalidInput
-from epochal.state.shown.notices import Notice
+from epochal.state.messages.notices import Notice
 
 SIGNATURE_HEADER = "X-Epochal-Signature"
 TIME_HEADER = "X-Epochal-Time"

@@ -55,7 +55,7 @@ class AuditReport:
         damaged_bytes: size of a complete last record with a wrong checksum, which somebody may have been told of.
         blobs: number of blobs that the run relies on, each of which was read.
         wrong_blobs: number of those that are missing, have another size or other bytes.
-        evaluations: number of evaluations in the run's history.
+        evaluations: number of evaluations that were reported.
         recomputed_steps: number of replicas recomputed and compared; None without `recompute`.
         recomputed: how many of the run's steps those are, and why not all; None without `recompute`.
         replicas_identical: whether all of those agree with the attested digests; None without `recompute`.
@@ -241,10 +241,8 @@ def _first_ledger(opening: Replayed, segment: Segment, stored: StoredProof | Non
 
 def _check_named(run: Run, stored: StoredProof | None, found: _Findings) -> None:
     """Note a problem unless the journal names the proof, and its replicas end in the oldest kept checkpoint."""
-    if stored is None and found.begins and run.records.compacted is not None:
-        found.problem(
-            f"{named(run.records.compacted.segment_count)}, which the journal names, is missing; restore a backup"
-        )
+    if stored is None and found.begins and run.compacted is not None:
+        found.problem(f"{named(run.compacted.segment_count)}, which the journal names, is missing; restore a backup")
     if stored is not None:
         with contextlib.suppress(StoreFailed):  # it is damaged, and noted
             if not is_named_by(run, stored):
@@ -288,7 +286,7 @@ def _report(
         damaged_bytes=journal.damaged_bytes,
         blobs=found.blobs,
         wrong_blobs=found.wrong_blobs,
-        evaluations=len(run.records.evaluations),
+        evaluations=ledger.evaluations,
         recomputed_steps=None if recomputed is None else recomputed.compared_count,
         recomputed=None if recomputed is None else recomputed.scope,
         replicas_identical=None if recomputed is None else recomputed.problem is None,

@@ -15,11 +15,11 @@ compaction goes on from the proof that the journal names. Damage found on the wa
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
+from typing import Protocol
 
-from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.records import Kept, Replayed, replay, replay_tail
@@ -44,6 +44,16 @@ MAX_COPY_WAITS = 600
 Submit = Callable[[JournalCompacted], Awaitable[None]]
 
 
+class Fold(Protocol):
+    """What is made of the records of a journal, one after the other, and is kept in a proof in their place."""
+
+    def take(self, instructions: Iterable[Instruction], version: int) -> object:
+        """Take in what the machine gave with a stimulus, and the version that was published with its record."""
+
+    def encoded(self) -> str:
+        """Return all of it as text."""
+
+
 class Compaction:
     """Keeps the journal of one service short, if its run wants that.
 
@@ -52,14 +62,24 @@ class Compaction:
         run_now: returns the run as it is kept at the moment.
         submit: keeps a stimulus in the journal; raises `Refused` if it cannot.
         worker: replays records.
+        fold: returns the fold that a proof holds as text, a new one of an empty text; raises `StoreFailed` if it cannot
+            be read.
     """
 
-    def __init__(self, store: Store, run_now: Callable[[], Run], submit: Submit, worker: Worker) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run_now: Callable[[], Run],
+        submit: Submit,
+        worker: Worker,
+        fold: Callable[[str], Fold],
+    ) -> None:
         self._store = store
         self._journal = store.journal
         self._run_now = run_now
         self._submit = submit
         self._worker = worker
+        self._fold = fold
         self._due = asyncio.Event()
         self._due.set()  # an earlier process may have left something to do
 
@@ -124,27 +144,28 @@ class Compaction:
     ) -> StoredProof:
         """Replay a segment, compare its end with the following one, and return the proof of both base and segment."""
         opening = await self._worker.run(partial(_opening, covered))
-        ledger, history = Ledger.begin(opening.run), History()
+        ledger, text = Ledger.begin(opening.run), ""
         if base is not None:
             known = parse_proof(base)
             _refuse(join_problems(known, opening, covered.snapshot))
-            ledger, history = known.ledger(), await self._worker.run(partial(History.decoded, known.history))
-        last = await self._replayed(opening, covered, ledger, history)
+            ledger, text = known.ledger(), known.history
+        fold = await self._worker.run(partial(self._fold, text))
+        last = await self._replayed(opening, covered, ledger, fold)
         if not await self._worker.run(partial(_is_same, last, goes_on)):
             raise StoreFailed(f"segment {following.number} of the journal does not continue the one before it")
         before = None if base is None else sha256_hex(base.body)
-        told = await self._worker.run(history.encoded)
+        told = await self._worker.run(fold.encoded)
         proof = proof_of(ledger, told, goes_on, following.snapshot, following.number, before)
         _refuse(join_problems(parse_proof(proof), goes_on, following.snapshot))
         return proof
 
-    async def _replayed(self, opening: Replayed, segment: Segment, ledger: Ledger, history: History) -> Replayed:
-        """Replay a segment into ledger and history; rest as long as each piece took: others need the processor."""
+    async def _replayed(self, opening: Replayed, segment: Segment, ledger: Ledger, fold: Fold) -> Replayed:
+        """Replay a segment into ledger and fold; rest as long as each piece took: others need the processor."""
         loop, last = asyncio.get_running_loop(), opening
 
         def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
             ledger.take(instructions)
-            history.take(instructions, kept.version)
+            fold.take(instructions, kept.version)
 
         for start in range(0, len(segment.records), RECORDS_AT_A_TIME):
             began_s = loop.time()
@@ -180,10 +201,8 @@ def _base(proofs: tuple[StoredProof, ...], run: Run) -> StoredProof | None:
     """
     exact = next((proof for proof in proofs if is_named(run, proof)), None)
     found = exact or next((proof for proof in reversed(proofs) if is_named_by(run, proof)), None)
-    if found is None and run.records.compacted is not None:
-        raise StoreFailed(
-            f"{named(run.records.compacted.segment_count)}, which the journal names, is missing or damaged"
-        )
+    if found is None and run.compacted is not None:
+        raise StoreFailed(f"{named(run.compacted.segment_count)}, which the journal names, is missing or damaged")
     return found
 
 

@@ -21,9 +21,7 @@ from epochal.state.intervals import BatchId, coalesce
 from epochal.state.wire import Sha256, canonical_json, parse_document, sha256_hex
 from epochal.state.wire_document import WireDocument
 
-PROOF_FORMAT = 2
-READ_FORMATS = (1, PROOF_FORMAT)
-"""Formats that are read; the first one has no history."""
+PROOF_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class JournalProof(WireDocument):
         snapshot_sha256: digest of the snapshot that opens the segment after them.
         sequence, version: number of their last record, and of the document that it published.
         replica_step, replica_digest: the last replica whose digest is known at their end.
-        history: the run's figures at their end (`History.encoded`), on which nothing depends; "" in the first format.
+        history: what is shown of the run at their end (`Fold.encoded`), on which no audit depends.
     """
 
     format: int
@@ -56,7 +54,8 @@ class JournalProof(WireDocument):
     replica_chain: Sha256
     replica_step: int | None
     replica_digest: Sha256 | None
-    history: str = ""
+    evaluations: int
+    history: str
 
     def ledger(self) -> Ledger:
         """Return the ledger at the end of the segments."""
@@ -69,6 +68,7 @@ class JournalProof(WireDocument):
             self.applied_count,
             self.record_chain,
             self.replica_chain,
+            self.evaluations,
         )
 
 
@@ -104,6 +104,7 @@ def proof_of(
         replica_chain=ledger.replica_chain,
         replica_step=last,
         replica_digest=None if last is None else known[last],
+        evaluations=ledger.evaluations,
         history=history,
     )
     return StoredProof(count, canonical_json(proof))
@@ -116,9 +117,8 @@ def parse_proof(stored: StoredProof) -> JournalProof:
         proof: JournalProof = parse_document(JournalProof, stored.body)
     except InvalidDocument as error:
         raise StoreFailed(f"{name} is damaged: {error.message}") from error
-    if proof.format not in READ_FORMATS:
-        allowed = " and ".join(map(str, READ_FORMATS))
-        raise StoreFailed(f"{name} has format {proof.format}; this program reads {allowed}")
+    if proof.format != PROOF_FORMAT:
+        raise StoreFailed(f"{name} has format {proof.format}; this program reads {PROOF_FORMAT}")
     if proof.segment_count != stored.segment_count:
         raise StoreFailed(f"{name} is of {proof.segment_count} segments: it was kept for other ones")
     return proof
@@ -158,14 +158,14 @@ def join_problems(proof: JournalProof, opening: Replayed, snapshot: Snapshot) ->
 
 def is_named(run: Run, stored: StoredProof) -> bool:
     """Whether the run's journal names this very proof."""
-    return run.records.compacted is not None and run.records.compacted.proof_sha256 == sha256_hex(stored.body)
+    return run.compacted is not None and run.compacted.proof_sha256 == sha256_hex(stored.body)
 
 
 def is_named_by(run: Run, stored: StoredProof) -> bool:
     """Whether the run's journal names this proof; or the one that it continues, and the run no newer one."""
     before = parse_proof(stored).previous_sha256
-    if run.records.compacted is None:
+    if run.compacted is None:
         return before is None
-    if run.records.compacted.segment_count < stored.segment_count:
-        return run.records.compacted.proof_sha256 == before
+    if run.compacted.segment_count < stored.segment_count:
+        return run.compacted.proof_sha256 == before
     return is_named(run, stored)

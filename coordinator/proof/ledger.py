@@ -6,10 +6,10 @@ are the same whether they are counted from the whole journal, or on from a proof
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
+from epochal.coordinator.machine.instructions import EvaluationRecorded, Instruction, OutcomeDecided
 from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import Outcome
@@ -38,6 +38,7 @@ class Ledger:
         applied: the batches of all outcomes, once each, as intervals that are disjoint after `settle`.
         applied_count: their number, counted with repetitions.
         record_chain: hash over the records.
+        evaluations: number of evaluations that were reported.
         replica_chain: hash over the outcomes, each with the digest of the replica from which it was trained.
     """
 
@@ -49,6 +50,7 @@ class Ledger:
     applied_count: int = 0
     record_chain: Sha256 = RECORD_CHAIN_START
     replica_chain: Sha256 = REPLICA_CHAIN_START
+    evaluations: int = 0
 
     @classmethod
     def begin(cls, opening: Run) -> "Ledger":
@@ -60,8 +62,9 @@ class Ledger:
         for record in records:
             self.record_chain = _link(self.record_chain, record.sequence, hashlib.sha256(record.body).digest())
 
-    def take(self, instructions: Iterable[Instruction]) -> list[Outcome]:
-        """Add the outcomes among a stimulus's instructions; return them."""
+    def take(self, instructions: Sequence[Instruction]) -> list[Outcome]:
+        """Add the outcomes among a stimulus's instructions, and count its evaluations; return the outcomes."""
+        self.evaluations += sum(isinstance(instruction, EvaluationRecorded) for instruction in instructions)
         outcomes = [
             instruction.outcome
             for instruction in instructions

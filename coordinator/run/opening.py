@@ -17,6 +17,7 @@ from epochal.coordinator.machine.stimuli import (
     Stimulus,
 )
 from epochal.coordinator.proof.kept_blobs import check_blobs_are_there
+from epochal.coordinator.run.followers import Follower
 from epochal.coordinator.run.genesis import NO_GENESIS, Genesis, GenesisRules, keep_made_genesis
 from epochal.coordinator.run.run_journal import RunJournal
 from epochal.coordinator.store.keys import KEY_LOST
@@ -41,8 +42,9 @@ class ServiceOptions:
     """The resources of a service that owns a run.
 
     Attributes:
-        source: the state file's name, for messages.
         coordinator_key: raw Ed25519 public key, hex.
+        follower: of the journal.
+        source: the state file's name, for messages.
         replaces_key: whether this key replaces the run's.
         new_seed: fresh random bytes in hex; a simulation brings its own.
         genesis: the run's model at its start, where the operator makes it.
@@ -52,6 +54,7 @@ class ServiceOptions:
     store: Store
     clock: Clock
     coordinator_key: str
+    follower: Follower
     source: str = "state.toml"
     replaces_key: bool = False
     new_seed: Callable[[], str] = lambda: secrets.token_hex(32)

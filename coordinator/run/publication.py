@@ -1,46 +1,26 @@
-"""Views of a run for its readers, and how they wait for news: they never wait for the writer."""
+"""The run and its documents for their readers, and how they wait for news: they never wait for the writer."""
 
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from epochal.coordinator.machine.datasets import datasets_of, decided_by
-from epochal.coordinator.machine.figures import lowered_factors, parts_of
-from epochal.coordinator.machine.parts.member import Member, share_units
+from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.run_identity import config_json
-from epochal.coordinator.machine.parts.run_work import Suspect
-from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.situation import situation_of
-from epochal.coordinator.run.liveness import Liveness
 from epochal.coordinator.run.long_polls import Reader
 from epochal.coordinator.run.result_pages import MAX_PAGE_RESULTS, ResultPages
 from epochal.runtime.broadcast import Broadcast, PacedBroadcast
 from epochal.runtime.clock import RunClock
-from epochal.state.documents import MAX_RUN_DOCUMENT_BYTES, SHARE_UNITS_PER_BATCH, Roster, RunDocument, WorkList
+from epochal.state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument, WorkList
 from epochal.state.errors import InternalError
-from epochal.state.intervals import coalesce, total_batches
-from epochal.state.messages.member_rows import MemberView
-from epochal.state.messages.requests import (
-    MAX_DATASETS_IN_STATUS,
-    FailedBatches,
-    FailedData,
-    ResultsPage,
-    RunStatus,
-    Standing,
-)
+from epochal.state.messages.requests import ResultsPage, Standing
 from epochal.state.model.first_model import model_document
-from epochal.state.shown.waiting_words import speed_words, waiting_words
 from epochal.state.wire import Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
 """Number of rosters and work lists that are served: those of the round under way, the next and the last ones."""
-MAX_MEMBERS_IN_STATUS = 200
-MAX_LOSSES_IN_STATUS = 256
-MAX_FAILED_IN_STATUS = 8
-MAX_EVALUATIONS_IN_STATUS = 64
 PROMPT_STRANGERS = 8
 """Up to this number of waiting strangers are told of news at once."""
 GATHERED_S = 0.05
@@ -238,117 +218,3 @@ def standing_of(run: Run, member: Member, now_s: float) -> Standing:
         rest_s=member.conduct.rest_s(now_s),
         last_miss=member.conduct.last_miss,
     )
-
-
-def failed_data_of(run: Run, most: int | None = None) -> FailedData:
-    """Return the quarantined batches and those that wait for another attempt, with reasons; at most `most` of each."""
-
-    def views(items: Sequence[Suspect]) -> tuple[FailedBatches, ...]:
-        return tuple(FailedBatches(item.batch_id, item.against, item.message) for item in items[:most])
-
-    return FailedData(views(run.work.quarantined), views(run.work.suspects))
-
-
-def status_of(
-    run: Run,
-    version: int,
-    *,
-    now_s: float,
-    liveness: Liveness,
-    tokens_per_s: float,
-    blob_bytes: int,
-    journal_bytes: int,
-    store_problem: str | None,
-    explanation: str = "",
-) -> RunStatus:
-    """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed."""
-    run = run.with_parts(replace(run.clock, now_s=now_s))
-    situation = situation_of(run, store_problem)
-    config = run.state_file.config
-    return RunStatus(
-        run_id=run.state_file.run_id,
-        version=version,
-        run_state=run.clock.phase,
-        reason=run.clock.reason,
-        hold=hold_reason(run),
-        phase_remaining_s=None
-        if run.clock.phase_ends_s is None
-        else round(max(0.0, run.clock.phase_ends_s - now_s), 3),
-        epoch=run.progress.epoch,
-        step=run.progress.step,
-        total_steps=max(1, run.last_step),
-        attempt=run.progress.attempt,
-        member_count=len(run.members),
-        ready_count=len(run.ready_members()),
-        resting_count=len(run.members) - len(run.available_members()),
-        members=_member_views(run, liveness, now_s),
-        data_indices_applied=run.data_indices_applied,
-        tokens_applied=run.tokens_applied,
-        tokens_per_s=round(tokens_per_s, 1),
-        loss=run.records.losses[-1][1] if run.records.losses else None,
-        loss_history=run.records.losses[-MAX_LOSSES_IN_STATUS:],
-        evaluations=run.records.evaluations[-MAX_EVALUATIONS_IN_STATUS:],
-        carried_batches=total_batches(run.work.carried) + total_batches(s.batch_id for s in run.work.suspects),
-        waiting_batches=total_batches(item.batch_id for item in run.work.suspects),
-        quarantined_batches=total_batches(item.batch_id for item in run.work.quarantined),
-        quarantined=coalesce(item.batch_id for item in run.work.quarantined),
-        failed_data=failed_data_of(run, MAX_FAILED_IN_STATUS),
-        data_fingerprint=run.data.fingerprint,
-        data_decided_by=decided_by(run),
-        datasets=datasets_of(run, MAX_DATASETS_IN_STATUS),
-        checkpoint_step=None if run.models.checkpoint is None else run.models.checkpoint.step,
-        blob_bytes=blob_bytes,
-        journal_bytes=journal_bytes,
-        store_problem=store_problem,
-        pausing=run.progress.pause_pending,
-        data_generations=run.state_file.data_generations,
-        finish_after=run.progress.finish_after,
-        next_data_index=run.work.cursor * config.data_indices_per_batch,
-        waiting=waiting_words(situation),
-        explanation=speed_words(situation, explanation),
-    )
-
-
-def _member_views(run: Run, liveness: Liveness, now_s: float) -> tuple[MemberView, ...]:
-    """Return the run's first members as an operator sees them, at most `MAX_MEMBERS_IN_STATUS`."""
-    positions = {} if run.round is None else run.round.tasks.plan.positions
-    parts, factors = parts_of(run), lowered_factors(run)
-    return tuple(
-        MemberView(
-            client_id=member.client_id,
-            ready=run.is_ready(member),
-            in_roster=member.client_id in positions,
-            share=share_units(member) / SHARE_UNITS_PER_BATCH,
-            claim=member.share,
-            trainer=member.trainer,
-            silent_s=round(liveness.silent_s(member.client_id, now_s), 3),
-            last_loss=member.last_loss,
-            missed=member.conduct.misses,
-            rest_s=member.conduct.rest_s(now_s),
-            last_miss=member.conduct.last_miss,
-            data_wait=None if member.data_waits is None else member.data_waits.view(),
-            name=member.name,
-            software=member.software,
-            part=parts.get(member.client_id, 0.0),
-            factor=factors.get(member.client_id),
-        )
-        for member in list(run.members.by_id.values())[:MAX_MEMBERS_IN_STATUS]
-    )
-
-
-class TokenRate:
-    """Tokens per second over the last rounds."""
-
-    WINDOW = 16
-
-    def __init__(self) -> None:
-        self._points: list[tuple[float, int]] = []
-
-    def add(self, now_s: float, tokens: int) -> None:
-        self._points = [*self._points, (now_s, tokens)][-self.WINDOW :]
-
-    def per_s(self) -> float:
-        if len(self._points) < 2:
-            return 0.0
-        (start_s, first), (end_s, last) = self._points[0], self._points[-1]
-        return (last - first) / (end_s - start_s) if end_s > start_s else 0.0

@@ -14,9 +14,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.handle import handle
-from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged, SegmentEnded, SweepBlobs
+from epochal.coordinator.machine.instructions import Instruction, PhaseChanged, SegmentEnded, SweepBlobs
 from epochal.coordinator.machine.journal_records import NO_BLOBS
 from epochal.coordinator.machine.records import Kept
 from epochal.coordinator.machine.run import Run
@@ -31,13 +30,12 @@ from epochal.coordinator.machine.stimuli import (
 from epochal.coordinator.machine.views import blobs_needed
 from epochal.coordinator.proof.compaction import Compaction
 from epochal.coordinator.proof.kept_blobs import LostBlobs
-from epochal.coordinator.run.event_log import log_instruction
 from epochal.coordinator.run.later_versions import OlderCopy
 from epochal.coordinator.run.liveness import HasGone, Liveness
 from epochal.coordinator.run.lost_records import catch_up
 from epochal.coordinator.run.maintenance import Maintenance
 from epochal.coordinator.run.opening import OpenedRun, ServiceOptions, open_run
-from epochal.coordinator.run.publication import Published, Readers, TokenRate, status_of
+from epochal.coordinator.run.publication import Published, Readers
 from epochal.coordinator.run.replicas import Following, Replicas
 from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
 from epochal.coordinator.run.stimulus_queue import HandledGroup, StimulusQueue, Waiting
@@ -45,7 +43,6 @@ from epochal.coordinator.run.store_health import StoreHealth
 from epochal.coordinator.store.recorded_blobs import DROPPED_AT_A_TIME
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
-from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Seed, Sha256
@@ -70,7 +67,6 @@ class CoordinatorService:
         self._queue = StimulusQueue()
         self._opening = opened.stimuli
         self.liveness = Liveness(self._clock.now_s())
-        self._rate = TokenRate()
         self.health = StoreHealth()
         self.lost_blobs = LostBlobs(lambda: self.run)
         self._writing = asyncio.Lock()  # held while records are appended or read: the run goes on one step at a time
@@ -88,12 +84,14 @@ class CoordinatorService:
         self.maintenance = Maintenance(
             options.store, lambda: self.run, self.note_failure, self.catch_up, self._drop_blobs
         )
-        self._compaction = Compaction(options.store, lambda: self.run, self.submit, options.worker)
+        self._follower = options.follower
+        self._compaction = Compaction(
+            options.store, lambda: self.run, self.submit, options.worker, options.follower.fold
+        )
         self.readers = Readers(journal.run, journal.published, self._clock)
-        self.history = RunHistory(options.store.journal, options.worker)
         self.is_serving = False
         self.started = asyncio.Event()
-        self._watcher: Callable[[ServiceEvent], None] = lambda _: None
+        self._watchers: list[Callable[[ServiceEvent], None]] = []
 
     @classmethod
     async def open(
@@ -125,7 +123,7 @@ class CoordinatorService:
                 tasks.create_task(self._tick())
                 tasks.create_task(self.maintenance.run())
                 tasks.create_task(self._compaction.run())
-                tasks.create_task(self.history.run())
+                tasks.create_task(self._follower.run())
                 tasks.create_task(self._go_on_when_unblocked())
         finally:
             self.is_serving = False
@@ -183,12 +181,12 @@ class CoordinatorService:
         def watch(run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
             self.liveness.take_changes(run, instructions)
             if self._journal.load_count == load_count:  # else records are replayed again
-                self.history.take(instructions, kept)
+                self._follower.take(instructions, kept)
 
         load_count = self._journal.load_count
         is_news = await catch_up(self._journal, self._options, self._clock, self._execute, watch)
         if self._journal.load_count != load_count:
-            self.history.read_again()
+            self._follower.read_again()
         if is_news:
             self.readers.show(self._journal.run, self._journal.published)
         return is_news
@@ -279,7 +277,7 @@ class CoordinatorService:
         ended = any(isinstance(instruction, SegmentEnded) for instruction in handled.instructions)
         started_s = self._clock.now_s()
         await self._journal.append(handled.run, handled.stimuli, ends_segment=ended, blobs=handled.blobs)
-        self._watcher(GroupKept(len(handled.stimuli), self._clock.now_s() - started_s))
+        self._tell(GroupKept(len(handled.stimuli), self._clock.now_s() - started_s))
         try:
             await self._journal.open_due_segment()
         except StoreBlocked as blocked:  # the record is kept, and the segment stays due
@@ -317,17 +315,18 @@ class CoordinatorService:
 
     def watch(self, watcher: Callable[[ServiceEvent], None]) -> None:
         """Call `watcher` with every instruction before it is executed, and every record after it is written."""
-        self._watcher = watcher
+        self._watchers.append(watcher)
+
+    def _tell(self, event: ServiceEvent) -> None:
+        for watcher in self._watchers:
+            watcher(event)
 
     def _execute(self, instruction: Instruction) -> None:
-        self._watcher(instruction)
-        log_instruction(instruction, self.run)
-        self.history.take((instruction,), self._journal.kept)
+        self._tell(instruction)
+        self._follower.take((instruction,), self._journal.kept)
         match instruction:
             case PhaseChanged(before, after):
                 self.maintenance.phase_changed(before, after)
-            case OutcomeDecided():
-                self._rate.add(self._clock.now_s(), self.run.tokens_applied)
             case SweepBlobs():
                 self.maintenance.sweep()
             case SegmentEnded():
@@ -383,19 +382,10 @@ class CoordinatorService:
         """Return the seconds until another process may use this member's key, as `Liveness.free_in_s`."""
         return self.liveness.free_in_s(client_id, self._clock.now_s())
 
-    def status(self) -> RunStatus:
-        """Return the run as an operator sees it."""
-        return status_of(
-            self.run,
-            self.published.version,
-            now_s=self._clock.now_s(),
-            liveness=self.liveness,
-            tokens_per_s=self._rate.per_s(),
-            blob_bytes=self.blobs.total_bytes,
-            journal_bytes=self._options.store.journal.size_bytes,
-            store_problem=self.health.problem,
-            explanation=self.history.explanations.sentence,
-        )
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal."""
+        return self._options.store.journal.size_bytes
 
     @property
     def queued_count(self) -> int:

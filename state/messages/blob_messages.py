@@ -95,7 +95,7 @@ class CheckVerdict(WireDocument):
         rule: the broken rule, else None. `OTHER_BYTES` and `NO_ROOM` are rules for which the client need not be blamed.
         message: how it is broken, else "".
         checker: who checked, as the coordinator knows it; None for the coordinator itself.
-        took_ms: time that the check took the coordinator, for display only; None if it is not known.
+        took_ms: time that the check took the coordinator; None if it is not known.
     """
 
     replica_digest: HexSha256 | None = None

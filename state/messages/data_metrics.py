@@ -1,4 +1,4 @@
-"""Clients' own figures of how their data came, and an operator's view of them. Nothing is decided by them."""
+"""Clients' own figures of how their data came, and an operator's view of them."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,7 +17,7 @@ ClaimedSamples = Annotated[int, Field(ge=0, le=MAX_CLAIMED_SAMPLES)]
 
 @dataclass(frozen=True, slots=True)
 class DataMetrics(WireDocument):
-    """A client's own figures of how its data came in a round, for display only.
+    """A client's own figures of how its data came in a round.
 
     Attributes:
         fetching_s: seconds for which the trainer waited for samples on their way.

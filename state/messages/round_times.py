@@ -1,4 +1,4 @@
-"""Clients' own figures of a round: what it trained, and how long each part took. For display only; nothing is decided.
+"""Clients' own figures of a round: what it trained, and how long each part took.
 
 Times are whole milliseconds on the client's monotonic clock. They travel as lists of numbers, because the journal keeps
 them for each client and round. A client knows some only after the round, and reports those with its next result, or in
@@ -64,7 +64,7 @@ class LaterTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResultMetrics(WireDocument):
-    """A client's own figures of its round, for display only.
+    """A client's own figures of its round.
 
     Attributes:
         loss: mean training loss, nats per token, each micro-batch measured before its optimizer step.

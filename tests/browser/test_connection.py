@@ -62,7 +62,7 @@ async def test_page_of_a_run_that_goes_back_reads_its_history_again(browser: "Br
         await steps.get_by_text("5 of 1,000 done").wait_for()
         latest = run.served.service.published.version
         back = page.get_by_role("button", name="One round back")
-        for row in [row for row in run.served.service.history.history.rows if row.version < latest][::-1]:
+        for row in [row for row in run.served.insight.projection.rows if row.version < latest][::-1]:
             await back.click()
             said = f"version {row.version}, after round {row.number}, step {row.step}"
             await page.locator(f"#timeline input[aria-valuetext='{said}']").wait_for()

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from epochal.coordinator.insight import history_views, strangers_time, viewers
 from epochal.coordinator.run.long_polls import Pool, ReaderKind
-from epochal.coordinator.views import run_history_views as history_views
-from epochal.coordinator.views import strangers_time, viewers
 from tests.support.bounds import BOUND_S
 from tests.support.drive.played_rounds import play_round
 from tests.support.drive.served import GENESIS, problem, served_over_sockets, training
@@ -25,7 +24,7 @@ async def test_viewers_at_one_address_leave_places_to_member_and_operator(
     monkeypatch.setattr(viewers, "POOLS", SMALL)
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS) as run:
         (member, _) = await training(run)
-        await run.service.history.is_read.wait()
+        await run.insight.history.is_read.wait()
         async with viewing(run) as one, viewing(run) as two, viewing(run) as three:
             for viewer in (one, two, three):
                 await viewer.next()
@@ -47,7 +46,7 @@ async def test_strangers_that_look_back_without_end_are_refused_alone(
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as run:
         members = await training(run)
         await play_round(run, members)
-        await run.service.history.is_read.wait()
+        await run.insight.history.is_read.wait()
         last = run.service.published.version
         looks = [f"/history/versions/{version}{place}" for version in range(last)]
         made, refused = await run.http.get(run.run_url + looks[0]), await run.http.get(run.run_url + looks[1])
@@ -69,7 +68,7 @@ async def test_strangers_that_merge_long_histories_without_end_are_refused_alone
         members = await training(run)
         for _ in range(4):
             await play_round(run, members)
-        await run.service.history.is_read.wait()
+        await run.insight.history.is_read.wait()
         parts = [f"{run.run_url}/history?from={first}&points=2" for first in range(3)]
         made, refused = await run.http.get(parts[0]), await run.http.get(parts[1])
         assert (made.status_code, problem(refused)) == (200, "rate-limited")

@@ -5,8 +5,8 @@ import asyncio
 
 import pytest
 
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.run_history import read_history
-from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.store.journal import StoredProof
 from tests.support.drive.journaled_run import compact_state
@@ -42,7 +42,7 @@ class WholeBeside(SlowJournal):
         return found
 
 
-def content(history: History) -> tuple[object, ...]:
+def content(history: Projection) -> tuple[object, ...]:
     book = history.book
     return history.rows, list(history.details), history.next, book.records(), book.refusals, list(history.actions)
 
@@ -52,8 +52,8 @@ def content(history: History) -> tuple[object, ...]:
 async def test_history_kept_by_coordinators_is_that_of_the_journal(
     monkeypatch: pytest.MonkeyPatch, seed: int, rows: int
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", rows)
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_ROUNDS", 5)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_ROWS", rows)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_DETAILED_ROUNDS", 5)
     monkeypatch.setattr("epochal.coordinator.run.run_journal.MAX_SEGMENT_RECORDS", 50)
     monkeypatch.setattr("epochal.coordinator.insight.run_history.MIN_ROUNDS_KEPT", 3)
     async with simulated_run(compact_state(**SHORT_EPOCHS), seed, WholeBeside) as run:
@@ -67,7 +67,7 @@ async def test_history_kept_by_coordinators_is_that_of_the_journal(
         trouble = run.tasks.create_task(repeatedly(restart, run.chance, (0.5, 6)))
         await run.ends(clients, BOUND_S)
         trouble.cancel()
-        kept = run.coordinator.service.history
+        kept = run.coordinator.handlers().insight.history
         async with asyncio.timeout(BOUND_S):
             await kept.is_read.wait()
         found = content(kept.history)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientsFellSilent
 from epochal.coordinator.run.liveness import GONE_AFTER_S
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
 from epochal.coordinator.store.replication import LEASE_S, MEETING_S
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Refused, StoreBlocked
 from epochal.state.messages.requests import ReadyReport
@@ -33,7 +35,8 @@ async def opened_replica(
     """Return another coordinator of the run, which does not serve it yet."""
     store = MemoryStore(state.blobs.max_total_bytes, journal)
     store.replication = found = PoorReplication(meetings, journal)
-    return await CoordinatorService.open(ServiceOptions(store, VirtualClock(), "ab" * 32), state), found
+    options = ServiceOptions(store, VirtualClock(), "ab" * 32, RunHistory(journal, InlineWorker()))
+    return await CoordinatorService.open(options, state), found
 
 
 @contextlib.asynccontextmanager

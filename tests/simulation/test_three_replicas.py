@@ -185,7 +185,7 @@ def test_seed_of_three_replicas_plays_the_same_run_again() -> None:
 
 @thinned("stays", [True, False], kept=1)
 def test_members_behind_a_balancer_are_never_taken_for_silent(stays: bool, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "epochal.coordinator.run.service")
+    caplog.set_level("INFO", "epochal.coordinator")
 
     async def main() -> None:
         async with replicated_run(small_state(batches=8, config__client_timeout_s=6), seed=1) as run:
@@ -202,7 +202,7 @@ def test_members_behind_a_balancer_are_never_taken_for_silent(stays: bool, caplo
 
 
 def test_database_whose_clock_was_set_by_a_minute_drops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "epochal.coordinator.run.service")
+    caplog.set_level("INFO", "epochal.coordinator")
 
     async def main() -> None:
         state = small_state(batches=8, config__client_timeout_s=20, config__total_steps=10)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.operator_stimuli import KeyAdmitted, KeyRemoved
 from epochal.coordinator.machine.records import RecordBody, replay
@@ -16,6 +17,7 @@ from epochal.coordinator.machine.stimuli import STIMULI, ClientJoined, ClientWit
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
 from epochal.coordinator.store.memory import MemoryJournal, MemoryStore
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Refused, StoreConflict
@@ -53,7 +55,8 @@ async def coordinators(
 
     async def opened() -> CoordinatorService:
         store = MemoryStore(state.blobs.max_total_bytes, journal)
-        parts = ServiceOptions(store, VirtualClock(), "ab" * 32, new_seed=lambda: chance.randbytes(32).hex())
+        history, new_seed = RunHistory(journal, InlineWorker()), lambda: chance.randbytes(32).hex()
+        parts = ServiceOptions(store, VirtualClock(), "ab" * 32, history, new_seed=new_seed)
         return await CoordinatorService.open(parts, state)
 
     async with asyncio.TaskGroup() as tasks:

@@ -16,3 +16,7 @@ class CompactedJournal:
 
     segment_count: int
     proof_sha256: Sha256
+
+    def unless_shorter_than(self, known: "CompactedJournal | None") -> "CompactedJournal":
+        """Return this one; the known one if that covers as many segments."""
+        return self if known is None or self.segment_count > known.segment_count else known

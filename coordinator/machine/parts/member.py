@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from math import gcd
 
-from epochal.coordinator.machine.parts.data_waits import DataWaits
 from epochal.coordinator.machine.parts.reliability import NEWCOMER, Conduct
 from epochal.state.documents import SHARE_UNITS_PER_BATCH, Roster, RosterEntry
 from epochal.state.wire import ClientId
@@ -24,7 +23,6 @@ class Member:
         joined_step: the step of the run when its process joined.
         was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
         conduct: how it did in the rounds so far.
-        data_waits: what it says of its waits for data; None if it says nothing.
         name, software: that it chose, and the version of its program; "" if it says neither.
     """
 
@@ -35,13 +33,11 @@ class Member:
     nonce: str
     instance: str | None = None
     ready_step: int | None = None
-    last_loss: float | None = None
     was_late: bool = False
     was_ready: bool = False
     data_fingerprint: str | None = None
     conduct: Conduct = NEWCOMER
     joined_step: int = 0
-    data_waits: DataWaits | None = None
     name: str = ""
     software: str = ""
 

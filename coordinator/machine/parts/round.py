@@ -34,7 +34,7 @@ class RoundNumber:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """The next round as it is if nothing more is lost. It is shown to clients, and the machine does nothing by it.
+    """The next round as it is if nothing more is lost, for clients that fetch its data ahead.
 
     Attributes:
         roster: its roster; None if it is that of the round under way.
@@ -83,7 +83,7 @@ class Round(Composed):
         witnessed: what its witnesses have attested.
         times: the times of its RoundTrain.
         ahead: the provisional next round; None if there is none.
-        arrivals: when each client's messages came: only shown, and not compared.
+        arrivals: when each client's messages came, for `EndedRound`; not compared.
     """
 
     number: RoundNumber

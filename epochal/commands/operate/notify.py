@@ -9,7 +9,7 @@ import typer
 from epochal.cli.options.webhook_addresses import webhooks_of
 from epochal.cli.output.printing import run_to_end, say
 from epochal.coordinator.notify.notifier import open_webhook_client, tell
-from epochal.state.shown.notices import Notice
+from epochal.state.messages.notices import Notice
 from epochal.tools.state_files import read_supported_state
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from epochal.coordinator.insight.journal_history import read_history
 from epochal.coordinator.machine.records import replay
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.store.open import StoreReader
@@ -120,7 +121,8 @@ class StoredRun:
                 yield piece
 
     async def evaluations(self) -> tuple[Evaluation, ...]:
-        return (await self._run()).records.evaluations
+        async with self._store.copying():
+            return (await read_history(self._store.journal)).history.evaluations
 
     async def _run(self) -> Run:
         last = None

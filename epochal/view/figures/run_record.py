@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from epochal.cli.options.shared import trusted
+from epochal.coordinator.insight.member_views import member_rows
 from epochal.coordinator.insight.run_history import read_history
 from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.records import replay
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.store.open import open_store_reader
-from epochal.coordinator.views.member_views import member_rows
 from epochal.coordinator_client.operator import config_of
 from epochal.coordinator_client.round_feed import EndedRounds, RoundFeed
 from epochal.coordinator_client.viewer_client import ViewerClient
@@ -110,7 +110,7 @@ async def _stored(place: str, *, audits: bool) -> RunRecord:
         details=details,
         members=tuple(rows),
         gone=tuple(gone),
-        evaluations=run.records.evaluations,
+        evaluations=history.evaluations,
         explanation=explained(details, {row.client_id: row.name for row in (*gone, *rows)}),
         audit=await audit_store(place, recompute=False) if audits else None,
         at_s=run.clock.now_s,

@@ -23,10 +23,10 @@ def metrics(coordinator: Served) -> CoordinatorMetrics:
 async def test_scrape_makes_the_status_anew_only_after_the_run_changed(
     coordinator: Served, metrics: CoordinatorMetrics
 ) -> None:
-    first = metrics.status_of(coordinator.service)
-    assert metrics.status_of(coordinator.service) is first
+    first = metrics.status_of(coordinator.insight)
+    assert metrics.status_of(coordinator.insight) is first
     await WireClient(coordinator, 1).join()
-    assert metrics.status_of(coordinator.service).member_count == 1
+    assert metrics.status_of(coordinator.insight).member_count == 1
 
 
 async def test_phases_and_journal_records_are_measured_as_the_run_goes(

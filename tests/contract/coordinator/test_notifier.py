@@ -18,7 +18,7 @@ from epochal.coordinator.store.memory import MemoryStore
 from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile
-from epochal.state.shown.notices import Notice
+from epochal.state.messages.notices import Notice
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.played_rounds import play_round
@@ -53,6 +53,7 @@ async def notified(
         assert coordinator.store is not None
         notifier = Notifier(
             coordinator.service,
+            coordinator.insight,
             coordinator.store,
             addresses_of(state.notify, {}),
             client,
@@ -128,7 +129,8 @@ async def test_notice_of_long_ago_is_not_told_any_more(
         await next_of(webhooks)
     monkeypatch.setattr(notifier_module, "MAX_TOLD_AFTER_S", 0.0)
     async with notified(state, store) as (coordinator, notifier, results):
-        assert [notice.kind for notice in coordinator.service.run.records.notices] == ["members"]
+        await coordinator.insight.ready()
+        assert [notice.kind for notice in coordinator.insight.projection.notices.notices()] == ["members"]
         await notifier.finish()
         assert results == []
 

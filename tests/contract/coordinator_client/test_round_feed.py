@@ -105,7 +105,7 @@ async def test_silent_coordinator_is_given_up_after_the_bound(run: RestartedRun)
 async def test_older_rows_come_merged_where_the_coordinator_merged_them(
     monkeypatch: pytest.MonkeyPatch, run: RestartedRun
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", 4)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_ROWS", 4)
     await run.play(5)
     async with await viewer(run) as client:
         feed = RoundFeed(client, QUICK)

@@ -50,7 +50,7 @@ async def test_history_is_arrays_of_each_figure(run: RestartedRun) -> None:
     assert history.loss.dtype == np.float64
     assert list(history.loss) == [1.0, 1.0, 1.0]
     assert history.tokens_per_s.shape == (3,)
-    assert history.rows() == tuple(run.served.service.history.history.rows)
+    assert history.rows() == tuple(run.served.insight.projection.rows)
     with pytest.raises(AttributeError, match="a history has no 'los'; it has number, rounds"):
         _ = history.los
     part = await asked(run, lambda connection: connection.history(1, 1))

@@ -77,7 +77,7 @@ async def test_terminal_reads_the_history_again(
             await asyncio.sleep(0)
 
     def kept() -> list[object]:
-        return list(run.served.service.history.history.rows)
+        return list(run.served.insight.projection.rows)
 
     async with await ViewerClient.connect(run.url, QUICK) as client, asyncio.TaskGroup() as group:
         reader = RunReader(client, QUICK, picture)

@@ -29,7 +29,7 @@ def read(path: Path) -> list[RoundFigures]:
 
 
 def kept(run: RestartedRun) -> list[RoundFigures]:
-    return run.served.service.history.history.rows
+    return run.served.insight.projection.rows
 
 
 async def once(run: RestartedRun, *arguments: str, code: int = 0) -> str:
@@ -128,7 +128,7 @@ async def test_follower_of_a_run_that_goes_back_under_it_replaces_what_was(run: 
 async def test_rounds_that_were_merged_meanwhile_are_written_as_their_rest(
     monkeypatch: pytest.MonkeyPatch, run: RestartedRun, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", 4)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_ROWS", 4)
     path = tmp_path / "run.csv"
     await run.play(3)
     await once(run, "--to", f"csv:{path}")

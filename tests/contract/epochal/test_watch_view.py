@@ -203,7 +203,7 @@ async def test_what_cannot_be_answered_now_is_said_until_it_is_answered(
         (segment,) = (run.folder / "journal").iterdir()
         segment.rename(tmp_path / "elsewhere")
         segment.mkdir()
-        run.served.service.history.read_again()
+        run.served.insight.history.read_again()
         async with view_of(run) as (pilot, _):
             await until_shown(pilot, "step        2 of 1,000", "the run's history cannot be read")
             segment.rmdir()

@@ -38,7 +38,7 @@ async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_pat
         for client in (chatty, honest):
             await client.join()
         await phase(run, RunState.WARMUP)
-        before = run.service.status().journal_bytes
+        before = run.insight.status().journal_bytes
         kinds, started_s = [], time.monotonic()
         for number in range(3 * REPORTS_PER_PHASE):
             claim = CheckpointReport(0, Sha256(f"{number:064x}"), Sha256(f"{number:064x}"), number)
@@ -52,7 +52,7 @@ async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_pat
             <= kinds.count("")
             <= REPORTS_PER_PHASE + (time.monotonic() - started_s) / REPORT_PERIOD_S + 1
         )
-        grown = run.service.status().journal_bytes - before
+        grown = run.insight.status().journal_bytes - before
         assert hourly_bytes(grown, kinds.count(""), REPORT_PERIOD_S) < MAX_BYTES_AN_HOUR
         assert (await honest.send("POST", "/checkpoints", claim)).is_success
 
@@ -60,7 +60,7 @@ async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_pat
 async def test_member_that_leaves_and_joins_again_and_again_adds_little(tmp_path: Path) -> None:
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=5) as run:
         chatty, honest = WireClient(run, 1), WireClient(run, 2)
-        before, started_s = run.service.status().journal_bytes, time.monotonic()
+        before, started_s = run.insight.status().journal_bytes, time.monotonic()
         joined = 0
         kind = ""
         while not kind:
@@ -73,7 +73,7 @@ async def test_member_that_leaves_and_joins_again_and_again_adds_little(tmp_path
                 await chatty.send("DELETE", "/clients/me")
         assert kind == "rate-limited"
         assert JOINS_AT_ONCE <= joined <= JOINS_AT_ONCE + (time.monotonic() - started_s) / JOIN_PERIOD_S + 1
-        grown = run.service.status().journal_bytes - before
+        grown = run.insight.status().journal_bytes - before
         assert hourly_bytes(grown, joined, JOIN_PERIOD_S) < MAX_BYTES_AN_HOUR
         await honest.join()
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.run import Run
@@ -105,7 +106,7 @@ class OpenedRun:
 
     def compaction(self) -> Compaction:
         """Return what compacts the journal."""
-        return Compaction(self.store, lambda: self.run, self.submit, InlineWorker())
+        return Compaction(self.store, lambda: self.run, self.submit, InlineWorker(), Projection.decoded)
 
 
 async def compact(folder: Path, steps: int = 1000, disk: Disk = REAL_DISK) -> int:

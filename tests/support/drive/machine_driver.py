@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.machine.handle import handle
@@ -95,6 +96,12 @@ class Driver:
         writer = current_checkpointer(self.run.models, self.run.members)
         assert writer is not None
         return writer
+
+    def projection(self) -> Projection:
+        """Return what is shown and recorded of the run."""
+        found = Projection()
+        found.take(self.instructions, 1)
+        return found
 
     def send(self, stimulus: stimuli.Stimulus) -> tuple[Instruction, ...]:
         self.seeds += 1

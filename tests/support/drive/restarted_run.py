@@ -68,7 +68,7 @@ class RestartedRun:
             self._admin_token = running.admin_token
         for client in self._clients:  # their sessions hold
             client.served, client.api = self._served, CoordinatorClient(http, self._state.run_id)
-        await self.served.service.history.is_read.wait()
+        await self.served.insight.history.is_read.wait()
 
     async def stop(self) -> None:
         """Stop the coordinator, if it runs."""

@@ -23,14 +23,16 @@ from epochal.coordinator.blobs.from_object_store import Arrivals
 from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.insight.history_views import HistoryViews
+from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.run_history import RunHistory
+from epochal.coordinator.insight.viewers import Viewers
 from epochal.coordinator.run.genesis import Genesis, LayoutOf, unknown_layout
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator.store.memory import MemoryStore
-from epochal.coordinator.views.run_history_views import HistoryViews
-from epochal.coordinator.views.viewers import Viewers
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.http.http_server import Endpoint
@@ -67,6 +69,11 @@ class Served:
     store: MemoryStore | None = None
     admin_token: str = ADMIN
 
+    @property
+    def insight(self) -> ReadSide:
+        """The coordinator's read side."""
+        return self.handlers.insight
+
 
 SPEC = state_file().model.LLM.spec
 
@@ -84,14 +91,17 @@ async def make_genesis(step: int) -> FirstModel:
 GENESIS = Genesis(layout_of, make_genesis)
 
 
-def handlers_of(service: CoordinatorService, key: SigningKey, layout_of: LayoutOf = unknown_layout) -> Handlers:
+def handlers_of(
+    service: CoordinatorService, history: RunHistory, key: SigningKey, layout_of: LayoutOf = unknown_layout
+) -> Handlers:
     """Return a service's handlers, which use no threads."""
     run_id = service.run.state_file.run_id
     admin = AdminToken(hashlib.sha256(ADMIN.encode()).digest())
     nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
     intake = Intake(service, InlineWorker(), layout_of)
     uploads, arrivals = Uploads(intake), Arrivals(intake)
-    return Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals)
+    insight = ReadSide(service, history)
+    return Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals, insight)
 
 
 @contextlib.asynccontextmanager
@@ -102,9 +112,10 @@ async def served(
     private_key = bytes(range(32))
     key = SigningKey(private_key)
     store = store or MemoryStore(state.blobs.max_total_bytes, private_key=private_key)
-    parts = ServiceOptions(store, SystemClock(), key.public_key_hex, genesis=genesis)
+    history = RunHistory(store.journal, InlineWorker())
+    parts = ServiceOptions(store, SystemClock(), key.public_key_hex, history, genesis=genesis)
     service = await CoordinatorService.open(parts, state)
-    handlers = handlers_of(service, key, genesis.layout_of)
+    handlers = handlers_of(service, history, key, genesis.layout_of)
     transport = httpx.ASGITransport(create_app(handlers, "test"), raise_app_exceptions=False)
     async with (
         httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http,
@@ -132,8 +143,9 @@ async def served_over_sockets(folder: Path, genesis: Genesis = GENESIS, /, **ove
 def measured(coordinator: Served) -> CoordinatorMetrics:
     """Return new metrics of a coordinator."""
     metrics = CoordinatorMetrics(CollectorRegistry())
-    viewers = Viewers(coordinator.service, HistoryViews(coordinator.handlers, InlineWorker()))
-    metrics.watch(coordinator.service, LongPolls(), coordinator.handlers.arrivals, viewers)
+    insight = coordinator.insight
+    viewers = Viewers(insight, HistoryViews(insight, InlineWorker()))
+    metrics.watch(coordinator.service, insight, LongPolls(), coordinator.handlers.arrivals, viewers)
     return metrics
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
 from epochal.coordinator.machine.records import RecordBody, SnapshotBody
@@ -22,6 +23,7 @@ from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.run.service_events import ServiceEvent
 from epochal.coordinator.store.memory import MemoryJournal, MemoryStore
 from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, RunDocument
 from epochal.state.errors import CoordinatorUnreachable, EpochalError
@@ -173,10 +175,11 @@ class SimulatedCoordinator:
             return make_first_model(self.state, step)
 
         genesis = Genesis(model_layout, make)
-        options = ServiceOptions(self.store, self.clock, self._key.public_key_hex, new_seed=new_seed, genesis=genesis)
+        history, key = RunHistory(self.store.journal, InlineWorker()), self._key.public_key_hex
+        options = ServiceOptions(self.store, self.clock, key, history, new_seed=new_seed, genesis=genesis)
         service = await CoordinatorService.open(options, self.state, is_restored=self._is_restored)
         service.watch(self._note)
-        handlers = handlers_of(service, self._key, genesis.layout_of)
+        handlers = handlers_of(service, history, self._key, genesis.layout_of)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             await service.started.wait()

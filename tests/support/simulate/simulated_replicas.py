@@ -10,6 +10,7 @@ from typing import TypeVar
 from epochal.coordinator.api.fresh_view import UNCERTAIN_STATUSES
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.run.opening import ServiceOptions
@@ -19,6 +20,7 @@ from epochal.coordinator.store.memory import MemoryStore
 from epochal.coordinator_client.http import ANSWER_TIMEOUT_S
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.http.problem_json import problem_response
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused, StoreFailed
@@ -239,16 +241,18 @@ class SimulatedReplicas:
 
         genesis = Genesis(model_layout, make)
         key = self._key.public_key_hex
-        options = ServiceOptions(store, replica.clock, key, new_seed=self._new_seed, genesis=genesis)
+        history = RunHistory(store.journal, InlineWorker())
+        options = ServiceOptions(store, replica.clock, key, history, new_seed=self._new_seed, genesis=genesis)
         try:
             service = await CoordinatorService.open(options, self.state)
             service.watch(self._note)
+            handlers = handlers_of(service, history, self._key, genesis.layout_of)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(service.serve())
                 await service.started.wait()
                 self.starts += 1
                 replica.tasks = tasks
-                replica.handlers = handlers_of(service, self._key, genesis.layout_of)
+                replica.handlers = handlers
                 self._news.notify()
                 tasks.create_task(_expect_no_failure(service))
         except* (StoreFailed, Refused) as failures:

@@ -1,6 +1,5 @@
 """Conditions that somebody is told: when each holds, and in which words."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.run import Run, new_run
-from epochal.coordinator.notify.conditions import Room, due_news
+from epochal.coordinator.notify.conditions import KnownSoFar, Room, due_news
 from epochal.state.config.notify_table import NOTICE_KINDS
 from epochal.state.documents import CheckpointRef
 from epochal.state.intervals import BatchId
@@ -18,6 +17,7 @@ from tests.support.data.states import state_file
 
 WEBHOOK = {"url": "https://hooks.example/x"}
 ROOM = Room(blob_bytes=0)
+NOTHING = KnownSoFar()
 
 
 def begun_run(**overrides: Any) -> Run:
@@ -31,17 +31,16 @@ def begun_run(**overrides: Any) -> Run:
     )
 
 
-def told(run: Run, failures: Sequence[tuple[str, str]] = (), room: Room = ROOM) -> dict[str, str]:
-    return {news.kind: news.message for news in due_news(run, failures, room, 1000.0) if news.kind != "members"}
+def told(run: Run, past: KnownSoFar = NOTHING, room: Room = ROOM) -> dict[str, str]:
+    return {news.kind: news.message for news in due_news(run, past, room, 1000.0) if news.kind != "members"}
 
 
 def test_too_few_members_are_told_once_the_run_has_begun() -> None:
-    kinds = [news.kind for news in due_news(begun_run(), (), ROOM, 1000.0)]
+    kinds = [news.kind for news in due_news(begun_run(), NOTHING, ROOM, 1000.0)]
     assert kinds == ["members"]
     before = begun_run()
-    assert due_news(before.with_parts(replace(before.work, next_assignment_seed=None)), (), ROOM, 1000.0) == []
-    before = begun_run()
-    assert due_news(before.with_parts(replace(before.clock, phase=RunState.PAUSED)), (), ROOM, 1000.0) == []
+    assert due_news(before.with_parts(replace(before.work, next_assignment_seed=None)), NOTHING, ROOM, 1000.0) == []
+    assert due_news(before.with_parts(replace(before.clock, phase=RunState.PAUSED)), NOTHING, ROOM, 1000.0) == []
 
 
 @pytest.mark.parametrize(("attempt", "kinds"), [(4, set()), (5, {"no-outcome"})])
@@ -63,8 +62,7 @@ def test_rounds_without_an_outcome_are_told(attempt: int, kinds: set[str]) -> No
     ids=["level", "within", "above", "rising", "too-few", "jump"],
 )
 def test_rising_loss_is_told(losses: list[float], is_told: bool) -> None:
-    before = begun_run()
-    found = told(before.with_parts(replace(before.records, losses=tuple(enumerate(losses, 1)))))
+    found = told(begun_run(), KnownSoFar(losses=losses))
     assert ("loss" in found) is is_told
 
 
@@ -78,7 +76,7 @@ def test_rising_loss_is_told(losses: list[float], is_told: bool) -> None:
     ],
 )
 def test_loss_that_is_not_finite_is_told(detail: str, is_told: bool) -> None:
-    assert ("loss" in told(begun_run(), [("ab" * 32, detail)])) is is_told
+    assert ("loss" in told(begun_run(), KnownSoFar([("ab" * 32, detail)]))) is is_told
 
 
 def test_quarantine_is_told_with_the_newest_reason_as_text() -> None:
@@ -104,11 +102,9 @@ def test_checkpoint_and_end_are_told_with_their_step() -> None:
     reference = CheckpointRef(8, Sha256("aa" * 32), 10, Sha256("bb" * 32))
     before = begun_run()
     run = before.with_parts(
-        replace(before.clock, phase=RunState.FINISHED),
-        replace(before.models, checkpoints=(reference,)),
-        replace(before.records, losses=((8, 1.5),)),
+        replace(before.clock, phase=RunState.FINISHED), replace(before.models, checkpoints=(reference,))
     )
-    news = {one.kind: one for one in due_news(run, (), ROOM, 1000.0)}
+    news = {one.kind: one for one in due_news(run, KnownSoFar(losses=(1.5,)), ROOM, 1000.0)}
     assert set(news) == {"checkpoint", "end"}
     assert (news["checkpoint"].subject, news["end"].subject) == ("8", "8")
     assert "1.5 nats" in news["end"].message
@@ -120,4 +116,4 @@ def test_kinds_that_nobody_wants_are_not_told() -> None:
     notify = run.state_file.notify
     quiet = notify.model_copy(update={"webhooks": (notify.webhooks[0].model_copy(update={"on": tuple(wanted)}),)})
     run = run.with_parts(replace(run.identity, state_file=run.state_file.model_copy(update={"notify": quiet})))
-    assert due_news(run, (), ROOM, 1000.0) == []
+    assert due_news(run, NOTHING, ROOM, 1000.0) == []

@@ -17,7 +17,7 @@ from epochal.coordinator.notify.webhooks import (
 from epochal.state.config.notify_table import NOTICE_KINDS, NotifyConfig, Webhook, WebhookShape
 from epochal.state.config.state_file import dump_state, parse_state
 from epochal.state.errors import InvalidConfig, InvalidInput
-from epochal.state.shown.notices import Notice
+from epochal.state.messages.notices import Notice
 from tests.support.data.states import state_file
 
 NOTICE = Notice("quarantine", "1", "<!channel> @everyone **bold** & \x1b[31m\u202e", 1234.5)

@@ -15,7 +15,7 @@ from epochal.coordinator_client.operator import connect_operator
 from epochal.coordinator_client.operator_client import OperatorClient
 from epochal.runtime.http.http_server import Endpoint
 from epochal.state.messages.access_commands import InvitationRequest
-from epochal.state.shown.notices import Notice
+from epochal.state.messages.notices import Notice
 from tests.support.data.states import state_file
 from tests.support.drive.served import GENESIS, Served, WireClient, problem
 from tests.support.servers.postgres_server import PostgresServer
@@ -56,14 +56,16 @@ async def joins(run: Served, number: int, code: str | None = None) -> str:
 
 async def told(run: Served) -> Notice:
     """Have a webhook told of the run's end; return the notice as it is kept."""
-    await run.service.submit(NoticeRaised("end", "7", "the run has ended"))
-    (raised,) = (notice for notice in run.service.run.records.notices if notice.kind == "end")
+    await run.insight.ready()
+    await run.service.submit(NoticeRaised("end", "7", "the run has ended", 3600.0))
+    (raised,) = (notice for notice in run.insight.projection.notices.notices() if notice.kind == "end")
     await run.service.submit(NoticeSettled("end", raised.raised_s, "hook"))
-    return kept(run)
+    return await kept(run)
 
 
-def kept(run: Served) -> Notice:
-    (notice,) = (notice for notice in run.service.run.records.notices if notice.kind == "end")
+async def kept(run: Served) -> Notice:
+    await run.insight.ready()
+    (notice,) = (notice for notice in run.insight.projection.notices.notices() if notice.kind == "end")
     return notice
 
 
@@ -81,18 +83,18 @@ async def test_invitations_and_notices_move_with_the_run(tmp_path: Path, databas
         assert notice.settled == ("hook",)
     await moved(here, there, blobs)
     async with operated.at(there) as (run, operator):
-        assert kept(run) == notice
+        assert await kept(run) == notice
         assert await joins(run, 9, revoked.code) == "access-denied"
         assert await joins(run, 2, code) == "joined"
         (listed,) = (await operator.invitations()).invitations
         assert (listed.uses, listed.used) == (3, 2)
     await moved(there, back)
     async with operated.at(back) as (run, operator):
-        assert kept(run) == notice
+        assert await kept(run) == notice
         assert [await joins(run, number, code) for number in (2, 3, 4)] == ["joined", "joined", "access-denied"]
         assert (await back_up(str(back), tmp_path / "copy", lambda _: None)).problems == ()
     async with operated.at(tmp_path / "copy", is_restored=True) as (run, operator):
-        assert kept(run) == notice
+        assert await kept(run) == notice
         assert [await joins(run, number, code) for number in (1, 4)] == ["joined", "access-denied"]
         (listed,) = (await operator.invitations()).invitations
         assert (listed.uses, listed.used) == (3, 3)

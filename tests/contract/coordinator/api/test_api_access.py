@@ -15,14 +15,14 @@ from tests.support.drive.served import ADMIN, Served, WireClient, problem, serve
 @pytest.fixture
 async def invited() -> AsyncIterator[Served]:
     async with served(state_file(access__mode="invitations")) as coordinator:
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         yield coordinator
 
 
 @pytest.fixture
 async def keyed() -> AsyncIterator[Served]:
     async with served(state_file(access__mode="keys")) as coordinator:
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         yield coordinator
 
 

@@ -47,7 +47,7 @@ async def test_append_is_in_the_configuration_that_clients_read(coordinator: Ser
     assert digest != before
     read = await coordinator.http.get(f"{coordinator.run_url}/config/{digest}")
     assert [found["fingerprint"] for found in read.json()["data_generations"]] == [old.fingerprint, new.fingerprint]
-    status = coordinator.service.status()
+    status = coordinator.insight.status()
     assert (status.data_generations, status.data_decided_by) == ((old, new), "append")
     assert (await put(coordinator, None)).json() == {"generations": []}
     assert coordinator.service.published.document.config_sha256 == before

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from epochal.coordinator.insight.viewers import HEARTBEAT
 from epochal.coordinator.run.long_polls import Pool, ReaderKind
-from epochal.coordinator.views.viewers import HEARTBEAT
 from epochal.state.documents import RunDocument
 from epochal.state.messages.history_rows import HistoryPage
 from epochal.state.wire import canonical_json, parse_document
@@ -34,7 +34,7 @@ async def run(tmp_path: Path) -> AsyncIterator[tuple[Served, list[WireClient]]]:
     """A served run in its first round."""
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as coordinator:
         clients = await training(coordinator)
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         yield coordinator, clients
 
 
@@ -51,7 +51,7 @@ async def test_viewer_is_told_the_document_and_each_round_that_ends(run: tuple[S
             await play_round(coordinator, clients)
             told = await viewer.until("rounds")
             page: HistoryPage = parse_document(HistoryPage, canonical_json(told.data))
-            assert page.rounds.rows() == coordinator.service.history.history.between(number, number)
+            assert page.rounds.rows() == coordinator.insight.projection.between(number, number)
             document = await viewer.until("document")
             assert document.data["step"] >= number + 2
             assert document.id is not None
@@ -98,7 +98,7 @@ async def test_viewer_that_comes_back_is_told_what_it_missed_once(run: tuple[Ser
 async def test_viewer_that_missed_too_much_is_told_to_read_again(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.views.viewers.MAX_MISSED_ROUNDS", 1)
+    monkeypatch.setattr("epochal.coordinator.insight.viewers.MAX_MISSED_ROUNDS", 1)
     coordinator, clients = run
     async with viewing(coordinator) as viewer:
         first = await viewer.next()
@@ -131,7 +131,7 @@ async def test_id_that_no_event_has_is_refused(run: tuple[Served, list[WireClien
 async def test_viewer_beyond_the_limits_is_refused(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.views.viewers.POOLS", {ReaderKind.STRANGER: Pool(total=2, each=2)})
+    monkeypatch.setattr("epochal.coordinator.insight.viewers.POOLS", {ReaderKind.STRANGER: Pool(total=2, each=2)})
     coordinator, _ = run
     url = f"{coordinator.run_url}/events"
     async with viewing(coordinator) as first, viewing(coordinator) as second:
@@ -145,7 +145,7 @@ async def test_viewer_beyond_the_limits_is_refused(
 async def test_quiet_stream_is_kept_alive_by_comments(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.views.viewers.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("epochal.coordinator.insight.viewers.HEARTBEAT_S", 0.01)
     coordinator, _ = run
     async with coordinator.http.stream("GET", f"{coordinator.run_url}/events") as answer:
         pieces = answer.aiter_raw()
@@ -156,8 +156,8 @@ async def test_quiet_stream_is_kept_alive_by_comments(
 async def test_stream_ends_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.views.viewers.HEARTBEAT_S", 0.01)
-    monkeypatch.setattr("epochal.coordinator.views.viewers.MAX_STREAM_S", 0.05)
+    monkeypatch.setattr("epochal.coordinator.insight.viewers.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("epochal.coordinator.insight.viewers.MAX_STREAM_S", 0.05)
     async with viewing(run[0]) as viewer:
         assert (await viewer.until("now")) is not None
         assert (await viewer.next()) is None
@@ -166,7 +166,7 @@ async def test_stream_ends_when_its_time_is_over(
 async def test_viewer_that_does_not_read_is_dropped_and_told(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.views.viewers.MAX_FRAMES", 2)
+    monkeypatch.setattr("epochal.coordinator.insight.viewers.MAX_FRAMES", 2)
     coordinator, clients = run
     url = httpx.URL(coordinator.http.base_url)
     slow = socket.socket()
@@ -174,7 +174,7 @@ async def test_viewer_that_does_not_read_is_dropped_and_told(
     slow.connect((url.host, url.port or 80))
     slow.sendall(f"GET {coordinator.run_url}/events HTTP/1.1\r\nHost: {url.host}\r\n\r\n".encode())
     slow.settimeout(BOUND_S)
-    monkeypatch.setattr("epochal.coordinator.views.viewers._event", _long)
+    monkeypatch.setattr("epochal.coordinator.insight.viewers._event", _long)
     async with viewing(coordinator) as quick:
         for _ in range(12):
             await play_round(coordinator, clients)
@@ -233,7 +233,7 @@ async def test_metrics_say_who_looks_and_what_it_takes(run: tuple[Served, list[W
 async def test_many_viewers_are_told_to_ask_less_often(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.views.viewers.VIEWERS_ASKING_PER_S", 1)
+    monkeypatch.setattr("epochal.coordinator.insight.viewers.VIEWERS_ASKING_PER_S", 1)
     coordinator, _ = run
     url = f"{coordinator.run_url}/history"
     async with viewing(coordinator):

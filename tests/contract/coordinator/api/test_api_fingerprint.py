@@ -16,7 +16,7 @@ async def pin(coordinator: Served, fingerprint: object, token: str = ADMIN) -> h
 
 
 async def shown(coordinator: Served) -> tuple[str | None, str, dict[str, int]]:
-    found = coordinator.service.status()
+    found = coordinator.insight.status()
     votes = {dataset.data_fingerprint: dataset.member_count for dataset in found.datasets}
     return found.data_fingerprint, found.data_decided_by, votes
 
@@ -52,7 +52,7 @@ async def test_pinned_data_make_members_with_others_unready(coordinator: Served)
     assert (await pin(coordinator, PINNED)).status_code == 204
     assert await shown(coordinator) == (PINNED, "operator", {"data": 2})
     assert coordinator.service.published.document.data_fingerprint == PINNED
-    assert coordinator.service.status().ready_count == 0
+    assert coordinator.insight.status().ready_count == 0
     answer = await clients[0].ready(REPLICA)
     assert (problem(answer), answer.json()["retry"], answer.json()["expected"]) == (
         "fingerprint-differs",
@@ -60,4 +60,4 @@ async def test_pinned_data_make_members_with_others_unready(coordinator: Served)
         PINNED,
     )
     assert (await pin(coordinator, None)).status_code == 204
-    assert coordinator.service.status().data_decided_by != "operator"
+    assert coordinator.insight.status().data_decided_by != "operator"

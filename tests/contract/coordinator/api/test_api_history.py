@@ -36,7 +36,7 @@ async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
         clients = await training(coordinator)
         for _ in range(ROUNDS):
             await play_round(coordinator, clients)
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         yield coordinator, clients
 
 
@@ -58,7 +58,7 @@ async def test_history_has_a_row_for_each_round_that_has_ended(played: tuple[Ser
     assert found.rounds.tokens_total[-1] == run.tokens_applied
     assert sum(found.rounds.tokens) == run.tokens_applied
     assert list(found.rounds.version) == sorted(found.rounds.version)
-    assert found.rounds.rows() == coordinator.service.history.history.rows
+    assert found.rounds.rows() == coordinator.insight.projection.rows
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ async def test_history_that_cannot_be_cut_so_is_refused(played: tuple[Served, li
 async def test_page_is_sent_once_to_who_keeps_it(
     monkeypatch: pytest.MonkeyPatch, played: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.views.run_history_views.MIN_COMPRESSED_BYTES", 1)
+    monkeypatch.setattr("epochal.coordinator.insight.history_views.MIN_COMPRESSED_BYTES", 1)
     coordinator, clients = played
     url = f"{coordinator.run_url}/history"
     first = await coordinator.http.get(url, headers={"Accept-Encoding": "gzip"})
@@ -179,7 +179,7 @@ async def test_explanation_is_told_with_the_status(played: tuple[Served, list[Wi
 
 async def test_history_that_is_being_read_is_not_shown_yet(played: tuple[Served, list[WireClient]]) -> None:
     coordinator, _ = played
-    coordinator.service.history.read_again()
+    coordinator.insight.history.read_again()
     answer = await coordinator.http.get(f"{coordinator.run_url}/history")
     assert problem(answer) == "overloaded"
     assert int(answer.headers["retry-after"]) >= 1
@@ -225,7 +225,7 @@ async def test_present_moment_is_made_from_memory_and_agrees_with_the_journal(
     assert (await clients[0].commit(data)).status_code == 200
     answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{service.published.version}")
     shown: Moment = parse_document(Moment, answer.content)
-    replayed = await service.history.moment(service.published.version, service.published.version)
+    replayed = await coordinator.insight.history.moment(service.published.version, service.published.version)
     assert shown.round_s is not None
     assert replayed.round_s is not None
     assert shown.at_s - replayed.at_s == pytest.approx(shown.round_s - replayed.round_s)
@@ -238,7 +238,7 @@ async def test_present_is_the_same_for_all_who_ask_at_about_the_same_time(
 ) -> None:
     coordinator, clients = played
     url = f"{coordinator.run_url}/history/present?slowest=1"
-    monkeypatch.setattr("epochal.coordinator.views.run_history_views.SAME_PRESENT_S", 3600.0)
+    monkeypatch.setattr("epochal.coordinator.insight.history_views.SAME_PRESENT_S", 3600.0)
     first = await coordinator.http.get(url)
     shown: Moment = parse_document(Moment, first.content)
     assert shown.document.version == coordinator.service.published.version
@@ -246,8 +246,8 @@ async def test_present_is_the_same_for_all_who_ask_at_about_the_same_time(
     await play_round(coordinator, clients)
     assert (await coordinator.http.get(url)).content == first.content, "though the run has gone on"
     assert (await coordinator.http.get(url, headers={"If-None-Match": first.headers["etag"]})).status_code == 304
-    monkeypatch.setattr("epochal.coordinator.views.run_history_views.SAME_PRESENT_S", 0.0)
-    monkeypatch.setattr("epochal.coordinator.views.run_history_views.REST_PER_WORK", 0.0)
+    monkeypatch.setattr("epochal.coordinator.insight.history_views.SAME_PRESENT_S", 0.0)
+    monkeypatch.setattr("epochal.coordinator.insight.history_views.REST_PER_WORK", 0.0)
     await coordinator.http.get(
         f"{coordinator.run_url}/history/versions/{coordinator.service.published.version}?slowest=1"
     )
@@ -290,6 +290,6 @@ async def test_member_that_looks_at_the_run_is_not_heard_by_it() -> None:
         liveness, client_id = coordinator.service.liveness, client.client_id
         heard_s = liveness.silent_s(client_id, 0.0)
         headers = {"Authorization": f"Bearer {client.token}"}
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         assert (await coordinator.http.get(f"{coordinator.run_url}/history", headers=headers)).status_code == 200
         assert liveness.silent_s(client_id, 0.0) == heard_s

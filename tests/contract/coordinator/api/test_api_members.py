@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.coordinator.views.member_views import MemberViews
+from epochal.coordinator.insight.member_views import MemberViews
 from epochal.state.messages.member_rows import MEMBER_FIGURES, MemberColumns, MemberDetail, MembersPage
 from epochal.state.wire import parse_document
 from tests.support.data.states import state_file
@@ -24,7 +24,7 @@ async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
         clients = await training(coordinator)
         for _ in range(ROUNDS):
             await play_round(coordinator, clients)
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         yield coordinator, clients
 
 
@@ -44,9 +44,7 @@ async def test_page_has_a_row_for_each_member(played: tuple[Served, list[WireCli
     assert list(rows) == [client.client_id for client in clients]
     assert found.gone.rows() == []
     assert sum(row.applied for row in rows.values()) == sum(
-        figures.fate == "applied"
-        for detail in coordinator.service.history.history.details
-        for figures in detail.clients
+        figures.fate == "applied" for detail in coordinator.insight.projection.details for figures in detail.clients
     )
     assert sum(row.tokens for row in rows.values()) == run.tokens_applied
     assert sum(row.part for row in rows.values()) == pytest.approx(1)
@@ -90,9 +88,9 @@ async def test_page_is_made_once_for_all_who_ask(
     etag = answers[0].headers["etag"]
     same = await coordinator.http.get(url, headers={"If-None-Match": etag})
     assert (same.status_code, same.content) == (304, b"")
-    monkeypatch.setattr("epochal.coordinator.views.member_views.MIN_PAGE_AGE_S", 0.0)
-    monkeypatch.setattr("epochal.coordinator.views.member_views.PAGE_AGE_PER_COST", 0.0)
-    monkeypatch.setattr("epochal.coordinator.views.member_views.MAX_PAGE_AGE_S", 0.0)
+    monkeypatch.setattr("epochal.coordinator.insight.member_views.MIN_PAGE_AGE_S", 0.0)
+    monkeypatch.setattr("epochal.coordinator.insight.member_views.PAGE_AGE_PER_COST", 0.0)
+    monkeypatch.setattr("epochal.coordinator.insight.member_views.MAX_PAGE_AGE_S", 0.0)
     again = await coordinator.http.get(url, headers={"If-None-Match": etag})
     assert (again.status_code, made) == (200, 2)
 
@@ -100,7 +98,7 @@ async def test_page_is_made_once_for_all_who_ask(
 async def test_too_many_who_wait_for_a_page_are_refused(
     monkeypatch: pytest.MonkeyPatch, played: tuple[Served, list[WireClient]]
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.views.member_views.MAX_PAGE_WAITING", 0)
+    monkeypatch.setattr("epochal.coordinator.insight.member_views.MAX_PAGE_WAITING", 0)
     coordinator, _ = played
     assert problem(await coordinator.http.get(f"{coordinator.run_url}/members")) == "overloaded"
 
@@ -137,7 +135,7 @@ async def test_member_that_was_never_seen_is_not_found(played: tuple[Served, lis
 async def test_members_are_shown_to_those_who_may_see_the_run() -> None:
     state = state_file(access__dashboard="admin")
     async with served(state) as coordinator:
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         client = WireClient(coordinator, 1)
         await client.join()
         for place in ("/members", f"/members/{client.client_id}"):

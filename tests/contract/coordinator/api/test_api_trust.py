@@ -36,7 +36,7 @@ async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
     """A run of which a round has ended."""
     async with served(state_file(config__waiting_for_members_extra_time=0.001)) as coordinator:
         clients = await training(coordinator)
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         await play_round(coordinator, clients)
         yield coordinator, clients
 
@@ -117,7 +117,7 @@ async def test_actions_are_listed_with_time_and_version(played: tuple[Served, li
 @pytest.mark.parametrize("place", ["/trust", "/actions", "/audits"])
 async def test_trust_is_shown_to_those_who_may_see_the_run(place: str) -> None:
     async with served(state_file(access__dashboard="members")) as coordinator:
-        await coordinator.service.history.is_read.wait()
+        await coordinator.insight.history.is_read.wait()
         client = WireClient(coordinator, 1)
         assert problem(await client.send("GET", place)) == "unauthorized"
         await client.join()

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.load import CONNECT_AT_ONCE, request_bytes
 from benchmarks.viewing.viewers_process import Viewer
+from epochal.coordinator.insight.viewers import POOLS
 from epochal.coordinator.run.long_polls import ReaderKind
-from epochal.coordinator.views.viewers import POOLS
 from epochal.runtime.connections.descriptors import allow_connections, connection_limit
 from tests.support.bounds import BOUND_S
 from tests.support.drive.played_rounds import play_round
@@ -61,7 +61,7 @@ async def test_thousand_viewers_at_one_address_are_told_by_few_frames(tmp_path: 
         pytest.skip("this process may not open so many files")
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as run:
         clients = await training(run)
-        await run.service.history.is_read.wait()
+        await run.insight.history.is_read.wait()
         viewers = await more_viewers(run, VIEWERS)
         assert await shown(run, "viewers") == VIEWERS
         before = await shown(run, "viewer_frames_total")

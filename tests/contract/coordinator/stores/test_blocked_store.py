@@ -11,11 +11,13 @@ import pytest
 import epochal.coordinator.run.service
 import epochal.coordinator.run.store_health
 import epochal.coordinator.store.directory.failures
+from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.stimuli import PauseRequested
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.directory.run_directory import RunDirectory
 from epochal.runtime.clock import SystemClock
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
@@ -29,11 +31,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunDirectory, "retry_s", 0.01)
 
 
+def options_on(store: RunDirectory) -> ServiceOptions:
+    return ServiceOptions(store, SystemClock(), "00" * 32, RunHistory(store.journal, InlineWorker()))
+
+
 @contextlib.asynccontextmanager
 async def service_on(folder: Path, failing: FailingDisk) -> AsyncIterator[CoordinatorService]:
     """Serve a run that waits for members, in a run directory on this disk."""
     store = await RunDirectory.open(folder, 1_000_000, failing.disk)
-    opened = await CoordinatorService.open(ServiceOptions(store, SystemClock(), "00" * 32), state_file())
+    opened = await CoordinatorService.open(options_on(store), state_file())
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(opened.serve())
         await opened.started.wait()
@@ -52,7 +58,7 @@ async def test_service_holds_and_goes_on_by_itself(tmp_path: Path, code: int) ->
                 await service.submit(PauseRequested())
             assert caught.value.kind == "store-failed"
         assert not service.accepting
-        assert "goes on by itself" in str(service.status().store_problem)
+        assert "goes on by itself" in str(service.health.problem)
         published = service.published
         calls = failing.call_count
         while failing.call_count < calls + 3:
@@ -61,7 +67,7 @@ async def test_service_holds_and_goes_on_by_itself(tmp_path: Path, code: int) ->
         failing.write_errno = 0
         while not service.accepting:
             await asyncio.to_thread(int)
-        assert service.status().store_problem is None
+        assert service.health.problem is None
         await service.submit(PauseRequested())
         assert service.run.clock.phase is RunState.PAUSED
 
@@ -97,7 +103,7 @@ async def test_record_is_kept_whose_segments_end_is_blocked(tmp_path: Path) -> N
 async def test_service_on_a_blocked_store_does_not_start(tmp_path: Path) -> None:
     failing = FailingDisk()
     store = await RunDirectory.open(tmp_path, 1_000_000, failing.disk)
-    opened = await CoordinatorService.open(ServiceOptions(store, SystemClock(), "00" * 32), state_file())
+    opened = await CoordinatorService.open(options_on(store), state_file())
     failing.write_errno = errno.ENOSPC
     with pytest.raises(StoreFailed, match="No space left"):
         await opened.serve()

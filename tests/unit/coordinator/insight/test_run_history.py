@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from epochal.coordinator.insight.at_version import Trail, past_of
 from epochal.coordinator.insight.kept_history import KeptHistory
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.run_history import JournalHistory, RunHistory, read_history
-from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.journal_records import Segment
-from epochal.coordinator.machine.past import Trail, past_of
 from epochal.coordinator.machine.records import Kept, opened_by, replay, replay_tail, replay_unchecked
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.store.directory.journal_files import HISTORY_FILE
@@ -46,8 +46,8 @@ def content(found: JournalHistory) -> tuple[object, ...]:
 async def test_history_of_a_compacted_journal_is_that_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, kept: KeptRun, tmp_path: Path, rows: int, details: int
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", rows)
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_ROUNDS", details)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_ROWS", rows)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_DETAILED_ROUNDS", details)
     expected = content(await read_history(journal_of(kept)))
     assert expected[2] == 24
     await keep_in(tmp_path / "run", kept)
@@ -124,7 +124,7 @@ async def test_look_back_shows_the_document_of_every_version(kept: KeptRun) -> N
 async def test_look_back_shows_what_clients_told_of_the_round_later(
     monkeypatch: pytest.MonkeyPatch, kept: KeptRun
 ) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_ROUNDS", 1)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_DETAILED_ROUNDS", 1)
     history, last = await running(kept)
     rounds = [(await history.moment(row.version, last)).last_round for row in history.history.rows]
     told = [client.upload_s is not None for detail in rounds if detail is not None for client in detail.clients]
@@ -184,7 +184,7 @@ async def test_history_that_is_being_read_is_not_shown_yet(kept: KeptRun) -> Non
 def test_snapshot_of_a_segment_gives_the_run_that_opens_it(kept: KeptRun) -> None:
     for segment in kept.segments:
         assert opened_by(segment.snapshot) == replay(Segment(segment.number, segment.snapshot, ())).run
-    assert History().next == 0
+    assert Projection().next == 0
 
 
 @pytest.mark.parametrize("lacking", [0, 2])
@@ -245,7 +245,7 @@ async def test_history_that_is_damaged_or_of_another_journal_is_not_used(
     journal = await kept_beside(kept, monkeypatch, 2)
     good = KeptHistory.decoded(journal.stored_history or b"")
     assert good is not None
-    good = replace(good, history=History().encoded())  # which differs, so that one sees whether it is used
+    good = replace(good, history=Projection().encoded())  # which differs, so that one sees whether it is used
     journal.stored_history = good.encoded()
     assert content(await read_history(journal)) != expected
     wrong = [
@@ -282,8 +282,8 @@ def test_past_from_a_trail_is_the_same_in_any_order(kept: KeptRun, monkeypatch: 
     versions = sorted({published.version for published in segment.records})
     trail = Trail()
     for version in [*versions[1::5], *reversed(versions), *versions[::3]]:
-        found = past_of(segment, version, History(), trail=trail)
-        alone = past_of(segment, version, History())
+        found = past_of(segment, version, Projection(), trail=trail)
+        alone = past_of(segment, version, Projection())
         assert (found.run, found.ended, found.history.rows) == (alone.run, alone.ended, alone.history.rows)
         assert found.history.book.records() == alone.history.book.records()
 
@@ -294,7 +294,7 @@ def test_neighbour_of_a_shown_version_is_not_replayed_from_the_start(
     monkeypatch.setattr("epochal.coordinator.machine.records.RECORDS_PER_STOP", 4)
     segment, trail = max(kept.segments, key=lambda found: len(found.records)), Trail()
     last = segment.records[-1].version
-    shown = past_of(segment, last, History(), trail=trail)
+    shown = past_of(segment, last, Projection(), trail=trail)
     unreadable = tuple(replace(record, body=b"?") for record in segment.records[:4])
     again = replace(segment, records=unreadable + segment.records[4:])
-    assert past_of(again, last, History(), trail=trail).run == shown.run
+    assert past_of(again, last, Projection(), trail=trail).run == shown.run

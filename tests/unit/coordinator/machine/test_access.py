@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from epochal.coordinator.machine.history import History
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
 from epochal.coordinator.machine.parts.admissions import Admissions
 from epochal.coordinator.machine.stimuli import ClientEjected, ClientWithdrew, ConfigChanged
@@ -126,7 +126,7 @@ def test_key_of_the_file_is_removed_and_admitted_again() -> None:
     driver.join(1)
     told = driver.send(KeyRemoved(key(1)))
     assert "lost its access" in str(told)
-    history = History()
+    history = Projection()
     history.take(driver.instructions, 1)
     assert [known.left for known in history.book.gone(10)] == ["lost its access"]
     assert not joins(driver, 1)

@@ -7,7 +7,6 @@ import pytest
 from epochal.coordinator.machine import (
     blame,
     checkpoints,
-    evaluations,
     handle,
     membership,
     pace,
@@ -21,7 +20,6 @@ from epochal.coordinator.machine.parts import (
     run_identity,
     run_members,
     run_models,
-    run_records,
     train_times,
 )
 from epochal.coordinator.machine.parts import reliability as conduct
@@ -53,7 +51,6 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "MAX_REASON_CHARS": 200,
     },
     agreed_data: {"MAX_DESCRIBED_DATASETS": 8},
-    evaluations: {"MAX_EVALUATIONS": 1000},
     handle: {"MAX_MOVES_PER_STIMULUS": 16},
     hold: {"SHOWN_ID_DIGITS": 12, "MAX_NAMED_CLIENTS": 3},
     membership: {"MAX_MEMBERS": 20_000, "MAX_USED_NONCES": 100_000, "MAX_EJECTED": 10_000},
@@ -70,7 +67,6 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
     run_identity: {"LINEAGE_CHARACTERS": 32},
     run_models: {"KEEP_CHECKPOINTS": 2},
     run_members: {"DELIVERED_LATELY_STEPS": 32, "MAX_DEPARTED": 4096},
-    run_records: {"LOSS_HISTORY_LENGTH": 512},
     stimuli: {"RULES_VERSION": 1},
     train_times: {"MOSTLY": (1, 2)},
     transitions: {"DRAIN_ROUNDS": 3, "FAIR_WARMUP_PART": 0.5},

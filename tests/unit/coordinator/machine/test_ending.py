@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.instructions import PhaseChanged
 from epochal.coordinator.machine.operator_stimuli import FinishRequested
-from epochal.coordinator.machine.situation import situation_of
 from epochal.coordinator.machine.stimuli import PauseRequested, ResumeRequested
 from epochal.coordinator.machine.views import document_of
 from epochal.state.errors import Refused

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from epochal.coordinator.insight.actions import action_of
 from epochal.coordinator.machine.instructions import (
     Instruction,
     MembershipChanged,
@@ -37,7 +38,8 @@ def _told(instruction: Instruction) -> str:
             return f"outcome of {step}.{attempt} " + ("empty" if outcome is None else f"of {len(outcome.entries)}")
         case MembershipChanged(change=change):
             return change
-        case OperatorActed(name=name):
+        case OperatorActed():
+            name, _ = action_of(instruction)
             return f"operator: {name}"
         case _:
             return type(instruction).__name__

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.run import new_run
 from epochal.coordinator.proof.backup import MAX_COPIES, back_up, verify_backup
 from epochal.coordinator.run.opening import ServiceOptions, open_run, signing_key_of
@@ -13,6 +14,7 @@ from epochal.coordinator.run.run_journal import RunJournal
 from epochal.coordinator.store.directory.backup_folder import BackupFolder
 from epochal.coordinator.store.open import open_store, open_store_reader
 from epochal.runtime.clock import SystemClock
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidInput, StoreFailed
 from epochal.state.wire import Sha256, sha256_hex
@@ -71,7 +73,8 @@ async def test_backup_is_started_from_with_restored_alone_and_is_none_afterwards
     to = tmp_path / "backup"
     await back_up(str(await kept_run(tmp_path / "run")), to, say_nothing)
     store = await open_store(str(to), MAX_BLOB_BYTES)
-    options = ServiceOptions(store, SystemClock(), (await signing_key_of(store, anew=False)).public_key_hex)
+    key, history = await signing_key_of(store, anew=False), RunHistory(store.journal, InlineWorker())
+    options = ServiceOptions(store, SystemClock(), key.public_key_hex, history)
     with pytest.raises(InvalidInput, match="is a backup; start from it with --restored"):
         await open_run(options, state_file(), is_restored=False)
     await open_run(options, state_file(), is_restored=True)

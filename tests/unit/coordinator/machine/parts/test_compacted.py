@@ -13,7 +13,7 @@ def test_run_names_the_proof_of_the_most_segments() -> None:
     before = document_of(driver.run, 1)
     for count, proof in ((2, "two"), (1, "one"), (2, "another")):
         driver.send(JournalCompacted(count, digest_of(proof)))
-    assert driver.run.records.compacted == CompactedJournal(2, digest_of("two"))
+    assert driver.run.compacted == CompactedJournal(2, digest_of("two"))
     assert document_of(driver.run, 1) == before
 
 

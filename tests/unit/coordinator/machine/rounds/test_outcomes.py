@@ -1,12 +1,7 @@
-"""The end of a round: what is applied, the losses that are kept, and what the run counts."""
-
-from dataclasses import replace
-
-import pytest
+"""The end of a round: what is applied, and what the run counts."""
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import OutcomeDecided
-from epochal.coordinator.machine.parts.run_records import LOSS_HISTORY_LENGTH
 from epochal.coordinator.machine.stimuli import ResultReceived
 from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
@@ -25,43 +20,6 @@ def deliver(driver: Driver, number: int, loss: float | None, tokens: int, replic
 
 def reasons(driver: Driver) -> list[str]:
     return [item.reason for item in driver.instructions if isinstance(item, OutcomeDecided)]
-
-
-def test_loss_of_a_step_is_the_mean_over_the_tokens_of_its_results() -> None:
-    driver = in_round(1, 2, 3, 4, config__total_steps=9)
-    for number, (loss, tokens) in enumerate([(1.0, 30), (4.0, 10), (None, 7), (9.0, 0)], 1):
-        deliver(driver, number, loss, tokens)
-    driver.attest(*driver.round.tasks.plan.witnesses)
-    assert driver.run.records.losses == ((1, 1.75),)
-    assert [driver.run.members.by_id[client(number)].last_loss for number in (1, 2, 3, 4)] == [1.0, 4.0, None, 9.0]
-
-
-@pytest.mark.parametrize(("loss", "tokens"), [(None, 16), (2.0, 0), (1e308, 2**62)])
-def test_step_without_a_finite_loss_adds_none(loss: float | None, tokens: int) -> None:
-    driver = in_round(1, 2, config__total_steps=9)
-    deliver(driver, 1, loss, tokens)
-    deliver(driver, 2, loss, tokens)
-    driver.attest(*driver.round.tasks.plan.witnesses)
-    assert driver.run.progress.step == 2
-    assert driver.run.records.losses == ()
-
-
-def test_losses_of_the_last_steps_are_kept() -> None:
-    driver = in_round(1, 2, config__total_steps=9)
-    old = tuple((-step, 1.0) for step in range(LOSS_HISTORY_LENGTH, 0, -1))
-    driver.run = driver.run.with_parts(replace(driver.run.records, losses=old))
-    driver.play_round()
-    assert driver.run.records.losses == (*old[1:], (1, 2.0))
-
-
-def test_loss_of_a_member_that_left_is_forgotten_and_counts_in_the_step() -> None:
-    driver = in_round(1, 2, 3, config__total_steps=9)
-    for number, loss in ((1, 1.0), (2, 2.0), (3, 6.0)):
-        deliver(driver, number, loss, 16)
-    driver.send(stimuli.ClientWithdrew(client(3)))
-    driver.attest(client(1), client(2))
-    assert driver.run.records.losses == ((1, 3.0),)
-    assert set(driver.run.members.by_id) == {client(1), client(2)}
 
 
 def test_applied_round_counts_its_batches_and_begins_the_next_step() -> None:

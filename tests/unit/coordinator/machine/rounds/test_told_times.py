@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.state.errors import InvalidDocument, Refused
@@ -30,8 +30,8 @@ def in_round(*numbers: int) -> Driver:
     return driver
 
 
-def history_of(driver: Driver) -> History:
-    history = History()
+def history_of(driver: Driver) -> Projection:
+    history = Projection()
     told: list[Instruction] = [one for one in driver.instructions if isinstance(one, OutcomeDecided | TimesTold)]
     for version, one in enumerate(told):
         history.take((one,), version)
@@ -121,7 +121,7 @@ def test_history_with_told_times_is_read_as_it_was_written() -> None:
     end_round(driver)
     deliver(driver, 1, replace(METRICS, before=LATER))
     history = history_of(driver)
-    again = History.decoded(history.encoded())
+    again = Projection.decoded(history.encoded())
     assert again.details == history.details
     assert again.told_count(0) == history.told_count(0) == 1
 

@@ -1,4 +1,4 @@
-"""Which stimuli are an operator's doing, in words for people: name and arguments, without secrets."""
+"""What an operator did, in words for people: name and arguments, without secrets."""
 
 from collections.abc import Mapping
 
@@ -19,27 +19,17 @@ from epochal.state.shown.operator_actions import MAX_ARGUMENT_CHARS, ActionArgum
 
 _SHOWN_BATCHES = 8
 _SHOWN_CHANGES = 8
-_Action = tuple[str, Mapping[str, ActionArgument]]
 
 
-def operator_acted(stimulus: stimuli.Stimulus, before: StateFile, at_s: float) -> tuple[OperatorActed, ...]:
-    """Return what an operator did with a stimulus that changed the run; nothing for another's stimulus.
-
-    Args:
-        stimulus: that changed the run.
-        before: the state file before it.
-        at_s: when, on the coordinator's clock.
-    """
-    found = _access_action(stimulus) or _run_action(stimulus) or _origin_action(stimulus, before)
-    if found is None:
-        return ()
-    name, arguments = found
+def action_of(acted: OperatorActed) -> tuple[str, Mapping[str, ActionArgument]]:
+    """Return what an operator did, and with which arguments."""
+    name, arguments = _named(acted)
     cut = {key: value[:MAX_ARGUMENT_CHARS] if isinstance(value, str) else value for key, value in arguments.items()}
-    return (OperatorActed(name, cut, at_s),)
+    return name, cut
 
 
-def _access_action(stimulus: stimuli.Stimulus) -> _Action | None:
-    match stimulus:
+def _named(acted: OperatorActed) -> tuple[str, Mapping[str, ActionArgument]]:
+    match acted.stimulus:
         case stimuli.ClientEjected(client_id=client_id):
             return "eject", {"client_id": client_id}
         case InvitationMade(sha256=sha256, uses=uses, expires_s=expires_s):
@@ -50,11 +40,6 @@ def _access_action(stimulus: stimuli.Stimulus) -> _Action | None:
             return "access add", {"public_key": key}
         case KeyRemoved(public_key=key):
             return "access remove", {"public_key": key}
-    return None
-
-
-def _run_action(stimulus: stimuli.Stimulus) -> _Action | None:
-    match stimulus:
         case stimuli.PauseRequested():
             return "pause", {}
         case stimuli.ResumeRequested():
@@ -66,11 +51,6 @@ def _run_action(stimulus: stimuli.Stimulus) -> _Action | None:
         case AuditReported(report=audit):
             verdict = "passed" if audit.passed else f"{len(audit.problems)} problems"
             return "audit", {"verdict": verdict, "rounds": audit.rounds}
-    return None
-
-
-def _origin_action(stimulus: stimuli.Stimulus, before: StateFile) -> _Action | None:
-    match stimulus:
         case stimuli.GenesisProvided(checkpoint=checkpoint):
             return "genesis", {"step": checkpoint.step, "replica_digest": checkpoint.replica_digest}
         case stimuli.DataFingerprintSet(data_fingerprint=fingerprint):
@@ -78,12 +58,11 @@ def _origin_action(stimulus: stimuli.Stimulus, before: StateFile) -> _Action | N
         case stimuli.DataAppended(request=request):
             return "append data", {"fingerprint": None if request is None else request.grown_to.fingerprint}
         case stimuli.ConfigChanged(state_file=after):
-            return "edit state file", _edits(before, after)
+            return "edit state file", _edits(acted.before, after)
         case stimuli.RunRestored():
             return "restored", {}
         case stimuli.CoordinatorKeyReplaced(coordinator_key=key):
             return "new coordinator key", {"coordinator_key": key}
-    return None
 
 
 def _edits(before: StateFile, after: StateFile) -> dict[str, ActionArgument]:

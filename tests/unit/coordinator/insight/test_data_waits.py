@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.coordinator.machine.parts.data_waits import DataWaits, after_round
+from epochal.coordinator.insight.data_waits import DataWaits, after_round
+from epochal.coordinator.insight.status import Coordinating, status_of
 from epochal.coordinator.run.liveness import Liveness
-from epochal.coordinator.run.publication import status_of
 from epochal.state.errors import InvalidDocument
 from epochal.state.messages.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics, DataWaitView
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics, RunStatus
 from epochal.state.wire import canonical_json, parse_document
-from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round
+from tests.support.drive.machine_driver import METRICS, Driver, digest_of, in_round
 
 claimed = st.floats(0, MAX_CLAIMED_S)
 
@@ -25,16 +25,8 @@ def of_round(
 
 
 def status(driver: Driver) -> RunStatus:
-    return status_of(
-        driver.run,
-        1,
-        now_s=driver.now_s,
-        liveness=Liveness(driver.now_s),
-        tokens_per_s=0.0,
-        blob_bytes=0,
-        journal_bytes=0,
-        store_problem=None,
-    )
+    coordinator = Coordinating(driver.now_s, Liveness(driver.now_s), 0.0, 0, 0)
+    return status_of(driver.run, 1, driver.projection(), coordinator)
 
 
 def play_round(driver: Driver, metrics: ResultMetrics) -> None:
@@ -58,9 +50,10 @@ def test_status_shows_the_share_of_waiting_and_its_causes() -> None:
 def test_client_that_says_nothing_keeps_what_it_said() -> None:
     driver = in_round(1, 2, config__total_steps=9)
     play_round(driver, of_round(5.0))
-    before = driver.run.members.by_id[client(1)].data_waits
+    before = status(driver).members[0].data_wait
     play_round(driver, METRICS)
-    assert driver.run.members.by_id[client(1)].data_waits == before
+    assert before is not None
+    assert status(driver).members[0].data_wait == before
 
 
 def test_claims_have_no_consequences() -> None:
@@ -68,8 +61,7 @@ def test_claims_have_no_consequences() -> None:
     for _ in range(3):
         play_round(honest, METRICS)
         play_round(other, replace(of_round(MAX_CLAIMED_S, MAX_CLAIMED_S), loss=METRICS.loss, tokens=METRICS.tokens))
-    silent = {who: replace(member, data_waits=None) for who, member in other.run.members.by_id.items()}
-    assert {**honest.run.members.by_id} == silent
+    assert {**honest.run.members.by_id} == {**other.run.members.by_id}
     assert honest.run.pace.train_times == other.run.pace.train_times
 
 

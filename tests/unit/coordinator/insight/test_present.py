@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.coordinator.machine import moment as moments
-from epochal.coordinator.machine.moment import data_map_of, moment_of, with_slowest
+from epochal.coordinator.insight import present as moments
+from epochal.coordinator.insight.present import data_map_of, moment_of, with_slowest
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.views import document_of
 from epochal.state.dataset_descriptions import DatasetDescription

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epochal.coordinator.insight.figures import clients_of
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.figures import clients_of
-from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.state.errors import StoreFailed
@@ -37,8 +37,8 @@ def ended(driver: Driver) -> list[OutcomeDecided]:
     return [one for one in driver.instructions if isinstance(one, OutcomeDecided)]
 
 
-def history_of(driver: Driver) -> History:
-    history = History()
+def history_of(driver: Driver) -> Projection:
+    history = Projection()
     for version, one in enumerate(ended(driver)):
         history.add(one, version)
     return history
@@ -143,7 +143,7 @@ def test_arrivals_survive_a_snapshot_in_the_middle_of_a_round() -> None:
 
 
 def test_newest_rounds_keep_their_clients_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_ROUNDS", 3)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_DETAILED_ROUNDS", 3)
     driver = in_round(1, 2)
     for _ in range(5):
         driver.play_round()
@@ -153,12 +153,12 @@ def test_newest_rounds_keep_their_clients_within_both_limits(monkeypatch: pytest
     assert history.detail(1) is None
     assert history.detail(3) == history.details[1]
     assert history.detail(5) is None
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_DETAILED_CLIENTS", 3)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_DETAILED_CLIENTS", 3)
     assert [detail.figures.number for detail in history_of(driver).details] == [4]
 
 
 def test_rows_are_merged_beyond_their_limit_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.history.MAX_ROWS", 8)
+    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_ROWS", 8)
     driver = in_round(1, 2)
     for _ in range(21):
         driver.play_round()
@@ -177,15 +177,15 @@ def test_history_is_read_as_it_was_written() -> None:
         driver.play_round()
         driver.next_round()
     history = history_of(driver)
-    again = History.decoded(history.encoded())
+    again = Projection.decoded(history.encoded())
     assert (again.rows, list(again.details), again.next) == (history.rows, list(history.details), 3)
-    assert History.decoded("").rows == []
+    assert Projection.decoded("").rows == []
 
 
 @pytest.mark.parametrize("text", ["%", "eJw=", "eJyrVspUslJQMlKqBQAMmgJq"])
 def test_kept_history_that_is_damaged_is_refused(text: str) -> None:
     with pytest.raises(StoreFailed, match="a kept history cannot be read"):
-        History.decoded(text)
+        Projection.decoded(text)
 
 
 ROW = RoundFigures(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.situation import situation_of
 from epochal.state.phase_names import RunState
 from epochal.state.shown.waiting_words import Situation, speed_words, waiting_words, with_limit
 from tests.support.data.states import state_file

@@ -1,13 +1,13 @@
-"""A run at one moment, as it is shown to viewers. Nothing is decided by it."""
+"""A run at one moment, as it is shown to viewers."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 
-from epochal.coordinator.machine.figures import clients_of
+from epochal.coordinator.insight.figures import clients_of
+from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.pace import elapsed_s
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.situation import situation_of
 from epochal.state.documents import RunDocument
 from epochal.state.generations import generation_at, passes_before
 from epochal.state.intervals import BatchId, coalesce, subtract
@@ -26,6 +26,7 @@ def moment_of(
     now_s: float | None = None,
     *,
     has_clients: bool = True,
+    loss: float | None = None,
     explanation: str = "",
     problem: str | None = None,
 ) -> Moment:
@@ -37,6 +38,7 @@ def moment_of(
         last_round: the last round that had ended, if it is known.
         now_s: the present, on the coordinator's clock; None if the run is looked back at.
         has_clients: whether the clients of the round under way are wanted: with thousands, they are most of the work.
+        loss: mean loss of the last applied round, if it is known.
         explanation: why it was not faster, in a sentence.
         problem: why the coordinator can keep nothing; None if it can, or if the run is looked back at.
     """
@@ -47,7 +49,7 @@ def moment_of(
         at_s=run.clock.now_s + since_s,
         members=len(run.members),
         ready=run.numbers().ready,
-        loss=run.records.losses[-1][1] if run.records.losses else None,
+        loss=loss,
         tokens_total=run.tokens_applied,
         round_s=None if current is None else elapsed_s(current, run.clock) + since_s,
         under_way=() if current is None or not has_clients else clients_of(current, names=names_of(run)),

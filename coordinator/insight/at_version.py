@@ -1,16 +1,17 @@
-"""A run as it was at one version: replayed from the segment of the journal that holds it. Nothing is decided by it."""
+"""A run as it was at one version: replayed from the segment of the journal that holds it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from epochal.coordinator.machine.history import History
+from epochal.coordinator.insight.present import moment_of, names_of
+from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment
-from epochal.coordinator.machine.moment import moment_of, names_of
 from epochal.coordinator.machine.records import Kept, Stop, opened_by, replay_unchecked, replay_until
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.situation import situation_of
 from epochal.state.documents import RunDocument
+from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.history_rows import Moment, RoundDetail
 from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained
 from epochal.state.shown.waiting_words import speed_words
@@ -36,10 +37,10 @@ class Past:
 
     run: Run
     document: RunDocument
-    history: History
+    history: Projection
     ended: tuple[RoundDetail, ...]
     since_s: float
-    known: History
+    known: Projection
 
     def explanation(self) -> SpeedExplanation:
         """Return why the run was not faster, by the last rounds that had ended then."""
@@ -55,7 +56,24 @@ class Past:
     def moment(self) -> Moment:
         """Return the run as viewers are shown it."""
         why = speed_words(situation_of(self.run), self.explanation().sentence) if self.ended else ""
-        return moment_of(self.run, self.document, self.ended[-1] if self.ended else None, explanation=why)
+        last_round = self.ended[-1] if self.ended else None
+        return moment_of(self.run, self.document, last_round, loss=self.loss, explanation=why)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the last applied round of then."""
+        rows = (row for row in reversed(self.known.rows) if row.version <= self.document.version)
+        return next((row.loss for row in rows if row.loss is not None), None)
+
+    @property
+    def audit(self) -> RecordedAudit | None:
+        """The last audit that had been reported, as far as it is known."""
+        reported = (*self.known.audits, *self.history.audits)
+        return max((one for one in reported if one.recorded_s <= self.run.clock.now_s), key=_recorded_s, default=None)
+
+
+def _recorded_s(audit: RecordedAudit) -> float:
+    return audit.recorded_s
 
 
 class Trail:
@@ -70,7 +88,7 @@ class Trail:
         self._told: list[tuple[tuple[Instruction, ...], Kept]] = []
         self._client_count = 0
 
-    def begin(self, version: int, history: History) -> Stop | None:
+    def begin(self, version: int, history: Projection) -> Stop | None:
         """Return the last stop up to a version, and take what was told until then into a history; None without one."""
         found = next((entry for entry in reversed(self._stops) if entry[0].version <= version), None)
         if found is None:
@@ -91,7 +109,7 @@ class Trail:
 
 
 def past_of(
-    segment: Segment, version: int, known: History, before: Segment | None = None, trail: Trail | None = None
+    segment: Segment, version: int, known: Projection, before: Segment | None = None, trail: Trail | None = None
 ) -> Past:
     """Return the run as it was at a version that a segment holds.
 
@@ -107,7 +125,7 @@ def past_of(
     """
     first = segment if before is None else before
     opened = opened_by(first.snapshot)
-    history = History()
+    history = Projection()
     history.book.names.update(names_of(opened))
 
     told: list[tuple[tuple[Instruction, ...], Kept]] = []
@@ -126,7 +144,7 @@ def past_of(
     return Past(found.run, found.document, history, _numbered_all(history.details, known), opened.clock.now_s, known)
 
 
-def _tell_what_follows(history: History, run: Run, records: Sequence[JournalRecord]) -> None:
+def _tell_what_follows(history: Projection, run: Run, records: Sequence[JournalRecord]) -> None:
     """Take into a history what clients told of its last round afterwards, until the next one ended."""
     is_over = not history.next
 
@@ -143,7 +161,7 @@ def _tell_what_follows(history: History, run: Run, records: Sequence[JournalReco
         run = replay_unchecked(run, (record,), watch)
 
 
-def _numbered_all(details: Sequence[RoundDetail], known: History) -> tuple[RoundDetail, ...]:
+def _numbered_all(details: Sequence[RoundDetail], known: Projection) -> tuple[RoundDetail, ...]:
     """Return neighbouring rounds with their numbers in the whole history, counted back from the last one's."""
     if not details:
         return ()
@@ -156,7 +174,7 @@ def _numbered_all(details: Sequence[RoundDetail], known: History) -> tuple[Round
     return (*rest, last)
 
 
-def _numbered(detail: RoundDetail, known: History) -> RoundDetail:
+def _numbered(detail: RoundDetail, known: Projection) -> RoundDetail:
     """Return a round with its number in the whole history, or that of the row into which it was merged."""
     figures = detail.figures
     name = figures.version, figures.step, figures.attempt

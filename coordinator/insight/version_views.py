@@ -7,16 +7,16 @@ were applied, is counted over the rounds that had ended in it.
 from collections.abc import Callable
 from dataclasses import replace
 
-from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.machine.figures import clients_of
-from epochal.coordinator.machine.moment import names_of
+from epochal.coordinator.insight.at_version import Past
+from epochal.coordinator.insight.figures import clients_of
+from epochal.coordinator.insight.history_views import EncodedPage, HistoryViews
+from epochal.coordinator.insight.member_views import member_rows
+from epochal.coordinator.insight.present import names_of
+from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.status import failed_data_of
 from epochal.coordinator.machine.pace import elapsed_s
-from epochal.coordinator.machine.past import Past
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.long_polls import Reader
-from epochal.coordinator.run.publication import failed_data_of
-from epochal.coordinator.views.member_views import member_rows
-from epochal.coordinator.views.run_history_views import EncodedPage, HistoryViews
 from epochal.state.intervals import total_batches
 from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.messages.member_rows import MAX_MEMBERS_GONE, MemberColumns, MembersPage
@@ -31,12 +31,12 @@ class PastViews:
     """The past of one coordinator's run, for viewers.
 
     Args:
-        handlers: of the coordinator.
+        insight: of the coordinator.
         views: encode pages, and keep them.
     """
 
-    def __init__(self, handlers: Handlers, views: HistoryViews) -> None:
-        self._service = handlers.service
+    def __init__(self, insight: ReadSide, views: HistoryViews) -> None:
+        self._insight = insight
         self._views = views
 
     async def members(self, viewer: Reader, version: int) -> EncodedPage:
@@ -52,12 +52,12 @@ class PastViews:
         return await self._page(viewer, "explanation", version, lambda past: canonical_json(past.explanation()))
 
     async def _page(self, viewer: Reader, what: str, version: int, show: Callable[[Past], bytes]) -> EncodedPage:
-        service = self._service
-        present = service.published
-        changing = "" if version < present.version else f"-{service.now_s():.3f}"  # more of the present may come
+        insight = self._insight
+        present = insight.published
+        changing = "" if version < present.version else f"-{insight.now_s():.3f}"  # more of the present may come
         name = f"{present.document.lineage}-version-{version}-{what}{changing}"
         return await self._views.encoded_past(
-            viewer, name, lambda: service.history.look(version, present.version, show)
+            viewer, name, lambda: insight.history.look(version, present.version, show)
         )
 
 
@@ -94,7 +94,7 @@ def trust_of(past: Past) -> TrustView:
         lineage=past.document.lineage,
         version=past.document.version,
         at_s=round(run.clock.now_s, _PLACES),
-        audit=run.records.audits[-1] if run.records.audits else None,
+        audit=past.audit,
         vouched=past.history.vouched,
         checkpoint_step=None if checkpoint is None else checkpoint.step,
         checkpoint_digest=None if checkpoint is None else checkpoint.replica_digest,

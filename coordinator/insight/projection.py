@@ -1,8 +1,8 @@
-"""A run's history, kept as its rounds end: a fold over the journal's records.
+"""The projection of a run: all that is shown and recorded of it, folded from the journal's records.
 
-The rule kept here: the history depends on nothing but what the machine tells of rounds, of members and of what clients
-say of rounds afterwards, in its order, and on the limits below. So it is the same whether a coordinator has kept it
-all along, or somebody reads it from the journal, with a proof in the place of its beginning or without.
+The rule kept here: it depends on nothing but what the machine tells of rounds, of members, of operators and of reports,
+in its order, and on the limits below. So it is the same whether a coordinator has kept it all along, or somebody reads
+it from the journal, with a proof in the place of its beginning or without.
 """
 
 import base64
@@ -15,19 +15,28 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
-from epochal.coordinator.machine.figures import detail_of, figures_of, vouched_for, with_later_times
+from epochal.coordinator.insight.actions import action_of
+from epochal.coordinator.insight.figures import detail_of, figures_of, vouched_for, with_later_times
+from epochal.coordinator.insight.member_book import MemberBook, MemberRecord
+from epochal.coordinator.insight.notices import NoticeBook
 from epochal.coordinator.machine.instructions import (
     CheckpointRefused,
+    EvaluationRecorded,
     Instruction,
     MembershipChanged,
     OperatorActed,
     OutcomeDecided,
+    Recorded,
     TimesTold,
 )
-from epochal.coordinator.machine.member_book import MemberBook, MemberRecord
+from epochal.coordinator.machine.operator_stimuli import AuditReported
+from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
 from epochal.state.errors import InvalidDocument, StoreFailed
+from epochal.state.messages.audit_reports import RecordedAudit
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundColumns, RoundDetail, RoundFigures, merged
 from epochal.state.messages.member_rows import RefusalCount
+from epochal.state.messages.notices import Notice
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.shown.operator_actions import OperatorAction
 from epochal.state.shown.trust import Vouched
@@ -42,10 +51,20 @@ MAX_DETAILED_CLIENTS = 32_768
 """Maximum number of clients in all these rounds, unless the newest alone has more. Each takes about 400 bytes."""
 MAX_ACTIONS = 1_000
 """Maximum number of actions of operators, the newest; the journal has all that were not compacted."""
+MAX_EVALUATIONS = 1_000
+"""Maximum number of evaluations, those that were reported last."""
+MAX_AUDITS = 16
+"""Maximum number of audits, those that were reported last."""
+MAX_LOSSES = 512
+"""Maximum number of losses of the last applied rounds."""
+RATED_ROUNDS = 16
+"""Number of the last rounds of which the speed is given."""
 MAX_ENCODED_BYTES = 64 * 1024 * 1024
 """Maximum size of a kept history, before it is compressed."""
-Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed
-"""What the machine tells that is taken into a history."""
+Told: TypeAlias = (
+    OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed | EvaluationRecorded | Recorded
+)
+"""What the machine tells that is taken into a projection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +75,9 @@ class _Encoded(WireDocument):
     refusals: tuple[RefusalCount, ...] = ()
     actions: tuple[OperatorAction, ...] = ()
     vouched: Vouched | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    audits: tuple[RecordedAudit, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
 class _KeptDetail:
@@ -95,14 +117,17 @@ class _KeptDetail:
             self.told_count += 1
 
 
-class History:
-    """The rounds of a run that have ended, and the members that took part.
+class Projection:
+    """The rounds of a run that have ended, the members that took part, and what was reported and done.
 
     Attributes:
         rows: of the rounds, the oldest first.
         book: the members.
         vouched: the last replica on which a quorum of witnesses agreed; None before the first applied round.
         actions: the last ones of its operators, the latest last.
+        evaluations: those that were reported last, in their order; under one name a replica has one.
+        audits: those that were reported last, in their order.
+        notices: the newest notice of each kind.
     """
 
     def __init__(self) -> None:
@@ -110,6 +135,9 @@ class History:
         self.book = MemberBook()
         self.vouched: Vouched | None = None
         self.actions: deque[OperatorAction] = deque(maxlen=MAX_ACTIONS)
+        self.evaluations: tuple[Evaluation, ...] = ()
+        self.audits: tuple[RecordedAudit, ...] = ()
+        self.notices = NoticeBook()
         self._kept: deque[_KeptDetail] = deque()
         self._detailed_clients = 0
 
@@ -147,6 +175,10 @@ class History:
                 self._act(one, version)
             elif isinstance(one, CheckpointRefused):
                 self.book.refuse_checkpoint(one)
+            elif isinstance(one, EvaluationRecorded):
+                self._evaluate(one.evaluation)
+            elif isinstance(one, Recorded):
+                self._record(one)
         return ended
 
     def tell(self, told: TimesTold) -> None:
@@ -163,13 +195,50 @@ class History:
         return self.actions[-1].number + 1 if self.actions else 0
 
     def _act(self, acted: OperatorActed, version: int) -> None:
-        self.actions.append(OperatorAction(self.next_action, acted.name, acted.arguments, acted.at_s, version))
+        name, arguments = action_of(acted)
+        self.actions.append(OperatorAction(self.next_action, name, arguments, acted.at_s, version))
+
+    def _evaluate(self, found: Evaluation) -> None:
+        """Take an evaluation in, in the place of the one of the same name and replica, unless it is the same."""
+        earlier = next((one for one in self.evaluations if (one.name, one.step) == (found.name, found.step)), None)
+        if earlier is not None and replace(earlier, recorded_s=found.recorded_s) == found:
+            return
+        others = tuple(one for one in self.evaluations if one is not earlier)
+        self.evaluations = (*others, found)[-MAX_EVALUATIONS:]
+
+    def _record(self, recorded: Recorded) -> None:
+        match recorded.stimulus:
+            case AuditReported(report=report):
+                self.audits = (*self.audits, RecordedAudit(report, recorded.step, recorded.at_s))[-MAX_AUDITS:]
+            case NoticeRaised():
+                self.notices.raised(recorded.stimulus, recorded.at_s)
+            case NoticeSettled():
+                self.notices.settled(recorded.stimulus)
+
+    def losses(self, most: int = MAX_LOSSES) -> tuple[tuple[int, float], ...]:
+        """Return the mean losses of the last applied rounds that have one, with their steps, the oldest first."""
+        found = ((row.step, row.loss) for row in reversed(self.rows) if row.loss is not None)
+        return tuple(islice(found, most))[::-1]
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the last applied round that has one."""
+        return next((row.loss for row in reversed(self.rows) if row.loss is not None), None)
+
+    def tokens_per_s(self, since_s: float) -> float:
+        """Return the tokens applied in a second over the last rounds that have ended since a time."""
+        rows = [row for row in self.rows[-RATED_ROUNDS:] if row.ended_s >= since_s]
+        if len(rows) < 2 or rows[-1].ended_s <= rows[0].ended_s:
+            return 0.0
+        return (rows[-1].tokens_total - rows[0].tokens_total) / (rows[-1].ended_s - rows[0].ended_s)
 
     def add(self, decided: OutcomeDecided, version: int) -> RoundDetail:
         """Add a round that has ended, and return it."""
         self.vouched = vouched_for(decided) or self.vouched
         detail = detail_of(decided, figures_of(decided, self.next, version), self.book.names)
         self.book.end_round(detail)
+        if decided.ended is not None and decided.outcome is not None:
+            self.book.take_metrics(decided.ended)
         self.rows.append(detail.figures)
         if len(self.rows) > MAX_ROWS:
             self.rows = _halved(self.rows, MAX_ROWS // 2)
@@ -221,16 +290,17 @@ class History:
         """Return what encodes the history as it is now, also in a thread and when rounds have ended since."""
         rows, details = list(self.rows), tuple(self.details)
         members, refusals, actions = self.book.records(), self.book.refusal_counts(), tuple(self.actions)
-        vouched = self.vouched
+        vouched, reported = self.vouched, (self.evaluations, self.audits, self.notices.notices())
 
         def encode() -> str:
-            body = canonical_json(_Encoded(RoundColumns.of(rows), details, members, refusals, actions, vouched))
+            columns = RoundColumns.of(rows)
+            body = canonical_json(_Encoded(columns, details, members, refusals, actions, vouched, *reported))
             return base64.b64encode(zlib.compress(body)).decode()
 
         return encode
 
     @classmethod
-    def decoded(cls, text: str) -> "History":
+    def decoded(cls, text: str) -> "Projection":
         """Return the history that `encoded` wrote; an empty one of an empty text.
 
         Raises:
@@ -247,6 +317,7 @@ class History:
             found.book = MemberBook(read.members, read.refusals)
             found.actions.extend(read.actions)
             found.vouched = read.vouched
+            found.evaluations, found.audits, found.notices = read.evaluations, read.audits, NoticeBook(read.notices)
         except (binascii.Error, zlib.error, InvalidDocument, ValueError) as error:
             raise StoreFailed(f"a kept history cannot be read: {error}") from error
         for detail in read.details:

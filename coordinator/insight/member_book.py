@@ -1,13 +1,15 @@
-"""The figures of each member since it was first seen: a part of the run's history, and a fold like it.
+"""The figures of each member since it was first seen: a part of the projection, and a fold like it.
 
-Nothing is decided by it, and nothing of it is in the run: it is made from what the machine tells of members and rounds.
+It is made from what the machine tells of members and rounds, and nothing of it is in the run.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from epochal.coordinator.machine.instructions import CheckpointRefused, MembershipChanged
+from epochal.coordinator.insight.data_waits import DataWaits, after_round
+from epochal.coordinator.machine.instructions import CheckpointRefused, EndedRound, MembershipChanged
+from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.state.documents import Count, HexId
 from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, ClientFigures, RoundDetail
 from epochal.state.messages.member_rows import MAX_REFUSALS_TOLD, RefusalCount, RefusalTold
@@ -23,6 +25,8 @@ RESULT_INVALID = "result-invalid"
 CHECKPOINT_INVALID = "checkpoint-invalid"
 LEFT = frozenset({"withdrew", "fell silent", "ejected", "left the finished run", "lost its access"})
 """Changes by which a client is a member no longer."""
+JOINED = frozenset({"joined", "joined again"})
+"""Changes by which a process is a member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,18 @@ class MemberRecord(WireDocument):
     downloaded_bytes: Count | None = None
     refusals: tuple[RefusalCount, ...] = ()
     last_refusals: tuple[RefusalTold, ...] = ()
+    last_loss: float | None = None
+    data_waits: DataWaits | None = None
 
 
 @dataclass(slots=True)
 class KnownMember:
-    """The same while it is counted."""
+    """The same while it is counted.
+
+    Attributes:
+        last_loss: of its last result in a round that was applied, since it is a member.
+        data_waits: its own figures of its waits for data, since it is a member; None if it says nothing.
+    """
 
     client_id: ClientId
     name: str = ""
@@ -67,6 +78,8 @@ class KnownMember:
     downloaded_bytes: int | None = None
     refusals: dict[str, int] = field(default_factory=dict)
     last_refusals: deque[RefusalTold] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS_TOLD))
+    last_loss: float | None = None
+    data_waits: DataWaits | None = None
 
 
 class MemberBook:
@@ -102,9 +115,12 @@ class MemberBook:
             self._note_name(told.client_id, known.name)
         if told.change in LEFT:
             known.left, known.left_s = told.change, told.at_s
+            known.last_loss, known.data_waits = None, None
             self._known[told.client_id] = self._known.pop(told.client_id)
             self._forget()
         else:
+            if told.change in JOINED:
+                known.last_loss, known.data_waits = None, None
             if told.change == "joined":
                 known.joined_s = told.at_s
             known.left, known.left_s = "", None
@@ -129,6 +145,18 @@ class MemberBook:
                 kind, _, words = figures.detail.partition(": ")
                 self._refuse(known, RefusalTold(kind, words, row.step, row.ended_s))
         self._forget()
+
+    def take_metrics(self, ended: EndedRound) -> None:
+        """Take in what the members said of an applied round with their results."""
+        commitments = plain(ended.round.results.commitments)
+        for client_id in ended.round.results.verified:
+            known, metrics = self._known.get(client_id), commitments[client_id].metrics
+            if known is None or known.left:
+                continue
+            if metrics.loss is not None:
+                known.last_loss = metrics.loss
+            if metrics.data is not None:
+                known.data_waits = after_round(known.data_waits, metrics)
 
     def refuse_checkpoint(self, told: CheckpointRefused) -> None:
         """Take in that a checkpoint of a client broke a rule."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Self
 
-from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.machine.figures import lowered_factors, parts_of
-from epochal.coordinator.machine.member_book import KnownMember, MemberBook, counts_of
+from epochal.coordinator.insight.figures import lowered_factors, parts_of
+from epochal.coordinator.insight.history_views import EncodedPage, encoded_page
+from epochal.coordinator.insight.member_book import KnownMember, MemberBook, counts_of
+from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.machine.parts.member import Member, share_units
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.views.run_history_views import EncodedPage, encoded_page
 from epochal.runtime.metrics.refusal_counts import RefusalCounts
 from epochal.runtime.worker_thread import Worker
 from epochal.state.documents import SHARE_UNITS_PER_BATCH
@@ -52,16 +52,15 @@ class MemberViews:
     """The members of one coordinator's run.
 
     Args:
-        handlers: of the coordinator.
+        insight: of the coordinator.
         worker: makes pages.
         refused: counts the requests that were refused.
     """
 
-    def __init__(self, handlers: Handlers, worker: Worker, refused: RefusalCounts) -> None:
-        self._handlers = handlers
+    def __init__(self, insight: ReadSide, worker: Worker, refused: RefusalCounts) -> None:
+        self._insight = insight
         self._worker = worker
         self._refused = refused
-        self._since_s = handlers.service.now_s()
         self._page: EncodedPage | None = None
         self._of: Run | None = None
         self._made_s = self._cost_s = 0.0
@@ -91,15 +90,15 @@ class MemberViews:
         age_s = time.monotonic() - self._made_s
         if age_s < max(MIN_PAGE_AGE_S, PAGE_AGE_PER_COST * self._cost_s):
             return False
-        return age_s >= MAX_PAGE_AGE_S or self._of is not self._handlers.service.run
+        return age_s >= MAX_PAGE_AGE_S or self._of is not self._insight.run
 
     async def _made_page(self) -> EncodedPage:
-        service = self._handlers.service
-        history, run, now_s, published = service.history.history, service.run, service.now_s(), service.published
-        silent_s = {client_id: service.liveness.silent_s(client_id, now_s) for client_id in run.members.by_id}
+        insight = self._insight
+        history, run, now_s, published = insight.projection, insight.run, insight.now_s(), insight.published
+        silent_s = {client_id: insight.silent_s(client_id, now_s) for client_id in run.members.by_id}
         details, gone = history.details, history.book.gone(MAX_MEMBERS_GONE)
         self._made_count += 1
-        name = f"{run.identity.lineage}-{int(self._since_s * 1000)}-members-{self._made_count}"
+        name = f"{run.identity.lineage}-{int(self._insight.since_s * 1000)}-members-{self._made_count}"
 
         def work() -> tuple[EncodedPage, float]:
             started_s = time.thread_time()
@@ -127,9 +126,9 @@ class MemberViews:
         Raises:
             Refused: `not-found` if it was never a member, or left long ago; `overloaded` while the history is read.
         """
-        service = self._handlers.service
-        history, now_s = service.history.history, service.now_s()
-        run = service.run.with_parts(replace(service.run.clock, now_s=now_s))
+        insight = self._insight
+        history, now_s = insight.projection, insight.now_s()
+        run = insight.run.with_parts(replace(insight.run.clock, now_s=now_s))
         found = ClientId(client_id)
         member, known = run.members.by_id.get(found), history.book.get(found)
         if member is None and known is None:
@@ -137,7 +136,7 @@ class MemberViews:
         details = history.details
         lately = tuple(_figures_in(details, client_id))
         if member is not None:
-            silent_s = service.liveness.silent_s(found, now_s)
+            silent_s = insight.silent_s(found, now_s)
             figures = _row(run, member, known, [one.figures for one in lately], silent_s, _Weights.of(run))
         else:
             assert known is not None, "one of both is known"
@@ -145,7 +144,7 @@ class MemberViews:
         return MemberDetail(
             run_id=run.state_file.run_id,
             lineage=run.identity.lineage,
-            version=service.published.version,
+            version=insight.published.version,
             at_s=round(now_s, _PLACES),
             figures=figures,
             last_miss="" if member is None else member.conduct.last_miss,
@@ -153,7 +152,7 @@ class MemberViews:
             refusals=() if known is None else counts_of(known.refusals),
             last_refusals=() if known is None else tuple(known.last_refusals),
             refused_requests=counts_of(self._refused.of_sender(client_id)),
-            refused_since_s=round(self._since_s, _PLACES),
+            refused_since_s=round(self._insight.since_s, _PLACES),
             quarantined=tuple(item.batch_id for item in run.work.quarantined if found in item.against),
         )
 
@@ -249,8 +248,8 @@ def _row(
         joined_s=known.joined_s,
         left="",
         **_counted(known, lately),
-        last_loss=member.last_loss,
-        data_wait=None if member.data_waits is None else member.data_waits.view().share,
+        last_loss=known.last_loss,
+        data_wait=None if known.data_waits is None else known.data_waits.view().share,
     )
 
 

@@ -1,8 +1,8 @@
 """What viewers are told of a run's trustworthiness, and of what its operators did."""
 
-from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.machine.member_book import counts_of
-from epochal.coordinator.run.publication import failed_data_of
+from epochal.coordinator.insight.member_book import counts_of
+from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.status import failed_data_of
 from epochal.runtime.metrics.refusal_counts import RefusalCounts
 from epochal.state.intervals import total_batches
 from epochal.state.shown.operator_actions import ActionsPage
@@ -16,28 +16,27 @@ class TrustViews:
     """The trust panel and the actions of one coordinator's run.
 
     Args:
-        handlers: of the coordinator.
+        insight: of the coordinator.
         refused: counts the requests that it refused.
     """
 
-    def __init__(self, handlers: Handlers, refused: RefusalCounts) -> None:
-        self._service = handlers.service
+    def __init__(self, insight: ReadSide, refused: RefusalCounts) -> None:
+        self._insight = insight
         self._refused = refused
-        self._since_s = handlers.service.now_s()
 
     def trust(self) -> TrustView:
         """Return what was checked, and what was refused. Raise `Refused` (`overloaded`) while the history is read."""
-        service = self._service
-        run, history = service.run, service.history.history
+        insight = self._insight
+        run, history = insight.run, insight.projection
         quarantined = failed_data_of(run, MAX_SHOWN_QUARANTINED).quarantined
         blamed = {ClientId(client_id) for item in quarantined for client_id in item.clients}
         checkpoint = run.models.checkpoint
         return TrustView(
             run_id=run.state_file.run_id,
             lineage=run.identity.lineage,
-            version=service.published.version,
-            at_s=round(service.now_s(), _PLACES),
-            audit=run.records.audits[-1] if run.records.audits else None,
+            version=insight.published.version,
+            at_s=round(insight.now_s(), _PLACES),
+            audit=history.audits[-1] if history.audits else None,
             vouched=history.vouched,
             checkpoint_step=None if checkpoint is None else checkpoint.step,
             checkpoint_digest=None if checkpoint is None else checkpoint.replica_digest,
@@ -46,12 +45,12 @@ class TrustViews:
             names={client_id: name for client_id in sorted(blamed) if (name := history.book.names.get(client_id))},
             refusals=history.book.refusal_counts(),
             refused_requests=counts_of(self._refused.by_kind),
-            refused_since_s=round(self._since_s, _PLACES),
+            refused_since_s=round(self._insight.since_s, _PLACES),
             is_vouched_known=history.vouched is not None or run.progress.step <= 1,
         )
 
     def actions(self) -> ActionsPage:
         """Return the last actions of the run's operators. Raise `Refused` (`overloaded`) while the history is read."""
-        service = self._service
-        run, history = service.run, service.history.history
+        insight = self._insight
+        run, history = insight.run, insight.projection
         return ActionsPage(run.state_file.run_id, run.identity.lineage, history.next_action, tuple(history.actions))

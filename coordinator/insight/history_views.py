@@ -1,26 +1,24 @@
-"""The run's history as viewers are sent it: who may see it, and pages that are encoded once for all who ask.
+"""The run's history as viewers are sent it: pages that are encoded once for all who ask.
 
 Encoding takes milliseconds to a second, so it is done in a thread, for a bounded number of requests at a time.
 """
 
 import asyncio
-import contextlib
 import gzip
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from epochal.coordinator.auth.admin import OPERATOR
-from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.machine.history import History
-from epochal.coordinator.machine.moment import moment_of, with_slowest
+from epochal.coordinator.insight.present import moment_of, with_slowest
+from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.strangers_time import StrangersTime
+from epochal.coordinator.insight.thinning import USUAL_POINTS, Thinning
+from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.situation import situation_of
-from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
+from epochal.coordinator.run.long_polls import Reader
 from epochal.coordinator.run.publication import Published
-from epochal.coordinator.thinning import USUAL_POINTS, Thinning
-from epochal.coordinator.views.strangers_time import StrangersTime
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused
 from epochal.state.messages.history_rows import (
@@ -87,12 +85,12 @@ class HistoryViews:
     """The history of one coordinator's run, for viewers.
 
     Args:
-        handlers: of the coordinator.
+        insight: of the coordinator.
         worker: encodes pages.
     """
 
-    def __init__(self, handlers: Handlers, worker: Worker) -> None:
-        self._handlers = handlers
+    def __init__(self, insight: ReadSide, worker: Worker) -> None:
+        self._insight = insight
         self._worker = worker
         self._pages: OrderedDict[str, EncodedPage] = OrderedDict()
         self._kept_bytes = 0
@@ -106,50 +104,15 @@ class HistoryViews:
         self._last_present: dict[int | None, _Present] = {}
         """The present as it was sent last, by the number of clients that were asked for."""
 
-    def check(self, run_id: str, token: str | None) -> None:
-        """Raise `Refused` unless the run is served, and `[access] dashboard` lets the owner of the token see it.
-
-        A member that looks is not heard by it: its client may be gone while its page is open.
-
-        Args:
-            run_id: in the request's path.
-            token: a member's session token or the admin token; None if the request shows none.
-        """
-        self._handlers.check_run(run_id)
-        rule = self._handlers.service.run.state_file.access.dashboard
-        if rule == "public" or (token is not None and self._handlers.admin.matches(token)):
-            return
-        if rule == "members":
-            self._handlers.member_of(token)
-        else:
-            self._handlers.check_admin(token)
-
-    def viewer(self, run_id: str, token: str | None, host: str) -> Reader:
-        """Return who looks: the operator, a member, or a stranger, who may show any other token. Raise as `check`.
-
-        Args:
-            run_id: in the request's path.
-            token: as in `check`.
-            host: from which the request comes.
-        """
-        self.check(run_id, token)
-        if token is not None:
-            if self._handlers.admin.matches(token):
-                return Reader(ReaderKind.OPERATOR, OPERATOR)
-            with contextlib.suppress(Refused):
-                return Reader(ReaderKind.MEMBER, self._handlers.member_of(token))
-        return stranger_at(host)
-
     def page_of(self, rows: list[RoundFigures]) -> HistoryPage:
         """Return a page with these rows."""
-        service = self._handlers.service
-        history = service.history.history
+        run, projection = self._insight.run, self._insight.projection
         return HistoryPage(
-            run_id=service.run.state_file.run_id,
-            lineage=service.run.identity.lineage,
-            next=history.next,
-            detailed_from=history.detailed_from,
-            first_version=service.history.first_version,
+            run_id=run.state_file.run_id,
+            lineage=run.identity.lineage,
+            next=projection.next,
+            detailed_from=projection.detailed_from,
+            first_version=self._insight.history.first_version,
             rounds=RoundColumns.of(rows),
         )
 
@@ -206,7 +169,7 @@ class HistoryViews:
                 f"{history.detailed_from} to {history.next - 1}" if history.detailed_from < history.next else "none yet"
             )
             raise Refused(Refusal.NOT_FOUND, f"the clients' figures of round {number} are not held; held: {held}")
-        lineage = self._handlers.service.run.identity.lineage
+        lineage = self._insight.run.identity.lineage
         name = f"{lineage}-round-{number}-{detail.figures.version}-{history.told_count(number)}-{_named(slowest)}"
 
         async def encode() -> bytes:
@@ -216,14 +179,14 @@ class HistoryViews:
 
     async def explanation(self) -> EncodedPage:
         """Return why the run is not faster. Raises as `page`."""
-        service = self._handlers.service
-        found = await service.history.explanations.refresh(self._history(), service.run)
+        insight = self._insight
+        found = await insight.history.explanations.refresh(self._history(), insight.run)
         body = canonical_json(found)
 
         async def encode() -> bytes:
             return body
 
-        return await self.encoded(f"{service.run.identity.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
+        return await self.encoded(f"{insight.run.identity.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
 
     async def moment(self, viewer: Reader, version: int, slowest: int | None = None) -> EncodedPage:
         """Return the run as it was at a version. Raises as `RunHistory.moment`, and as `encoded_past`.
@@ -233,14 +196,14 @@ class HistoryViews:
             version: of the run document.
             slowest: maximum number of clients of each round; None for all.
         """
-        service = self._handlers.service
+        insight = self._insight
         self._history()  # which is read
-        published = service.published
+        published = insight.published
         if version == published.version:
             return await self._shown_now(published, slowest)
 
         async def encode() -> bytes:
-            moment = await service.history.moment(version, published.version)
+            moment = await insight.history.moment(version, published.version)
             return await self._worker.run(lambda: canonical_json(_few(moment, slowest)))
 
         name = f"{published.document.lineage}-version-{version}-{_named(slowest)}"
@@ -257,19 +220,19 @@ class HistoryViews:
         """
         self._history()
         last = self._last_present.get(slowest)
-        lineage = self._handlers.service.run.identity.lineage
+        lineage = self._insight.run.identity.lineage
         if (
             last is not None
             and last.run.identity.lineage == lineage
             and asyncio.get_running_loop().time() < last.until_s
         ):
             return last.page
-        return await self._shown_now(self._handlers.service.published, slowest)
+        return await self._shown_now(self._insight.published, slowest)
 
     async def _shown_now(self, present: Published, slowest: int | None) -> EncodedPage:
         """Return the published version: from memory, and not made again at once, least of all if that took long."""
         history = self._history()
-        now_s, run, at_s = asyncio.get_running_loop().time(), self._handlers.service.run, self._handlers.service.now_s()
+        now_s, run, at_s = asyncio.get_running_loop().time(), self._insight.run, self._insight.now_s()
         last = self._last_present.get(slowest)
         if (
             last is not None
@@ -279,9 +242,10 @@ class HistoryViews:
             return last.page
 
         async def encode() -> bytes:
-            service = self._handlers.service
-            last_round, problem = history.detail(history.next - 1), service.health.problem
-            found = await service.history.explanations.refresh(history, run)
+            insight = self._insight
+            last_round, problem = history.detail(history.next - 1), insight.health.problem
+            loss = history.loss
+            found = await insight.history.explanations.refresh(history, run)
             why = speed_words(situation_of(run, problem), found.sentence)
             return await self._worker.run(
                 lambda: canonical_json(
@@ -292,6 +256,7 @@ class HistoryViews:
                             last_round,
                             at_s,
                             has_clients=slowest != 0,
+                            loss=loss,
                             explanation=why,
                             problem=problem,
                         ),
@@ -308,8 +273,8 @@ class HistoryViews:
         self._last_present[slowest] = _Present(present.etag, run, rests_s, max(rests_s, now_s + SAME_PRESENT_S), page)
         return page
 
-    def _history(self) -> History:
-        return self._handlers.service.history.history
+    def _history(self) -> Projection:
+        return self._insight.projection
 
     async def encoded(self, name: str, encode: Callable[[], Awaitable[bytes]]) -> EncodedPage:
         """Return a page of this name; encode it if it is not kept. Others who ask for it meanwhile wait."""

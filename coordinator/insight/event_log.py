@@ -2,11 +2,11 @@
 
 import logging
 
+from epochal.coordinator.insight.actions import action_of
 from epochal.coordinator.machine.instructions import (
     BatchesQuarantined,
     CheckpointRefused,
     EvaluationRecorded,
-    Instruction,
     MembershipChanged,
     OperatorActed,
     OutcomeDecided,
@@ -17,18 +17,19 @@ from epochal.coordinator.machine.instructions import (
     SentToRest,
 )
 from epochal.coordinator.machine.run import Run
+from epochal.coordinator.run.service_events import ServiceEvent
 from epochal.state.client_names import shown_client
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 
-log = logging.getLogger("epochal.coordinator.run.service")
+log = logging.getLogger(__name__)
 
 
-def log_instruction(instruction: Instruction, run: Run) -> None:
+def log_event(instruction: ServiceEvent, run: Run) -> None:
     """Log what happened, if it is worth a line.
 
     Args:
-        instruction: of the machine.
+        instruction: of the machine, or another event of the service.
         run: after it, which knows its members' names.
     """
     match instruction:
@@ -61,8 +62,9 @@ def log_instruction(instruction: Instruction, run: Run) -> None:
         case EvaluationRecorded(evaluation=found):
             evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
             log.info("evaluation_recorded", extra=evaluated)
-        case OperatorActed(name=name, arguments=arguments):
-            log.info("operator_acted", extra={"action": name, "with": dict(arguments)})
+        case OperatorActed():
+            action, arguments = action_of(instruction)
+            log.info("operator_acted", extra={"action": action, "with": dict(arguments)})
         case SegmentEnded(epoch=epoch):
             log.debug("segment_ended", extra={"epoch": epoch})
 

@@ -3,9 +3,10 @@
 import re
 import secrets
 
-from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.machine import operator_stimuli as stimuli
 from epochal.coordinator.machine.run import Run
+from epochal.coordinator.run.service import CoordinatorService
 from epochal.state.errors import Refused
 from epochal.state.messages.access_commands import (
     AccessList,
@@ -29,11 +30,13 @@ class OperatorRequests:
     """The requests, as methods. Who may send them is checked before.
 
     Args:
-        handlers: of the coordinator.
+        service: owns the run.
+        insight: of the coordinator.
     """
 
-    def __init__(self, handlers: Handlers) -> None:
-        self._service = handlers.service
+    def __init__(self, service: CoordinatorService, insight: ReadSide) -> None:
+        self._service = service
+        self._insight = insight
 
     @property
     def _run(self) -> Run:
@@ -92,9 +95,9 @@ class OperatorRequests:
         """Keep what an audit found."""
         await self._service.submit(stimuli.AuditReported(report))
 
-    def audits(self) -> AuditHistory:
-        """Return the audits that were reported last."""
-        return AuditHistory(self._run.records.audits)
+    async def audits(self) -> AuditHistory:
+        """Return the audits that were reported last. Raise `Refused` (`overloaded`) while the history is read."""
+        return await self._insight.audits()
 
 
 def _key_view(run: Run, public_key: str, source: KeySource) -> KeyView:

@@ -1,12 +1,11 @@
-"""`coordinator/views/strangers_time.py`: strangers look into the past for a bounded part of the time, in virtual
+"""`coordinator/insight/strangers_time.py`: strangers look into the past for a bounded part of the time, in virtual
 time."""
 
 import asyncio
 
 import pytest
 
-from epochal.coordinator.run.long_polls import Reader, stranger_at
-from epochal.coordinator.views.strangers_time import (
+from epochal.coordinator.insight.strangers_time import (
     ADDRESS_AT_ONCE_S,
     AT_ONCE_S,
     MAX_WAITING,
@@ -15,6 +14,7 @@ from epochal.coordinator.views.strangers_time import (
     PATIENCE_S,
     StrangersTime,
 )
+from epochal.coordinator.run.long_polls import Reader, stranger_at
 from epochal.state.errors import Refused
 from tests.support.simulate.virtual_time import in_virtual_time
 

@@ -1,4 +1,4 @@
-"""Members' own figures of their trainers' waits for data. They are shown, and the machine decides nothing by them.
+"""Members' own figures of their trainers' waits for data, as the projection keeps them.
 
 The seconds fade: the last rounds count most, about eight of them. A client may claim what it likes; every figure is
 bounded where the message is read (`state/messages/requests.py`) and here, and no share is more than 1.

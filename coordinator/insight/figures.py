@@ -1,16 +1,16 @@
-"""The figures of a round that has ended, for the run's history. Nothing is decided by them."""
+"""The figures of rounds, of one that has ended and of the one under way, from the values that the machine gives."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from epochal.coordinator.machine.instructions import EndedRound, OutcomeDecided
+from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import NO_ARRIVALS, Round
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import Outcome
-from epochal.state.intervals import data_index_count, total_batches
+from epochal.state.intervals import total_batches
 from epochal.state.messages.data_metrics import MAX_CLAIMED_S
 from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
 from epochal.state.messages.round_times import MS_PER_S, LaterTimes, ResultMetrics
@@ -21,31 +21,6 @@ from epochal.state.wire import ClientId
 NO_NAMES: Mapping[ClientId, str] = MappingProxyType({})
 _PLACES = 4
 """Number of decimal places of seconds: a tenth of a millisecond, below what any clock here means."""
-
-
-def ended_round(before: Run, after: Run, current: Round) -> EndedRound:
-    """Return a round at its end.
-
-    Args:
-        before: the run in the round's last moment.
-        after: the run with the round's work settled.
-        current: the round.
-    """
-    config = before.state_file.config
-    return EndedRound(
-        round=current,
-        epoch=before.progress.epoch,
-        ended_s=before.clock.now_s,
-        witness_s=before.clock.now_s - before.clock.phase_started_s,
-        members=len(before.members),
-        ready=before.numbers().ready,
-        carried_batches=total_batches(after.work.carried)
-        + total_batches(item.batch_id for item in after.work.suspects),
-        quarantined_batches=total_batches(item.batch_id for item in after.work.quarantined),
-        learning_rate=before.rates.rate(current.number.step, 0),
-        tokens_per_batch=data_index_count(1, config.data_indices_per_batch) * before.state_file.model.LLM.max_seq_len,
-        tokens_total=after.tokens_applied,
-    )
 
 
 def mean_loss(current: Round, outcome: Outcome) -> tuple[float | None, int]:

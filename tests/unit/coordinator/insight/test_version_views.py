@@ -2,10 +2,10 @@
 
 import pytest
 
+from epochal.coordinator.insight.at_version import Past, past_of
 from epochal.coordinator.insight.run_history import read_history
-from epochal.coordinator.machine.past import Past, past_of
+from epochal.coordinator.insight.version_views import trust_of
 from epochal.coordinator.store.memory import MemoryJournal
-from epochal.coordinator.views.version_views import trust_of
 from tests.support.drive.journaled_run import compact_state, simulated_segments
 from tests.support.simulate.virtual_time import run_virtually
 

@@ -1,7 +1,7 @@
 """What an operator does is told with its name, arguments and time, and without secrets."""
 
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.operator_stimuli import AuditReported, FinishRequested, InvitationMade, KeyAdmitted
 from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.shown.operator_actions import OperatorAction
@@ -12,9 +12,9 @@ AUDIT = AuditRecord(3, 6, 0, 0, 0, 0, True, digest_of("a"), digest_of("b"), 4, 0
 
 
 def actions_of(driver: Driver, version: int = 7) -> list[OperatorAction]:
-    history = History()
+    history = Projection()
     history.take(driver.instructions, version)
-    assert list(History.decoded(history.encoded()).actions) == list(history.actions)
+    assert list(Projection.decoded(history.encoded()).actions) == list(history.actions)
     return list(history.actions)
 
 
@@ -78,7 +78,7 @@ def test_members_and_rounds_are_no_actions() -> None:
 
 def test_last_actions_are_kept_with_their_numbers() -> None:
     driver = in_round(1, 2, config__total_steps=10)
-    history = History()
+    history = Projection()
     history.take(driver.instructions, 1)
     began = history.next_action
     acted = next(one for one in driver.instructions if type(one).__name__ == "OperatorActed")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.insight.member_book import OTHER, MemberBook, MemberRecord
+from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.history import History
 from epochal.coordinator.machine.instructions import CheckpointRefused, MembershipChanged
-from epochal.coordinator.machine.member_book import OTHER, MemberBook, MemberRecord
 from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.requests import CheckpointReport, FailureReport, ResultCommitment
 from epochal.state.messages.round_times import ResultMetrics
@@ -27,9 +27,9 @@ def in_round(*numbers: int, **overrides: Any) -> Driver:
 
 
 def book_of(driver: Driver) -> MemberBook:
-    history = History()
+    history = Projection()
     history.take(driver.instructions, 1)
-    assert History.decoded(history.encoded()).book.records() == history.book.records()
+    assert Projection.decoded(history.encoded()).book.records() == history.book.records()
     return history.book
 
 
@@ -132,13 +132,13 @@ def test_round_has_the_name_that_a_client_had_then() -> None:
     driver.join(1, name="NEW")
     driver.next_round()
     driver.play_round()
-    history = History()
+    history = Projection()
     history.take(driver.instructions, 1)
     assert [detail.clients[0].name for detail in history.details] == ["LAB", "NEW"]
 
 
 def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.member_book.MAX_KNOWN_MEMBERS", 3)
+    monkeypatch.setattr("epochal.coordinator.insight.member_book.MAX_KNOWN_MEMBERS", 3)
     book = MemberBook([MemberRecord(client(number), name=f"LAB {number}") for number in (1, 2, 3)])
     for number in (1, 2, 3, 4):
         book.change(MembershipChanged(client(number), "joined", None, number))
@@ -151,10 +151,10 @@ def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_kinds_of_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.member_book.MAX_REFUSAL_KINDS", 1)
+    monkeypatch.setattr("epochal.coordinator.insight.member_book.MAX_REFUSAL_KINDS", 1)
     driver = in_round(1)
     driver.play_round()
-    history = History()
+    history = Projection()
     history.take(driver.instructions, 1)
     detail = history.details[0]
     for kind in ("corrupt", "odd", "strange"):

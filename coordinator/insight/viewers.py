@@ -17,12 +17,12 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from epochal.coordinator.machine.history import History
-from epochal.coordinator.machine.situation import situation_of
+from epochal.coordinator.insight.history_views import HistoryViews
+from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.run.long_polls import Pool, Reader, ReaderKind, WaitingPlaces
 from epochal.coordinator.run.publication import Published
-from epochal.coordinator.run.service import CoordinatorService
-from epochal.coordinator.views.run_history_views import HistoryViews
 from epochal.runtime.http.parameters import MAX_SHOWN_CHARS
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
@@ -52,8 +52,6 @@ RECONNECT_MS = 2000
 VIEWERS_ASKING_PER_S = 40
 """Number of viewers that may ask for the same again in a second, if all keep to what they are told."""
 MIN_ASK_AGAIN_S = 1
-READ_WAIT_S = 20.0
-"""Maximum time for which a viewer waits for a history that is being read."""
 
 _ID = re.compile(r"([0-9a-f]{1,64})-([0-9]{1,18})-([0-9]{1,18})")
 HEARTBEAT = b": alive\n\n"
@@ -86,12 +84,12 @@ class Viewers:
     """The viewers of one coordinator's run.
 
     Args:
-        service: owns the run.
+        insight: of the coordinator.
         views: make the pages of its history.
     """
 
-    def __init__(self, service: CoordinatorService, views: HistoryViews) -> None:
-        self._service = service
+    def __init__(self, insight: ReadSide, views: HistoryViews) -> None:
+        self._insight = insight
         self._views = views
         self._frames: deque[bytes] = deque()
         self._first = 0
@@ -155,12 +153,9 @@ class Viewers:
         self._bytes = 0
 
     async def ready(self) -> None:
-        """Return once the history was read. Raise `Refused` if it is not after `READ_WAIT_S`."""
-        try:
-            async with asyncio.timeout(READ_WAIT_S):
-                await self._service.history.is_read.wait()
-        except TimeoutError:
-            _ = self._service.history.history  # which says why
+        """Return once the history was read. Raise `Refused` if it is not within `READ_WAIT_S`."""
+        await self._insight.ready()
+        _ = self._insight.projection  # or it says why not
 
     async def frames(self, seen: EventPlace | None) -> AsyncGenerator[bytes, None]:
         """Yield what a viewer is sent, until its stream is to end: a comment at least each `HEARTBEAT_S`.
@@ -174,8 +169,8 @@ class Viewers:
         self._collect()
         place = self._first + len(self._frames)
         yield self._opening(seen)
-        news = self._service.readers.viewer_news
-        while loop.time() < ends_s and self._service.health.failure is None:
+        news = self._insight.readers.viewer_news
+        while loop.time() < ends_s and self._insight.health.failure is None:
             if place == self._first + len(self._frames):
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):
@@ -202,25 +197,22 @@ class Viewers:
                 await self._explain()
                 self._collect()
 
-    def _history(self) -> History | None:
-        return self._service.history.history if self._service.history.is_read.is_set() else None
-
     async def _explain(self) -> None:
         """Bring the explanation up to date, so that the next frame tells it."""
-        history = self._history()
+        history = self._insight.known
         if history is not None:
-            await self._service.history.explanations.refresh(history, self._service.run)
+            await self._insight.history.explanations.refresh(history, self._insight.run)
 
     def _said_now(self) -> bytes:
         """Return what the run waits for, and why it is not faster, as viewers are told it."""
-        service = self._service
-        now = situation_of(service.run, service.health.problem)
-        why = speed_words(now, service.history.explanations.latest.sentence)
-        return canonical_json(RunNow(waiting_words(now), service.run.clock.phase_ends_s, why))
+        insight = self._insight
+        now = situation_of(insight.run, insight.health.problem)
+        why = speed_words(now, insight.history.explanations.latest.sentence)
+        return canonical_json(RunNow(waiting_words(now), insight.run.clock.phase_ends_s, why))
 
     def _collect(self) -> None:
         """Add a frame with what has changed since the last one, if anything has."""
-        published, history, parts = self._service.readers.published, self._history(), list[bytes]()
+        published, history, parts = self._insight.readers.published, self._insight.known, list[bytes]()
         lineage = published.document.lineage
         if self._shown is not None and self._shown.document.lineage != lineage:
             parts.append(_reset("the run went back, and goes on differently"))
@@ -235,7 +227,7 @@ class Viewers:
         if self._shown is None or self._shown.etag != published.etag:
             parts.append(_event("document", published.body, place))
         self._shown = published
-        of = self._service.run, self._service.history.explanations.latest, self._service.health.problem
+        of = self._insight.run, self._insight.history.explanations.latest, self._insight.health.problem
         if self._now_of is None or any(one is not other for one, other in zip(of, self._now_of, strict=True)):
             self._now_of = of
             said = self._said_now()
@@ -253,7 +245,7 @@ class Viewers:
             self._bytes -= len(self._frames.popleft())
             self._first += 1
 
-    def _rounds_since(self, history: History, first: int, place: EventPlace) -> bytes:
+    def _rounds_since(self, history: Projection, first: int, place: EventPlace) -> bytes:
         rows = history.between(first, history.next - 1)
         if len(rows) > MAX_MISSED_ROUNDS or (rows and rows[0].number != first):
             return _reset("you have missed more rounds than are sent here", place)
@@ -271,7 +263,7 @@ class Viewers:
         return self._openings[name]
 
     def _made_opening(self, seen: EventPlace | None, place: EventPlace, shown: Published) -> bytes:
-        parts, history = [b"retry: %d\n\n" % RECONNECT_MS], self._history()
+        parts, history = [b"retry: %d\n\n" % RECONNECT_MS], self._insight.known
         if seen is not None and (seen.lineage != place.lineage or seen.next > place.next):
             parts.append(_reset("the run went back, and goes on differently", place))
         elif seen is not None and history is not None and seen.next < place.next:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from epochal.coordinator import thinning
-from epochal.coordinator.thinning import Thinning
+from epochal.coordinator.insight import thinning
+from epochal.coordinator.insight.thinning import Thinning
 from epochal.state.messages.history_rows import RoundFigures, thinned
 from tests.support.data.figure_rows import rows
 

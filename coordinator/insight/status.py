@@ -1,0 +1,154 @@
+"""The status of a run: all of it that its operator is shown at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from epochal.coordinator.insight.figures import lowered_factors, parts_of
+from epochal.coordinator.insight.member_book import KnownMember, MemberBook
+from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.insight.wait_facts import situation_of
+from epochal.coordinator.machine.datasets import datasets_of, decided_by
+from epochal.coordinator.machine.parts.member import Member, share_units
+from epochal.coordinator.machine.parts.run_work import Suspect
+from epochal.coordinator.machine.resting_reason import hold_reason
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.run.liveness import Liveness
+from epochal.state.documents import SHARE_UNITS_PER_BATCH
+from epochal.state.intervals import coalesce, total_batches
+from epochal.state.messages.member_rows import MemberView
+from epochal.state.messages.requests import MAX_DATASETS_IN_STATUS, FailedBatches, FailedData, RunStatus
+from epochal.state.shown.waiting_words import speed_words, waiting_words
+from epochal.state.wire import ClientId
+
+MAX_MEMBERS_IN_STATUS = 200
+MAX_LOSSES_IN_STATUS = 256
+MAX_FAILED_IN_STATUS = 8
+MAX_EVALUATIONS_IN_STATUS = 64
+
+
+def failed_data_of(run: Run, most: int | None = None) -> FailedData:
+    """Return the quarantined batches and those that wait for another attempt, with reasons; at most `most` of each."""
+
+    def views(items: Sequence[Suspect]) -> tuple[FailedBatches, ...]:
+        return tuple(FailedBatches(item.batch_id, item.against, item.message) for item in items[:most])
+
+    return FailedData(views(run.work.quarantined), views(run.work.suspects))
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinating:
+    """The coordinator as a status shows it.
+
+    Attributes:
+        now_s: seconds on its clock.
+        liveness: when its members were last heard.
+        tokens_per_s: tokens applied in a second lately.
+        blob_bytes, journal_bytes: sizes of what it keeps.
+        problem: why it can keep nothing; None if it can.
+    """
+
+    now_s: float
+    liveness: Liveness
+    tokens_per_s: float
+    blob_bytes: int
+    journal_bytes: int
+    problem: str | None = None
+
+
+def status_of(
+    run: Run, version: int, projection: Projection, coordinator: Coordinating, explanation: str = ""
+) -> RunStatus:
+    """Return the run as an operator sees it; members beyond `MAX_MEMBERS_IN_STATUS` are counted but not listed.
+
+    Args:
+        run: as it is kept.
+        version: of the document that it publishes.
+        projection: of the run; empty while it is being read.
+        coordinator: that serves it.
+        explanation: why the run is not faster, in a sentence.
+    """
+    now_s = coordinator.now_s
+    run = run.with_parts(replace(run.clock, now_s=now_s))
+    situation = situation_of(run, coordinator.problem)
+    config = run.state_file.config
+    return RunStatus(
+        run_id=run.state_file.run_id,
+        version=version,
+        run_state=run.clock.phase,
+        reason=run.clock.reason,
+        hold=hold_reason(run),
+        phase_remaining_s=None
+        if run.clock.phase_ends_s is None
+        else round(max(0.0, run.clock.phase_ends_s - now_s), 3),
+        epoch=run.progress.epoch,
+        step=run.progress.step,
+        total_steps=max(1, run.last_step),
+        attempt=run.progress.attempt,
+        member_count=len(run.members),
+        ready_count=len(run.ready_members()),
+        resting_count=len(run.members) - len(run.available_members()),
+        members=_member_views(run, projection.book, coordinator),
+        data_indices_applied=run.data_indices_applied,
+        tokens_applied=run.tokens_applied,
+        tokens_per_s=round(coordinator.tokens_per_s, 1),
+        loss=projection.loss,
+        loss_history=projection.losses(MAX_LOSSES_IN_STATUS),
+        evaluations=projection.evaluations[-MAX_EVALUATIONS_IN_STATUS:],
+        carried_batches=total_batches(run.work.carried) + total_batches(s.batch_id for s in run.work.suspects),
+        waiting_batches=total_batches(item.batch_id for item in run.work.suspects),
+        quarantined_batches=total_batches(item.batch_id for item in run.work.quarantined),
+        quarantined=coalesce(item.batch_id for item in run.work.quarantined),
+        failed_data=failed_data_of(run, MAX_FAILED_IN_STATUS),
+        data_fingerprint=run.data.fingerprint,
+        data_decided_by=decided_by(run),
+        datasets=datasets_of(run, MAX_DATASETS_IN_STATUS),
+        checkpoint_step=None if run.models.checkpoint is None else run.models.checkpoint.step,
+        blob_bytes=coordinator.blob_bytes,
+        journal_bytes=coordinator.journal_bytes,
+        store_problem=coordinator.problem,
+        pausing=run.progress.pause_pending,
+        data_generations=run.state_file.data_generations,
+        finish_after=run.progress.finish_after,
+        next_data_index=run.work.cursor * config.data_indices_per_batch,
+        waiting=waiting_words(situation),
+        explanation=speed_words(situation, explanation),
+    )
+
+
+def _member_views(run: Run, book: MemberBook, coordinator: Coordinating) -> tuple[MemberView, ...]:
+    """Return the run's first members as an operator sees them, at most `MAX_MEMBERS_IN_STATUS`."""
+    parts, factors = parts_of(run), lowered_factors(run)
+    return tuple(
+        _member_view(run, member, book.get(member.client_id), coordinator, (parts, factors))
+        for member in islice(run.members.by_id.values(), MAX_MEMBERS_IN_STATUS)
+    )
+
+
+def _member_view(
+    run: Run,
+    member: Member,
+    known: KnownMember | None,
+    coordinator: Coordinating,
+    weights: tuple[Mapping[ClientId, float], Mapping[ClientId, float]],
+) -> MemberView:
+    parts, factors = weights
+    waits = None if known is None else known.data_waits
+    return MemberView(
+        client_id=member.client_id,
+        ready=run.is_ready(member),
+        in_roster=run.round is not None and member.client_id in run.round.tasks.plan.positions,
+        share=share_units(member) / SHARE_UNITS_PER_BATCH,
+        claim=member.share,
+        trainer=member.trainer,
+        silent_s=round(coordinator.liveness.silent_s(member.client_id, coordinator.now_s), 3),
+        last_loss=None if known is None else known.last_loss,
+        missed=member.conduct.misses,
+        rest_s=member.conduct.rest_s(coordinator.now_s),
+        last_miss=member.conduct.last_miss,
+        data_wait=None if waits is None else waits.view(),
+        name=member.name,
+        software=member.software,
+        part=parts.get(member.client_id, 0.0),
+        factor=factors.get(member.client_id),
+    )
