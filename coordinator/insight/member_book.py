@@ -125,9 +125,9 @@ class MemberBook:
                 known.joined_s = told.at_s
             known.left, known.left_s = "", None
 
-    def end_round(self, detail: RoundDetail) -> None:
-        """Take in a round that has ended."""
-        row = detail.figures
+    def end_round(self, detail: RoundDetail, ended: EndedRound) -> None:
+        """Take in a round that has ended, with its figures."""
+        row, failures = detail.figures, plain(ended.round.missing.failures)
         tokens_per_batch = row.tokens // row.applied_batches if row.applied_batches else 0
         for figures in detail.clients:
             known = self._of(ClientId(figures.client_id))
@@ -142,8 +142,9 @@ class MemberBook:
             if figures.fate == "rejected":
                 self._refuse(known, RefusalTold(RESULT_INVALID, figures.detail, row.step, row.ended_s))
             elif figures.fate == "failed":
-                kind, _, words = figures.detail.partition(": ")
-                self._refuse(known, RefusalTold(kind, words, row.step, row.ended_s))
+                report = failures[known.client_id]
+                words = report.message[:MAX_DETAIL_CHARS]
+                self._refuse(known, RefusalTold(report.kind, words, row.step, row.ended_s))
         self._forget()
 
     def take_metrics(self, ended: EndedRound) -> None:

@@ -236,8 +236,9 @@ class Projection:
         """Add a round that has ended, and return it."""
         self.vouched = vouched_for(decided) or self.vouched
         detail = detail_of(decided, figures_of(decided, self.next, version), self.book.names)
-        self.book.end_round(detail)
-        if decided.ended is not None and decided.outcome is not None:
+        assert decided.ended is not None, "every end of a round tells the round"
+        self.book.end_round(detail, decided.ended)
+        if decided.outcome is not None:
             self.book.take_metrics(decided.ended)
         self.rows.append(detail.figures)
         if len(self.rows) > MAX_ROWS:

@@ -6,7 +6,7 @@ from functools import partial
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.worker_thread import Worker
-from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, NOTHING_YET, SpeedExplanation, explained
+from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained
 
 
 class SpeedExplanations:
@@ -43,7 +43,7 @@ class SpeedExplanations:
     @property
     def sentence(self) -> str:
         """The newest explanation's sentence; "" before a round has ended."""
-        return "" if self.latest.sentence == NOTHING_YET else self.latest.sentence
+        return self.latest.sentence if self.latest.rounds else ""
 
     @staticmethod
     def _name(history: Projection, run: Run) -> tuple[str, int, bool]:

@@ -261,6 +261,33 @@ def _unknown(details: Sequence[RoundDetail]) -> str:
     return f"{whose} not say how long the parts of a round take: an older version of the client"
 
 
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """What a part of the time went into.
+
+    Attributes:
+        share: of the whole time, from 0 to 1.
+        words: that follow the share.
+        is_of_time: whether they have the time as their subject ("is …"), and do not say what happens in it.
+    """
+
+    share: float
+    words: str
+    is_of_time: bool
+
+    def first(self) -> str:
+        """Return the beginning of a sentence."""
+        return f"{_percent(self.share)} of the time {self.words}"
+
+    def second(self) -> str:
+        """Return what follows it."""
+        return f"; {'' if self.is_of_time else 'in '}another {_percent(self.share)} {self.words}"
+
+
+_OF_TIME = frozenset[PartKind]({"train", "upload", "check", "document", "empty", "between", "unknown"})
+"""The kinds of parts whose words have the time as their subject."""
+
+
 def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients: Sequence[ClientMedians]) -> str:
     if not parts:
         return NO_TIME
@@ -268,12 +295,13 @@ def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients
     for part in parts:
         kinds[part.kind] += part.share
     ordered = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
-    first, blamed = ordered[0], _said(ordered[0], parts, details, clients)
-    said = f"{_told_share(first, kinds[first], blamed, parts)} of the time {blamed}"
+    first = ordered[0]
+    said = _cause(first, kinds[first], parts, details, clients).first()
     if len(ordered) > 1 and kinds[second := ordered[1]] >= SECOND_SHARE:
-        also = "is training" if second == "train" else _said(second, parts, details, clients)
-        within = "" if also.startswith(("is ", "passes ", "goes ")) else "in "
-        said += f"; {within}another {_told_share(second, kinds[second], also, parts)} {also}"
+        if second == "train":
+            said += _Cause(kinds[second], "is training", is_of_time=True).second()
+        else:
+            said += _cause(second, kinds[second], parts, details, clients).second()
     lost = sum(detail.figures.lost_batches for detail in details)
     batches = sum(detail.figures.batches for detail in details)
     if first != "empty" and lost >= LOST_SHARE * max(1, batches):
@@ -281,10 +309,20 @@ def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients
     return said + "."
 
 
-def _told_share(kind: PartKind, whole: float, said: str, parts: Sequence[TimePart]) -> str:
-    """Return the share of the time that these words are of: a client's own where they blame it, else the kind's."""
+def _cause(
+    kind: PartKind,
+    whole: float,
+    parts: Sequence[TimePart],
+    details: Sequence[RoundDetail],
+    clients: Sequence[ClientMedians],
+) -> _Cause:
+    """Return a cause with its share: a client's own where the words blame it, else the kind's."""
     one = _of_one_client(kind, parts)
-    return _percent(whole if one is None or kind == "attest" or said.startswith("is training") else one.share)
+    slow = None if one is None or kind != "train" else _slow_training(one, clients)
+    if one is not None and slow is not None:
+        return _Cause(one.share, slow, is_of_time=True)
+    share = whole if one is None or kind in ("train", "attest") else one.share
+    return _Cause(share, _said(kind, one, details), kind in _OF_TIME)
 
 
 def _of_one_client(kind: PartKind, parts: Sequence[TimePart]) -> TimePart | None:
@@ -294,16 +332,13 @@ def _of_one_client(kind: PartKind, parts: Sequence[TimePart]) -> TimePart | None
     return largest if largest.client_id is not None and largest.seconds >= most else None
 
 
-def _said(
-    kind: PartKind, parts: Sequence[TimePart], details: Sequence[RoundDetail], clients: Sequence[ClientMedians]
-) -> str:
+def _said(kind: PartKind, one: TimePart | None, details: Sequence[RoundDetail]) -> str:
     """Return what the time of a kind is, in words that follow "61 % of the time"."""
-    one = _of_one_client(kind, parts)
     whose = "the slowest client of each round" if one is None else _client(one)
     rate = "" if one is None else _speed(one.bytes_per_s)
     match kind:
         case "train":
-            return _said_of_training(one, clients)
+            return "is training, as it should be: only more or faster clients make the run faster"
         case "upload":
             return f"is the upload of {whose}{rate}"
         case "download":
@@ -336,16 +371,16 @@ def _said(
             return f"is that of {whose}, which does not say what it does"
 
 
-def _said_of_training(client: TimePart | None, clients: Sequence[ClientMedians]) -> str:
-    if client is not None:
-        own = next((row.train_s for row in clients if row.client_id == client.client_id), None)
-        others = [row.train_s for row in clients if row.client_id != client.client_id and row.train_s is not None]
-        if own is not None and others and own > SLOWER * median(others):
-            return (
-                f"is the training of {_client(client)}: {_duration(own)} a round, where the others' median is "
-                f"{_duration(median(others))}"
-            )
-    return "is training, as it should be: only more or faster clients make the run faster"
+def _slow_training(client: TimePart, clients: Sequence[ClientMedians]) -> str | None:
+    """Return what training is if it is slow because of this client; None if it is not."""
+    own = next((row.train_s for row in clients if row.client_id == client.client_id), None)
+    others = [row.train_s for row in clients if row.client_id != client.client_id and row.train_s is not None]
+    if own is None or not others or own <= SLOWER * median(others):
+        return None
+    return (
+        f"is the training of {_client(client)}: {_duration(own)} a round, where the others' median is "
+        f"{_duration(median(others))}"
+    )
 
 
 def _cause_of_waits(client_id: str | None, details: Sequence[RoundDetail]) -> str:

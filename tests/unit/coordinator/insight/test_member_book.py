@@ -1,6 +1,5 @@
 """What is known of each member since it was first seen: counted by rounds, kept over departures, bounded."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import CheckpointRefused, MembershipChanged
 from epochal.state.messages.data_metrics import DataMetrics
-from epochal.state.messages.requests import CheckpointReport, FailureReport, ResultCommitment
+from epochal.state.messages.requests import CheckpointReport, FailureKind, FailureReport, ResultCommitment
 from epochal.state.messages.round_times import ResultMetrics
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of
@@ -152,12 +151,11 @@ def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_kinds_of_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochal.coordinator.insight.member_book.MAX_REFUSAL_KINDS", 1)
-    driver = in_round(1)
-    driver.play_round()
-    history = Projection()
-    history.take(driver.instructions, 1)
-    detail = history.details[0]
-    for kind in ("corrupt", "odd", "strange"):
-        failed = replace(detail.clients[0], fate="failed", detail=f"{kind}: why")
-        history.book.end_round(replace(detail, clients=(failed,)))
-    assert history.book.refusals == {"corrupt": 1, OTHER: 2}
+    driver = in_round(1, 2, 3)
+    kinds: tuple[FailureKind, ...] = ("corrupt", "unavailable", "trainer")
+    for number, kind in enumerate(kinds, 1):
+        report = FailureReport(driver.round.number.step, driver.round.number.attempt, kind, "why", None)
+        driver.send(stimuli.StepFailed(client(number), report))
+    refusals = book_of(driver).refusals
+    assert refusals[OTHER] == 2
+    assert sorted(refusals.values()) == [1, 2]
