@@ -1,4 +1,4 @@
-"""Looks at some of a run's data before its first round: are they data that the run's model can take?
+"""Inspects some of a run's data before its first round: can the run's model take them?
 
 A few places, evenly spaced over one pass from its first sample to its last, are read and prepared as in a round. The
 rules kept here: what is wrong at one place alone is a note, because a run sets such data aside by itself (quarantine);
@@ -76,7 +76,7 @@ class DataNeeds:
 
 @dataclass
 class DataFindings:
-    """The findings of a look at some of a run's data, each a sentence.
+    """The findings of an inspection of some of a run's data, each a sentence.
 
     Attributes:
         problems: why the run's model cannot be trained on these data.
@@ -198,7 +198,7 @@ def _mixed_kinds(mix: WeightedDataProvider, are_records: Mapping[str, bool]) -> 
 
 
 class _Look:
-    """One look at one dataset."""
+    """One inspection of one dataset."""
 
     def __init__(self, provider: DataProvider, needs: DataNeeds) -> None:
         self._provider = provider
@@ -257,7 +257,7 @@ class _Look:
         for found, enough in ((self._unknown, SYSTEMATIC_PLACES), (self._unreadable, looked_at)):
             if not found:
                 continue
-            where = f"{found[0]} (wrong at {len(found)} of the {looked_at} places that were looked at)"
+            where = f"{found[0]} (wrong at {len(found)} of the {looked_at} places that were inspected)"
             if len(found) >= min(enough, looked_at):
                 findings.problems.append(f"{where}. {misread or ADVICE}")
                 misread = ""
@@ -268,7 +268,7 @@ class _Look:
         return findings
 
     def _misread_size(self) -> str:
-        """Return in words if the tokens look like those of the other token size; "" if they do not."""
+        """Return a sentence if the tokens resemble those of the other token size; "" otherwise."""
         if not isinstance(self._provider, LocalDataProvider | RangedDataProvider):
             return ""
         vocabulary = self._needs.vocabulary or 2**_HALF_BITS

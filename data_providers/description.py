@@ -40,7 +40,7 @@ def describe_files(
 
 
 def describe_order(kind: str, order: DataOrder[Any]) -> DatasetDescription:
-    """Return the description of the dataset that has this order, with what its files are told from others by."""
+    """Return the description of the dataset that has this order, with what distinguishes its files from others."""
     described = describe_files(kind, order.files, order.sequence_count, order.spec.shuffle_seed)
     return replace(
         described,

@@ -1,4 +1,4 @@
-"""How the tokens of prepared files were made: what `epochal prepare` writes into a manifest, compared with a run.
+"""The encoding of prepared files: what `epochal prepare` writes into a manifest, compared with a run.
 
 The rule kept here: data that are known to be another tokenizer's are refused before a round, whatever their tokens look
 like; nothing is concluded about files whose manifest does not say it.
@@ -102,7 +102,7 @@ def mixed_tokenizers(encodings: Mapping[str, TokenEncoding]) -> str:
 
 
 def _first(names: Iterable[str], say: Any) -> str:
-    """Return what is to be said about the first of the files, and how many others there are; "" if there are none."""
+    """Return a remark on the first of the files with the number of others; "" without files."""
     all_names = list(names)
     if not all_names:
         return ""

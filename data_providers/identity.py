@@ -1,4 +1,4 @@
-"""What tells a dataset from another: its files' names and sizes, and their contents where manifests name them.
+"""The identity of a dataset: its files' names and sizes, and their contents where manifests name them.
 
 The content of a file is named by the SHA-256 that a manifest has for it, or, in a manifest that was written before
 there was one, by a hash over the hashes of its blocks. The same files have the same fingerprint on a disk, over HTTP
@@ -24,7 +24,7 @@ def contents_of(files: Iterable[SourceFile]) -> Contents:
 
 
 def identified_by(names: Sequence[str], contents: Contents) -> str:
-    """Return in words by what files are told from others."""
+    """Return a phrase for what distinguishes files from others."""
     known = sum(name in contents for name in names)
     if known in (0, len(names)):
         return BY_CONTENT if known else BY_NAME

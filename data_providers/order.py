@@ -100,7 +100,7 @@ def block_sequences(sequence_count: int) -> int:
 
 
 class DataOrder(Generic[File]):
-    """The order of a dataset: which place in which file each data index stands for.
+    """The order of a dataset: the file and the place in it of each data index.
 
     Args:
         files: the dataset's files.

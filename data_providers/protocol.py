@@ -246,7 +246,7 @@ class DataProvider(Protocol):
 
 @runtime_checkable
 class Expecting(Protocol):
-    """A `DataProvider` that reads ahead what it is told."""
+    """A `DataProvider` that reads announced samples ahead."""
 
     def expecting(self, data_ids: Sequence[DataIds], samples_per_request: int) -> AbstractContextManager[None]:
         """Read ahead within the context, as far as the provider's bounds allow.

@@ -1,4 +1,4 @@
-"""For what a trainer waits when it waits for samples: their fetching, their decoding, or their packing.
+"""The causes of a trainer's waits for samples: fetching, decoding, or packing.
 
 A provider says what of a request is decoding (decompression, parsing of columns) with `decoding`; the rest of it is
 fetching. The fetcher divides the time for which a receiver waited for an answer as the request's time is divided.

@@ -35,7 +35,7 @@ OTHER_READERS = frozenset(
 """Modules there that parse something else."""
 PARSERS = frozenset({"parse_document", "parse_immutable"})
 OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "ResultsPage": ResultsPage}
-"""Documents that have a parser of their own."""
+"""Documents with their own parser."""
 FOR_OPERATORS = frozenset(
     {
         *("CheckerToken", "CheckpointRef", "DataHistory", "DataServerToken", "EvaluationHistory", "FailedData"),
@@ -71,7 +71,7 @@ class Rule(StrEnum):
 
 
 _PLACES = ("StateFile.model.LLM.data_location", "Mix.sources[].location", "MixEntry.location")
-"""Where a location of data may be."""
+"""The possible places of a data location."""
 
 
 def _of_locations(*paths: str) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ class DocumentField:
 
     @property
     def named_rules(self) -> tuple[Rule, ...]:
-        """The rules that `RULES` names for the field; a rule of numbers is none of a field that may be any text."""
+        """The rules that `RULES` names for the field; a rule of numbers does not apply to a field of free text."""
         found = tuple(rule for rule, patterns in RULES.items() if any(map(self.matches, patterns)))
         return tuple(rule for rule in found if rule not in _OF_NUMBERS or not any(map(_is_free_text, self.schemas)))
 

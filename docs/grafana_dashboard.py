@@ -256,7 +256,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Viewers",
-                "Browsers and followers that are told the run's news; dropped: those that read too slowly.",
+                "Browsers and followers that receive the run's events; dropped: those that read too slowly.",
                 (
                     (f"sum(epochal_coordinator_viewers{RUN})", "viewers"),
                     (f"sum(increase(epochal_coordinator_viewers_dropped_total{RUN}[{RATE}]))", "dropped"),
@@ -270,7 +270,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Made for viewers",
-                "Each made once, however many look: frames of events, and pages of the history.",
+                "Each made once, for any number of viewers: frames of events, and pages of the history.",
                 (
                     (f"sum(rate(epochal_coordinator_viewer_frames_total{RUN}[{RATE}]))", "frames"),
                     (f"sum(rate(epochal_coordinator_history_pages_encoded_total{RUN}[{RATE}]))", "pages"),

@@ -1,4 +1,4 @@
-"""What programs may say that has a kind: refusals, error classes, warnings of the log, and how a client ends.
+"""Every kind that programs report: refusals, error classes, warnings of the log, and how a client ends.
 
 Sources are parsed, not imported, so the answer is the same whatever is installed.
 """
@@ -19,7 +19,7 @@ PACKAGES = (
     "trainers", "training_service",
 )  # fmt: skip
 LOUD = {"warning", "error", "critical", "exception"}
-"""Methods of a logger that write what somebody should look at."""
+"""Methods of a logger that write what somebody should read."""
 
 _EVENT = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+")
 
@@ -54,7 +54,7 @@ def error_classes() -> frozenset[str]:
 
 
 def mistakes() -> list[str]:
-    """Return a line for each kind without an explanation, and for each explanation of a kind that nothing says."""
+    """Return a line for each kind without an explanation, and for each explanation of a kind that no code reports."""
     known, where = explanations().keys(), "runtime/explanations.toml"
     return [
         *(

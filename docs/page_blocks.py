@@ -112,7 +112,7 @@ def commands_in(script: str) -> Iterator[list[str]]:
 
 
 def _lines(script: str) -> Iterator[str]:
-    """Yield the script's lines, with those that go on joined, and without the contents of heredocs."""
+    """Yield the script's lines, continued ones joined, and without the contents of heredocs."""
     end = None
     for line in script.replace("\\\n", " ").splitlines():
         if end is not None:

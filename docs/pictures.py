@@ -64,7 +64,7 @@ PHASE_PATHS = {
     ("Paused", "WaitingForMembers"): ("M130 280V177", (130, 225)),
     ("Finished", "WaitingForMembers"): ("M300 412H26V162H37", (200, 412)),
 }
-"""Path of each transition's arrow, and where its number stands."""
+"""Path of each transition's arrow, and the position of its number."""
 ACTORS = (("Coordinator", 110), ("Client", 370), ("Data provider", 610))
 MESSAGES = (
     (0, 1, "run document: RoundTrain, step, seed, digests of roster and work list"),

@@ -17,7 +17,7 @@ OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.
 """Pages of the site by the file of the repository that holds them."""
 
 BODIES = {"commands": command_page.body, "routes": rest_page.body}
-"""What makes the bodies that only the site has, by the name in a page's `<!-- made with the site: NAME -->`."""
+"""Makers of the bodies that only the site has, by the name in a page's `<!-- made with the site: NAME -->`."""
 
 _PLACE = re.compile(r"<!-- made with the site: ([a-z]+) -->")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")

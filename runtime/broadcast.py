@@ -76,7 +76,7 @@ class PacedBroadcast:
         self.turn_count = 0
         """Number of turns that have begun."""
         self.is_closed = False
-        """Whether nobody waits any more."""
+        """Whether all waiting has ended."""
 
     @property
     def is_prompt(self) -> bool:

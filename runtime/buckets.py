@@ -88,7 +88,7 @@ def host_of(bucket: Bucket) -> str:
 
 
 def obstore() -> Any:
-    """Import and return obstore. Raise `InvalidInput`, which says what to install, if that is not possible."""
+    """Import and return obstore. Raise `InvalidInput`, which names the package to install, if it is missing."""
     try:
         import obstore
         import obstore.exceptions
@@ -104,7 +104,7 @@ def store_failures() -> tuple[type[Exception], ...]:
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status of the answer that an error stands for; 0 where it names none."""
+    """Return the HTTP status of the answer that caused an error; 0 if unknown."""
     found = _STATUS.search(str(error))
     return int(found["status"]) if found else 0
 

@@ -38,7 +38,7 @@ class RunClock:
         self._base_s = max(clock.wall_s() if now_s is None else now_s, not_before_s) - clock.monotonic_s()
 
     def not_before(self, now_s: float) -> None:
-        """Go on from this time at least, because another coordinator of the run has come to it."""
+        """Never return an earlier time again, because another coordinator of the run has reached it."""
         self._base_s += max(0.0, now_s - self.now_s())
 
     def now_s(self) -> float:

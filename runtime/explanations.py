@@ -1,4 +1,4 @@
-"""Why something was refused, failed or warned, and what to do, by kind: the texts of `explanations.toml`.
+"""The explanations of refusals, failures and warnings by kind, each with a remedy: the texts of `explanations.toml`.
 
 The rule kept here: one text for the command line, the services' pages and the documentation. A kind is a refusal's
 value, or the name of an error class or log event with hyphens.

@@ -12,7 +12,7 @@ from epochal.runtime.retry import RetryPolicy, retry_after_s
 from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
 
 HUB_HOST = "huggingface.co"
-"""What `--credentials-for` names to let the token of HF_TOKEN be sent, wherever HF_ENDPOINT says that the Hub is."""
+"""The value of `--credentials-for` that lets the token of HF_TOKEN be sent to the Hub, also at HF_ENDPOINT."""
 HUB_EXTRA = "pip install 'epochal[hub]'"
 MAX_ATTEMPTS = 4
 """Maximum number of attempts at one file while the Hub does not answer."""
@@ -21,14 +21,14 @@ MAX_RETRY_AFTER_S = 60.0
 HUB_RETRIES = RetryPolicy(attempts=MAX_ATTEMPTS, first_delay_s=1.0, max_delay_s=10.0, max_asked_s=MAX_RETRY_AFTER_S)
 _HTTP_OK_BELOW = 400
 _NO_SPACE = "no space left on device"
-"""What an error of `hf_xet` says, which has no number."""
+"""The message of an error of `hf_xet`, which has no number."""
 
 
 T = TypeVar("T")
 
 
 def hub() -> Any:
-    """Import and return `huggingface_hub`. Raise `InvalidInput`, which says what to install, if it is not installed."""
+    """Import and return `huggingface_hub`. Raise `InvalidInput`, which names the extra to install, if it is missing."""
     try:
         import huggingface_hub
         import huggingface_hub.constants
@@ -70,7 +70,7 @@ def repeated(request: Callable[[], T], policy: RetryPolicy) -> T:
 
 
 def hub_error(error: BaseException, place: str) -> InvalidInput | ModelUnavailable:
-    """Return the error that one of `hub_failures` stands for.
+    """Return the project's error for one of `hub_failures`.
 
     Args:
         error: raised by a request.
@@ -100,7 +100,7 @@ def _is_of_a_full_disk(error: BaseException) -> bool:
 
 
 def _refusal(error: Any, status: int, place: str) -> InvalidInput | ModelUnavailable:
-    """Return the error that an answer of 4xx or 5xx stands for."""
+    """Return the error for an answer of 4xx or 5xx."""
     errors = hub().errors
     if isinstance(error, errors.GatedRepoError):
         message = f"{place}: access to the repository must be granted first, on its page on the Hub (answered {status})"

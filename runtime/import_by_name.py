@@ -31,7 +31,7 @@ def import_by_name(place: str, shown: str) -> Any:
 
 
 def _where_to_find(module: str) -> str:
-    """Return what to do about a module that is not found; commands do not look in the folder that they start in."""
+    """Return a remedy for a module that is not found; commands do not search the folder that they start in."""
     here = Path.cwd()
     if (here / f"{module}.py").is_file() or (here / module).is_dir():
         return f"{here} holds it: set PYTHONPATH={here}"

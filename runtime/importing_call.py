@@ -1,4 +1,4 @@
-"""A call that imports much, in a thread of its own: how long it will still take, and how to stop it.
+"""Runs a call that imports much in a separate thread, estimates its remaining time, and can stop it.
 
 Each module that is imported is looked for by the finders of `sys.meta_path` in turn. One that comes first, and finds
 nothing, counts the modules of its thread, and ends the thread's call at the next one when nobody waits for it any more.
@@ -20,7 +20,7 @@ MOST_DONE = 0.98
 
 STALL_S = 2.0
 STALLED_PART = 0.25
-"""A call that has looked for no module for `STALL_S`, and this part of its time so far, may hang."""
+"""A call that has searched for no module for `STALL_S`, and this part of its time so far, may hang."""
 STOP_TIMEOUT_S = 5.0
 """Maximum time for which a call that is stopped is waited for."""
 
@@ -109,7 +109,7 @@ class _CountingFinder:
         self.is_stopped = False
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        """Count a module that this finder's thread looks for."""
+        """Count a module that this finder's thread searches."""
         del fullname, path, target
         if threading.get_ident() == self.thread:
             self.count += 1

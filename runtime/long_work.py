@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Protocol
 
 UPDATE_S = 0.1
-"""Shortest time between two looks of the display at the same work."""
+"""Minimum time between two updates of the display for the same work."""
 BYTES = "bytes"
 """The unit of work that a display shows as bytes, with a rate."""
 

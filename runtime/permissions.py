@@ -1,4 +1,4 @@
-"""What the owner of a machine allows the documents of a run to do on it.
+"""The permissions that the owner of a machine gives to the documents of a run.
 
 A volunteer trusts a coordinator with computing time, not with the machine. The rule kept here: whatever a document
 names (a host, a file, a package) is used only if the owner named it, or if it is harmless by its kind; a credential of
@@ -16,7 +16,7 @@ from epochal.state.errors import NotAllowed
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """The permissions of a document. None stands for everything: of what the machine's owner wrote himself.
+    """The permissions of a document. None allows everything, as in files that the machine's owner wrote.
 
     Attributes:
         reach: addresses that may be connected.
@@ -38,7 +38,7 @@ class Permissions:
         credential_hosts: Sequence[str] | None = None,
         packages: Sequence[str] | None = None,
     ) -> "Permissions":
-        """Return what a client's options allow. Raise `InvalidInput` for a network that is none."""
+        """Return the permissions that a client's options give. Raise `InvalidInput` for an invalid network."""
         reach = Reach(tuple(map(parse_network, networks or ())))
         hosts = frozenset(host.lower() for host in credential_hosts or ())
         names = frozenset(map(_normalized, packages or ()))
@@ -50,7 +50,7 @@ class Permissions:
         return cls(Reach((parse_network("0.0.0.0/0"), parse_network("::/0"))), None, None, None)
 
     def naming(self, hosts: Iterable[str], *, lends_credentials: bool = False) -> "Permissions":
-        """Return these permissions where the owner named hosts himself, and lends them credentials if he says so."""
+        """Return these permissions with the hosts that the owner named, and credentials for them if lent."""
         named = frozenset(map(str.lower, hosts))
         reach = None if self.reach is None else replace(self.reach, hosts=self.reach.hosts | named)
         if not lends_credentials or self.credential_hosts is None:

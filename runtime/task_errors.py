@@ -2,7 +2,7 @@
 
 
 def first_error(group: BaseExceptionGroup[BaseException], wanted: type[BaseException] = BaseException) -> BaseException:
-    """Return the first error of type `wanted`, in depth-first order; if there is none, the first error of any type.
+    """Return the first error of type `wanted`, in depth-first order, else the first error of any type.
 
     A task group cancels its other tasks after the first failure, so later errors mostly follow from the first.
     """

@@ -1,4 +1,4 @@
-"""Where blocking calls run: in one thread, in the event loop's shared threads, or inline where time is virtual.
+"""Runs blocking calls: in one thread, in the event loop's shared threads, or inline where time is virtual.
 
 Cancelling the caller does not stop a call that is already running; a call that must be stoppable checks a flag.
 """

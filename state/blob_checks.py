@@ -33,7 +33,7 @@ def names_of(layout: TensorLayout) -> ParameterNames:
 
 
 def layout_of(document: ParameterNames) -> TensorLayout:
-    """Return the layout that a document says. Raise `InvalidDocument` unless it is one."""
+    """Return the layout that a document describes. Raise `InvalidDocument` unless it is valid."""
     if len(document.names) != len(document.shapes):
         raise InvalidDocument(f"{len(document.names)} names of parameters, and {len(document.shapes)} shapes")
     try:

@@ -52,7 +52,7 @@ def _kind_of(char: str) -> str:
 
 
 def checked_client_name(name: str) -> str:
-    """Return the name. Raise `ValueError`, which says what is allowed, unless a client may have it."""
+    """Return the name. Raise `ValueError` with what is allowed unless a client may have it."""
     mistake = name_mistake(name)
     if mistake is not None:
         raise ValueError(f"{name[:MAX_CLIENT_NAME_CHARS]!a}: {mistake}; allowed: {CLIENT_NAME_ALLOWED}")
@@ -60,7 +60,7 @@ def checked_client_name(name: str) -> str:
 
 
 def checked_text(text: str) -> str:
-    """Return the text. Raise `ValueError`, which says what is allowed, unless every character of it is seen."""
+    """Return the text. Raise `ValueError` with what is allowed unless all of its characters are visible."""
     unseen = _unseen(text)
     if unseen is not None:
         raise ValueError(f"{text[:MAX_CLIENT_NAME_CHARS]!a}: {unseen}; allowed: {TEXT_ALLOWED}")
@@ -81,7 +81,7 @@ Software = Annotated[str, Field(pattern=SOFTWARE_PATTERN)]
 
 
 def software_version(version: str) -> str | None:
-    """Return a program's version as a join says it, or None if it cannot be said there."""
+    """Return a program's version as a join message states it, or None if it does not fit there."""
     return version if re.fullmatch(SOFTWARE_PATTERN, version) else None
 
 

@@ -1,4 +1,4 @@
-"""The short description of a dataset that clients send with its fingerprint, so that a difference can be said in words.
+"""The short description of a dataset that clients send with its fingerprint, so that a difference can be explained.
 
 A fingerprint decides whether two datasets are the same; a description only explains. It is bounded, so it shows the
 first files alone, and members may describe their data wrongly.
@@ -35,7 +35,7 @@ class DescribedFile(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class DatasetDescription(WireDocument):
-    """A dataset in a few words. None stands for what its provider does not know.
+    """A dataset in a few words. None for what its provider does not know.
 
     Attributes:
         kind: what it consists of, such as "token files".
@@ -66,7 +66,7 @@ class DatasetDescription(WireDocument):
 
 
 def dataset_difference(found: DatasetDescription | None, run: DatasetDescription | None) -> str:
-    """Return in words how a client's dataset differs from the run's, as far as the two descriptions tell."""
+    """Return a sentence on how a client's dataset differs from the run's, as far as the two descriptions show."""
     if found is None:
         return "the client's data provider does not describe its data"
     if run is None:

@@ -65,7 +65,7 @@ class Roster(WireDocument):
     ceiling: Annotated[int, Field(ge=1, le=PARTS)] | None = None
 
     def electorate(self) -> tuple[ClientId, ...]:
-        """Return the clients that may be witnesses: the proven ones, or all of them if there is none.
+        """Return the clients that may be witnesses: the proven ones, or all if none is proven.
 
         So nobody can outvote the clients that do the work with keys that cost nothing.
         """

@@ -43,7 +43,7 @@ class EpochalError(Exception):
 
 
 class InvalidInput(EpochalError):
-    """An input is wrong; the message says what is allowed. The sender's fault; do not retry the same input."""
+    """An input is wrong; the message names what is allowed. The sender's fault; do not retry the same input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Unsupported(EpochalError):
 
 
 class Refused(EpochalError):
-    """The coordinator refused a message; the run is unchanged. `kind` says why (`state/refusals.py`)."""
+    """The coordinator refused a message; the run is unchanged. `kind` is the reason (`state/refusals.py`)."""
 
     def __init__(self, kind: Refusal, message: str, **context: Any) -> None:
         super().__init__(message, **context)
@@ -154,7 +154,7 @@ class StoreFailed(EpochalError):
 
 
 class OtherRules(StoreFailed):
-    """A run was kept under other rules than this program's, which does not replay them. The message says what to do.
+    """A run was kept under other rules than this program's, which does not replay them. The message names the remedy.
 
     Args:
         where: the part of the run that was read.
@@ -189,7 +189,7 @@ class StoreBlocked(StoreFailed):
 
 
 class StoreLost(StoreFailed):
-    """A coordinator that served a run could keep nothing more, told its readers, and ended."""
+    """A coordinator could no longer write to its store, reported it to its readers, and ended."""
 
 
 class StoreConflict(EpochalError):

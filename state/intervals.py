@@ -44,7 +44,7 @@ class Interval(WireDocument):
 
     @property
     def count(self) -> int:
-        """How many numbers it holds."""
+        """Number of items."""
         return self.end - self.start + 1
 
     def covers(self, other: Self) -> bool:

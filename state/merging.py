@@ -39,7 +39,7 @@ class UnsoundArithmetic(EpochalError):
 
 
 class Diverged(EpochalError):
-    """An outcome makes parameters or momentum infinite or NaN. The same on every replica; the run cannot go on."""
+    """An outcome makes parameters or momentum infinite or NaN. The same on every replica; the run cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Contribution:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MergeOutput:
-    """Where a merge writes the new values: arrays with the names and shapes of the replica's.
+    """The arrays to which a merge writes the new values, with the names and shapes of the replica's.
 
     Attributes:
         written: called after each chunk, with the number of its values. Chunks come in the order of the parameters.

@@ -1,4 +1,4 @@
-"""What files, indexes and documents of others may make a reader take: one table.
+"""Limits of what a reader takes from files, indexes and documents of others: one table.
 
 A file that somebody else wrote says how large its parts are. The rule kept here: what it claims is compared with its
 limit before memory is taken for it. Each limit is far above what honest data need, and far below what a machine has.

@@ -22,7 +22,7 @@ class Retry(Enum):
 
 
 class Refusal(StrEnum):
-    """Why a request is refused. The value is the stable last part of the problem's `type` (RFC 9457).
+    """The reason for which a request is refused. The value is the stable last part of the problem's `type` (RFC 9457).
 
     Attributes:
         status: HTTP status code of the answer.
@@ -110,5 +110,5 @@ class Refusal(StrEnum):
 
     @property
     def may_retry(self) -> bool:
-        """Whether the same request, or one made anew, may succeed."""
+        """Whether the same request, or a new one, may succeed."""
         return self.retry in (Retry.LATER, Retry.ANEW)

@@ -19,7 +19,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.share_ceiling import largest_part
 
 ENOUGH = 3
-"""With fewer results of proven clients a round says nothing of the usual length, and nobody is blamed for it."""
+"""With fewer results of proven clients a round does not define the usual length, and blames nobody."""
 LEAST_FACTOR = 2.0**-126
 """The smallest normal float32: a result of any length keeps a factor above 0."""
 RATE_PLACES = 3

@@ -30,7 +30,7 @@ Seed = NewType("Seed", str)
 
 MAX_REASONS_IN_ERROR = 5
 MAX_EXACT = 2**53
-"""The largest magnitude at which every whole number is a float of its own."""
+"""The largest magnitude up to which every whole number is a distinct float."""
 MAX_SHOWN_CHARS = 80
 """Maximum length of a sender's own text in an error about it."""
 

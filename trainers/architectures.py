@@ -130,7 +130,7 @@ def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions 
 
 
 def known_vocabulary(spec: ModelSpec) -> int | None:
-    """Return the number of the model's tokens without importing a library of its trainer; None if only that tells."""
+    """Return the number of the model's tokens without importing a library of its trainer; None if that is needed."""
     if spec.dummy or spec.architecture is Architecture.CUSTOM:
         return None
     if spec.architecture is Architecture.EPOCHAL_NGRAM:

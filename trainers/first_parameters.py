@@ -1,4 +1,4 @@
-"""The model that a run starts from: made from a seed, or read from where the state file's `checkpoint` says."""
+"""The first parameters of a run: made from a seed, or read from the state file's `checkpoint`."""
 
 import hashlib
 import logging
@@ -215,7 +215,7 @@ def _look_around(spec: ModelSpec, source: ModelSource, note: Note) -> None:
 
 
 def _completed(spec: ModelSpec, source: ModelSource) -> ModelSpec:
-    """Return the spec with the config of the source, unless it says all."""
+    """Return the spec, completed by the config of the source."""
     if spec.is_complete:
         return spec
     config = with_origin(source.config(), source.origin(), commit_of)

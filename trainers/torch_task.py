@@ -1,4 +1,4 @@
-"""The base class of trainers for models of one's own in torch.
+"""The base class of trainers for custom models in torch.
 
 A subclass says what the model is, how samples become a batch, and what the loss is. Everything else is `TorchLearner`'s
 and `LearnerTrainer`'s: devices, precision, micro-batches, gradients, optimizer and inner state.
@@ -34,7 +34,7 @@ _ALONE, _PLACE, _NAME = "alone", "place ", "name "
 
 
 class TorchTask(ABC):
-    """A model of one's own in torch, and what it learns: the base class of trainers in packages (docs/trainers.md).
+    """A custom model in torch, and its objective: the base class of trainers in packages (docs/trainers.md).
 
     Register the subclass in the entry point group `epochal.trainers`. It is made without arguments other than the spec.
 

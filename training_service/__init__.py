@@ -1,1 +1,1 @@
-"""A service that trains for clients without a device of their own."""
+"""A service that trains for clients without their own device."""

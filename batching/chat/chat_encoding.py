@@ -12,7 +12,7 @@ from epochal.data_providers.protocol import IGNORED_LABEL, Tokens
 
 
 class PlacedTokens(Protocol):
-    """A tokenizer that says where its tokens come from."""
+    """A tokenizer that reports where its tokens come from."""
 
     def encode_placed(self, text: str) -> tuple[Tokens, npt.NDArray[np.int64]]:
         """Return a text's tokens and, for each, the character of the text at which it begins, never descending.

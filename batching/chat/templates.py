@@ -25,11 +25,11 @@ MAX_TEMPLATE_CHARACTERS = 256 * 1024
 _START, _STOP = "\ufdd0", "\ufdd1"
 """Around what a template marks, while it is rendered."""
 END_MARK = "\ufdd2"
-"""The `eos_token` of tokenizers whose end token has no text of its own."""
+"""The `eos_token` of tokenizers whose end token has no text."""
 _RESERVED = re.compile("[\ufdd0-\ufdef]")
 """Noncharacters, which Unicode reserves for a program's own use."""
 _MARKER = re.compile(r"<[|｜][^<>|｜\s]{1,64}[|｜]>")
-"""The usual form of what stands between messages."""
+"""The usual separator between messages."""
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
 PLAIN = """\
@@ -140,7 +140,7 @@ class ChatTemplate:
             if not upto.startswith(before) or not text.startswith(upto):
                 raise CorruptData(
                     f"chat template {self.name} writes messages[{position}] otherwise once others follow or precede "
-                    "it, so that it cannot be told what is learnt; allowed: a template with {% generation %} blocks "
+                    "it, so that what is learnt is ambiguous; allowed: a template with {% generation %} blocks "
                     "around the assistant's messages"
                 )
             stretches.append((len(before), len(upto)))

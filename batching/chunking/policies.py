@@ -46,7 +46,7 @@ class ChunkEnd(StrEnum):
     SIZE = "size"
     """With the next item it would have been too large."""
     END = "end"
-    """There are no more items."""
+    """The items have ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,7 @@ class Packer:
                 return None
         raise CorruptData(
             f"data index {encoded.index} has {len(encoded)} tokens, a row {self._row_tokens}; packing.oversized is "
-            '"error"; allowed: "truncate", "split" or "drop" to go on',
+            '"error"; allowed: "truncate", "split" or "drop" to continue',
             data_index=encoded.index,
         )
 
@@ -390,7 +390,7 @@ def _check_same_settings(state: Mapping[str, Any], settings: Mapping[str, Any]) 
         for name in sorted({*before, *settings})
         if before.get(name) != settings.get(name)
     )
-    raise InvalidInput(f"a packer cannot go on under another configuration: {changed or 'its digest differs'}")
+    raise InvalidInput(f"a packer cannot continue under another configuration: {changed or 'its digest differs'}")
 
 
 def _damaged(error: Exception) -> InvalidInput:

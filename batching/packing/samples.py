@@ -148,7 +148,7 @@ def packed_row(samples: Sequence[EncodedSample]) -> TokenBatch:
 
 
 def padded_row(row: TokenBatch, row_tokens: int) -> TokenBatch:
-    """Return the row padded to its full length with zeros, which are a document of their own and never predicted."""
+    """Return the row padded to its full length with zeros, a separate document that is never predicted."""
     missing = row_tokens - len(row.input_ids)
     if not missing:
         return row

@@ -192,7 +192,7 @@ class TaskEncoder:
 
     @property
     def slices_itself(self) -> bool:
-        """Whether the class has a `slice_batch` of its own."""
+        """Whether the class overrides `slice_batch`."""
         return type(self).slice_batch is not TaskEncoder.slice_batch
 
     @property

@@ -48,7 +48,7 @@ class Column:
 
 
 def pyarrow() -> Any:
-    """Import and return pyarrow; `InvalidInput`, which says what to install, if that is not possible."""
+    """Import and return pyarrow. Raise `InvalidInput`, which names the extra to install, if it is missing."""
     try:
         import pyarrow
         import pyarrow.compute
@@ -102,7 +102,7 @@ def _columns_of(schema: Any, place: str, records: bool) -> tuple[str, ...]:
 
 
 def _check_kind(kind: Any, name: str, place: str) -> None:
-    """Raise `CorruptData` for types whose values are views of each other: a few bytes stand for any number."""
+    """Raise `CorruptData` for types whose values are views of each other: few bytes may expand to any number."""
     types = pyarrow().types
     views = (types.is_run_end_encoded, types.is_list_view, types.is_large_list_view, types.is_union)
     if any(is_view(kind) for is_view in (*views, types.is_string_view, types.is_binary_view)):
@@ -170,7 +170,7 @@ def _small_parts(batch: Any, place: str) -> Iterator[Any]:
 
 
 def _expanded_bytes(array: Any) -> int:
-    """Return the size of an array's values and of their places, each counted wherever it stands."""
+    """Return the size of an array's values and of their offsets, each counted wherever it occurs."""
     arrow = pyarrow()
     kind, places_bytes = array.type, _PLACE_BYTES * len(array)
     if arrow.types.is_dictionary(kind):

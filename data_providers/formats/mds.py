@@ -58,7 +58,7 @@ class Shard:
 
     @property
     def layout(self) -> RecordLayout:
-        """Where the tokens stand in a sample."""
+        """The place of the tokens in a sample."""
         before, other = self.fixed_before_bytes, self.fixed_other_bytes
         return RecordLayout(self.file.name, self.file.size_bytes, self.sample_count, before, other, self.has_shape)
 

@@ -28,7 +28,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RecordLayout:
-    """Where the tokens stand in the samples of a shard.
+    """The place of the tokens in the samples of a shard.
 
     Attributes:
         name, size_bytes: of the shard.
@@ -117,7 +117,7 @@ def _with_shapes(columns: Numbers, spec: DatasetSpec) -> tuple[Numbers, Any]:
 
 
 def shape_of(tokens: int) -> bytes:
-    """Return the shape that stands before so many tokens."""
+    """Return the shape header of so many tokens."""
     exponent = 0 if tokens < 2**8 else 1 if tokens < 2**16 else 2
     return bytes([1 << 2 | exponent]) + tokens.to_bytes(2**exponent, "little")
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's indexed dataset: `NAME.bin` holds the tokens of all documents, one after the other, `NAME.idx` says so.
+"""Megatron-LM's indexed dataset: `NAME.bin` holds the tokens of all documents in a row, `NAME.idx` their lengths.
 
 The index (version 1, all little-endian): the magic `MMIDIDX\\0\\0`, u64 version, u8 code of the tokens' type, u64
 number of sequences *n*, u64 number of document boundaries; then *n* int32 lengths in tokens, *n* int64 byte offsets,

@@ -218,7 +218,7 @@ def chunks_of(tail: bytes, file_bytes: int, place: str) -> list[list[StoredColum
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A column of the schema, by which pyarrow decodes it, whatever a row group says of it."""
+    """A column of the schema, by which pyarrow decodes it, whatever a row group declares."""
 
     path: tuple[str, ...]
     kind: int

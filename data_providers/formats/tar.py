@@ -165,9 +165,13 @@ def _extended(file: BinaryIO, size_bytes: int, at: int, place: str) -> bytes:
 
 def _check_end(file: BinaryIO, at: int, size_bytes: int, place: str) -> None:
     if size_bytes - at > MAX_TAR_END_BYTES:
-        raise CorruptData(f"{place} goes on after its end mark at byte {at}: archives one after the other are not read")
+        raise CorruptData(
+            f"{place} continues after its end mark at byte {at}: archives one after the other are not read"
+        )
     if _exactly(file, size_bytes - at, at, place).strip(b"\0"):
-        raise CorruptData(f"{place} goes on after its end mark at byte {at}: archives one after the other are not read")
+        raise CorruptData(
+            f"{place} continues after its end mark at byte {at}: archives one after the other are not read"
+        )
 
 
 def _exactly(file: BinaryIO, size_bytes: int, at: int, place: str) -> bytes:
@@ -207,7 +211,7 @@ def record_of(record: bytes | None, text: bytes | None, place: str) -> bytes:
             return json.dumps({"text": said}, ensure_ascii=False).encode()
         held = load_json(record)
         if not isinstance(held, dict):
-            raise ValueError(f"beside a .txt stands a {type(held).__name__}, not an object")
+            raise ValueError(f"beside a .txt there is a {type(held).__name__}, not an object")
         return record if "text" in held else json.dumps({**held, "text": said}, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise CorruptData(f"{place}: {error}", place=place) from error

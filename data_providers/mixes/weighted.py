@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """One source of a mix. `name` is for messages; `weight` holds where no schedule says others."""
+    """One source of a mix. `name` is for messages; `weight` holds where no schedule sets others."""
 
     name: str
     provider: DataProvider

@@ -38,7 +38,7 @@ Look = Callable[[DataProvider, int], Awaitable[Sequence[str]]]
 
 
 def order_of(provider: DataProvider) -> DataOrder[Any] | None:
-    """Return the order of a provider over files; None if it has none of its own."""
+    """Return the order of a provider over files, or None."""
     found = getattr(provider, "order", None)
     return found if isinstance(found, DataOrder) else None
 

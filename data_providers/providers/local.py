@@ -51,7 +51,7 @@ MAX_INLINE_BYTES = 4 * 1024**2
 MAX_MAPPED_BYTES = 128 * 1024**3
 """Files are mapped up to this size in all, which bounds the system's page tables for them at 256 MiB."""
 MAX_VIEWS = 64
-"""Parts of an answer that are looked for in memory at a time."""
+"""Parts of an answer that are searched in memory at a time."""
 
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 """Linux's flag for "read only without waiting"; None elsewhere, and then every read goes to a thread."""
@@ -261,7 +261,7 @@ class _Place(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Where bytes of a file begin, and where they are to stand."""
+    """The offsets of bytes in a file and in their destination."""
 
     offset: int
     into: memoryview

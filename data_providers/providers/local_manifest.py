@@ -56,7 +56,7 @@ def listed_in_folder(folder: Path, paths: Mapping[str, Path]) -> Manifest:
 
 
 def listed_beside(manifest_path: Path, path: Path) -> Manifest:
-    """Return what a manifest says of one file beside it; nothing if there is none, or if it does not list the file.
+    """Return the entry of a manifest for one file beside it; empty without a manifest or without an entry.
 
     Raises what `listed_in_folder` raises.
     """
@@ -74,7 +74,7 @@ def contents_in(manifest: Manifest) -> Contents:
 
 
 def encodings_in(manifest: Manifest) -> dict[str, TokenEncoding]:
-    """Return how the files' tokens were made, as far as a manifest says it."""
+    """Return the encoding of the files' tokens, as far as a manifest records it."""
     return {name: listed.encoding for name, listed in manifest.items() if listed.encoding is not None}
 
 
@@ -90,7 +90,7 @@ def _read(path: Path) -> Manifest:
 
 
 def _compare_some(paths: Mapping[str, Path], manifest: Manifest) -> None:
-    """Raise `CorruptData` if one of the blocks that are looked at differs from its hash."""
+    """Raise `CorruptData` if one of the inspected blocks differs from its hash."""
     names = sorted(manifest)
     ends = np.cumsum([manifest[name].block_count for name in names], dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 MAPS = sys.platform == "linux" and sys.maxsize > 2**32
-"""Whether files are mapped: where the system says what is in memory, and addresses are not scarce."""
+"""Whether files are mapped: where the system reports what is in memory, and addresses are not scarce."""
 MAX_VIEW_BYTES = 1024**2
 """The longest view that is given at a time."""
 _MAX_PAGES = MAX_VIEW_BYTES // mmap.PAGESIZE + 2
@@ -78,7 +78,7 @@ class MappedFile:
 
 
 def is_told_what_is_in_memory(fd: int) -> bool:
-    """Whether the system tells this process which pages of the file are in memory.
+    """Whether the system reports which pages of the file are in memory.
 
     Linux tells it to a file's owner and to whoever may write it; to others it says that all of them are.
     """

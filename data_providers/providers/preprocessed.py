@@ -128,7 +128,7 @@ class PreprocessedDataProvider:
         """The files in their order; a token of theirs is a row."""
         self.columns = columns
         self.encodings = {file.name: file.source.encoding for file in files if file.source.encoding is not None}
-        """How the tokens of each file were made, as far as a manifest says it."""
+        """The encoding of each file's tokens, as far as a manifest records it."""
         self._max_tokens = max_tokens
         self._opening = opening
         self._source = source

@@ -89,7 +89,7 @@ class RangedDataProvider:
         return self._ahead.expecting(data_ids, samples_per_request)
 
     def forget_ahead(self) -> None:
-        """Drop what was read ahead without being told: later data indices may be of other files now."""
+        """Drop what was read ahead unannounced: later data indices may be of other files now."""
         self._ahead.forget_guess()
 
     @property
@@ -136,7 +136,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """Places of samples that were looked up in a table, which need not be kept for them."""
+    """Places of samples from a table, which need not be kept for them."""
 
     found: Mapping[tuple[int, int], list[tuple[int, int]]]
 

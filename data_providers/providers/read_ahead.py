@@ -285,7 +285,7 @@ class ReadAhead:
         self._budget.give_back(unit.tokens.nbytes)
 
     def _discard(self, plan: _Plan) -> None:
-        """End the units of a plan that nobody requests any more."""
+        """End the units of a plan that are no longer requested."""
         plan.left.clear()
         while plan.units:
             unit = plan.units.popleft()

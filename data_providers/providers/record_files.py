@@ -57,7 +57,7 @@ _ROWS_OF_PLACES = {_LINES: 2, _TAR: 4}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordFile(DataFile):
-    """One file; column *i* of `places` says where its record *i* is, as `Places` of its format."""
+    """One file; column *i* of `places` is the place of its record *i*, as `Places` of its format."""
 
     source: SourceFile
     format: str
@@ -198,7 +198,7 @@ class _Parts:
             self._held[name] = np.array([one.start for one in own], np.int64), [bytes(one.body) for one in own]
 
     def bytes_at(self, file: RecordFile, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-        """Return the bytes `[start, stop)` of each place; b"" for a place that says that there are none."""
+        """Return the bytes `[start, stop)` of each place; b"" for an empty place."""
         begins, bodies = self._held[file.name]
         if not len(begins):
             return [b""] * len(starts)

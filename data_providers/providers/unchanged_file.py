@@ -30,7 +30,7 @@ MAX_WARNINGS = 8
 
 
 class FileVersion(NamedTuple):
-    """When and where a file was written, as the system tells it: equal for a file that was not touched between."""
+    """The version of a file as the system reports it: equal for a file that was not written between."""
 
     device: int
     inode: int
@@ -67,7 +67,7 @@ class KeptFile:
         self._lock = threading.Lock()
 
     def holds(self, found: FileVersion, offset: int, length: int) -> bool:
-        """Return whether bytes that were read before the file was found in this version need no further look."""
+        """Return whether bytes that were read before the file was found in this version need no further check."""
         with self._lock:
             if found != self._version:
                 return False
@@ -136,7 +136,7 @@ class KeptFile:
 
 
 def check_block(path: Path, listed: ListedFile, number: int, body: bytes | memoryview) -> None:
-    """Raise `CorruptData` unless a block of a file has the hash that the manifest says."""
+    """Raise `CorruptData` unless a block of a file has the hash in the manifest."""
     held, wanted = block_hash(body), listed.hash_of(number)
     if held != wanted:
         raise CorruptData(

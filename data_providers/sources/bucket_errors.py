@@ -11,7 +11,7 @@ _PERMANENT = ("non-partial response when range requested", "incorrectly configur
 
 
 def request_error(error: Exception, place: str) -> SourceUnavailable | Rejected | CorruptData:
-    """Return the error that one of `store_failures` stands for.
+    """Return the project's error for one of `store_failures`.
 
     Args:
         error: raised by a request.

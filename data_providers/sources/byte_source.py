@@ -72,7 +72,7 @@ class ByteSource(Protocol):
 
 @asynccontextmanager
 async def closed_on_failure(source: ByteSource) -> AsyncIterator[None]:
-    """Close the source if the context ends with an exception, a cancellation included; else whoever took it does."""
+    """Close the source if the context ends with an exception, a cancellation included; else its new owner does."""
     try:
         yield
     except BaseException:

@@ -20,7 +20,7 @@ from epochal.state.errors import ExtraMissing
 from epochal.state.reader_limits import MAX_SNAPPY_BYTES, MAX_XZ_MEMORY_BYTES, MAX_ZSTD_WINDOW_BYTES
 
 SUFFIXES = {".zst": "zstd", ".gz": "gz", ".bz2": "bz2", ".xz": "xz"}
-"""The compression that a file's name says."""
+"""The compression by a file's name."""
 _PART_BYTES = 1024**2
 _ZSTD_PART_BYTES = 256
 """Packed bytes that are unpacked at a time: 8 MiB at most, as a block of 128 KiB may take four bytes."""
@@ -33,7 +33,7 @@ Opened: TypeAlias = tuple[tuple[type[BaseException], ...], Callable[[int], bytes
 
 
 def compression_of(name: str) -> str | None:
-    """Return the compression that a file's name says, None for a plain file."""
+    """Return the compression by a file's name, None for a plain file."""
     return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
 
 

@@ -60,7 +60,7 @@ class SpooledFile:
             filled += count
 
     def is_intact(self) -> bool:
-        """Return whether the content has the hash that stands before it."""
+        """Return whether the content has the hash that precedes it."""
         if self.size_bytes < 0:
             return False
         digest, part = hashlib.sha256(), memoryview(bytearray(_PART_BYTES))

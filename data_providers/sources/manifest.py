@@ -36,7 +36,7 @@ from epochal.state.wire import strict_json
 
 MANIFEST_NAME = "epochal-manifest.json"
 MAX_MANIFESTS = 64
-"""Maximum number of manifests of one dataset, each in a folder of its own."""
+"""Maximum number of manifests of one dataset, one for each folder."""
 DEFAULT_BLOCK_BYTES = 256 * 1024
 MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 64 * 1024**2
 _FORMAT = "epochal/manifest/v1"

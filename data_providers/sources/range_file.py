@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 WINDOW_BYTES = 4 * 1024**2
 """Number of bytes that are read at a time from a file that is read in order; the next ones are on their way."""
 MAX_WAIT_S = 600.0
-"""Maximum time for one range. Sources have shorter limits of their own for each of their attempts."""
+"""Maximum time for one range. Sources have shorter limits for each of their attempts."""
 
 LOOK_S = 1.0
-"""How often a waiting thread looks whether the event loop has ended."""
+"""Time between two checks of a waiting thread whether the event loop has ended."""
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ class RangeFile(SeekableFile):
             return asyncio.run_coroutine_threadsafe(reading, self._loop)
         except RuntimeError as error:  # the event loop is closed
             reading.close()
-            raise SourceUnavailable(f"{self._file.place} is not read any more", place=self._file.place) from error
+            raise SourceUnavailable(f"{self._file.place} is no longer read", place=self._file.place) from error
 
     def _wait(self, asked: "concurrent.futures.Future[bytes]") -> bytes:
         place = self._file.place
@@ -179,11 +179,11 @@ class RangeFile(SeekableFile):
             try:
                 return asked.result(LOOK_S)
             except concurrent.futures.CancelledError as error:
-                raise SourceUnavailable(f"{place} is not read any more", place=place) from error
+                raise SourceUnavailable(f"{place} is no longer read", place=place) from error
             except TimeoutError:
                 if asked.done():  # the reading itself took too long
                     raise
                 if self._loop.is_closed():
-                    raise SourceUnavailable(f"{place} is not read any more", place=place) from None
+                    raise SourceUnavailable(f"{place} is no longer read", place=place) from None
         asked.cancel()
         raise SourceUnavailable(f"{place} does not answer in {MAX_WAIT_S:.0f} s", place=place)

@@ -1,4 +1,4 @@
-"""Writing a folder's manifest, and writing it anew without losing what an earlier one says of unchanged files.
+"""Writes a folder's manifest, and rewrites it without losing an earlier one's entries of unchanged files.
 
 `epochal prepare` says in a manifest how it made the files (`data_providers/encoding.py`), by which data of another
 tokenizer are refused. The rule kept here: that is carried over for every file whose SHA-256 is the same, and where it
@@ -80,7 +80,7 @@ def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAUL
 
 
 def _earlier(path: Path) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the fields of the manifest that is there, and in a sentence if it is none that can be read."""
+    """Return the fields of the present manifest, and a sentence if it cannot be read."""
     if not path.exists():
         return {}, []
     text = path.read_bytes()

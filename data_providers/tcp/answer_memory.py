@@ -9,7 +9,7 @@ from epochal.data_providers.protocol import SourceUnavailable
 from epochal.state.wire import ClientId
 
 CHECK_PERIOD_S = 0.5
-"""Time after which a waiting request looks again for answers that must give way."""
+"""Time after which a waiting request searches again for answers that must give way."""
 
 
 @dataclass(eq=False, slots=True)

@@ -43,12 +43,12 @@ from epochal.state.wire import parse_document
 CONNECT_TIMEOUT_S = 15.0
 """Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
 RECEIVE_AT_ONCE_BYTES = 1024**2
-"""Bytes of samples that the system collects before it wakes the client, where it can be told."""
+"""Bytes of samples that the system collects before it wakes the client, where this can be set."""
 RECEIVED_IN_TURN = 2
 """Headers and payloads that are received in a turn of the event loop, besides the one that it began with."""
 
 _TLS_ALERT = 0x15
-"""First byte of what a server that speaks TLS says to a client that does not (RFC 8446, 5.1)."""
+"""First byte of the alert that a TLS server sends to a client without TLS (RFC 8446, 5.1)."""
 _COUNT = struct.Struct("i")
 
 
@@ -72,7 +72,7 @@ def _any_version() -> int:
 
 @dataclass(frozen=True, slots=True)
 class DataServerAccess:
-    """How a client asks data servers.
+    """Options for requests to data servers.
 
     Attributes:
         ticket: returns its current ticket from the coordinator, for each connection.
@@ -91,7 +91,7 @@ class DataServerAccess:
     reach: Reach | None = None
 
     def generation_of(self, fingerprint: str) -> int:
-        """Return the position of a dataset among the generations of the run's data; -1 if it is none of them."""
+        """Return the position of a dataset among the generations of the run's data; -1 if it is not among them."""
         return self.generations.index(fingerprint) if fingerprint in self.generations else -1
 
     def are_of_one_run(self, one: Welcome, other: Welcome) -> bool:
@@ -123,7 +123,7 @@ class WantedPiece(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """Pieces that are asked of one server. `done` once none of them is under way any more, or with an error.
+    """Pieces that are requested from one server. `done` once all have ended, or with an error.
 
     Attributes:
         missing: the pieces that have not been received, by request number.
@@ -279,7 +279,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._frame is None and self._filled and self._header[0] == _TLS_ALERT:
             self.drop(Rejected(f"{self._address} speaks TLS: its address is {over_tls}"))
         if not self.received_bytes and not self._address.tls:
-            reason += f" before it said anything; if it speaks TLS, its address is {over_tls}"
+            reason += f" before it sent anything; if it speaks TLS, its address is {over_tls}"
         self.drop(SourceUnavailable(f"{self._address} closed the connection{reason}"))
 
     def _take(self, nbytes: int) -> None:

@@ -177,7 +177,7 @@ class CoordinatorGate:
                 backoff.reset()
 
     async def _newest(self, feed: DocumentFeed) -> RunDocument | None:
-        """Return the newest document, as soon as there is a newer one or a client asks; None if there is none."""
+        """Return the newest document, or None, as soon as there is a newer one or a client asks."""
         if self._pending is None and not self._was_asked:
             found = await self._until_asked(feed.poll(LONG_POLL_S))
             if not self._was_asked:

@@ -70,7 +70,7 @@ class _Server:
             self.avoided_until_s = now_s + self._backoff.next_delay_s(error)
 
     def answered(self) -> None:
-        """Avoid the server no more."""
+        """Stop avoiding the server."""
         self.avoided_until_s = -math.inf
         self._backoff.reset()
 

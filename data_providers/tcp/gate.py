@@ -10,7 +10,7 @@ ANYONE = ClientId("0" * 32)
 
 
 class Gate(Protocol):
-    """Decides what clients may read. `admit` and `allow` may wait, within bounds of their own, before they decide."""
+    """Decides what clients may read. `admit` and `allow` may wait, within their own bounds, before they decide."""
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         """Return the client of this ticket for this run.

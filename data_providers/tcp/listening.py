@@ -19,9 +19,9 @@ BACKLOG = 1024
 RECEIVE_BUFFER_BYTES = 32 * 1024
 """The system's memory for a connection's requests, which are small."""
 UNSENT_BYTES = 512 * 1024
-"""Bytes of an answer that the system takes before the network has room for them, where it can be told."""
+"""Bytes of an answer that the system takes before the network has room for them, where this can be set."""
 TLS_BUFFER_BYTES = 16 * 1024
-"""What a connection over TLS receives at a time: as much as one record; requests are smaller."""
+"""Bytes that a TLS connection receives at a time: as much as one record; requests are smaller."""
 OUT_OF_RESOURCES_WAIT_S = 0.5
 """Wait for descriptors or memory when the system has none for another connection."""
 

@@ -138,7 +138,7 @@ class DataServer:
         return bound
 
     async def aclose(self) -> None:
-        """Accept no more connections, finish the answers under way within the bound, say goodbye, and close.
+        """Stop accepting, finish the answers under way within the bound, say goodbye, and close.
 
         Clients ask another server for the rest. May be repeated.
         """

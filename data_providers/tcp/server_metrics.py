@@ -101,7 +101,7 @@ class DataServerMetrics:
         )
         self._shed = Counter(
             "epochal_data_server_connections_shed",
-            "Connections closed for the sake of others: displaced (the oldest of whoever had the most), silent (no "
+            "Connections closed for the sake of others: displaced (the oldest of the sender with the most), silent (no "
             "handshake in time), slow (an answer was received too slowly).",
             ("reason",),
             registry=registry,

@@ -1,4 +1,4 @@
-"""What a server tells the service manager that started it: that it is ready, and that it ends.
+"""Notifies the service manager that started a server: that it is ready, and that it ends.
 
 The protocol is systemd's (`sd_notify`): a datagram with `READY=1` or `STOPPING=1` to the socket that `NOTIFY_SOCKET`
 names. A unit with `Type=notify` counts as started once the server accepts requests, and not before.
@@ -21,7 +21,7 @@ TELL_WITHIN_S = 1.0
 
 
 async def serve_until(stop: asyncio.Event, line: str) -> None:
-    """Print a line that says where the server listens, tell the service manager that it is ready, and wait.
+    """Print a line with the server's address, notify the service manager that it is ready, and wait.
 
     Args:
         stop: is set when the server shall end.
@@ -34,7 +34,7 @@ async def serve_until(stop: asyncio.Event, line: str) -> None:
 
 
 def tell_service_manager(state: str) -> None:
-    """Tell the service manager a state, if there is one. One that cannot be told is logged."""
+    """Notify the service manager, if there is one, of a state. A failure is logged."""
     address = os.environ.get(SOCKET_VARIABLE, "")
     if not address:
         return

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, so that calls that block can be made from anywhere, also from a notebook.
+"""An event loop in a separate thread, so that blocking calls can be made from anywhere, also from a notebook.
 
 A notebook's cells run inside an event loop, in which no other one can be run.
 """

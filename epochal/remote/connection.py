@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class RunWentBack(EpochalError):
-    """The run was restored from a backup while it was followed: its last rounds are others. Follow it anew.
+    """The run was restored from a backup while it was followed, and its last rounds differ. Follow it again.
 
     Attributes:
         lineage: the new one.
@@ -35,7 +35,7 @@ class RunWentBack(EpochalError):
 
     def __init__(self, lineage: str) -> None:
         super().__init__(
-            "the run went back to a backup, and goes on differently; follow it again, from a round before",
+            "the run was restored from a backup, and continued differently; follow it again, from a round before",
             lineage=lineage,
         )
         self.lineage = lineage

@@ -1,1 +1,1 @@
-"""What the commands do that is more than a command: planning, preparing, exporting, evaluating, checking."""
+"""The work behind the commands: planning, preparing, exporting, evaluating, checking."""

@@ -44,7 +44,7 @@ _DATA_PARTS = frozenset((*_LLM, name) for name in ("data_location", "data_type",
 _MODEL_PARTS = frozenset((*_LLM, name) for name in ("architecture", "ngram", "hf", "custom"))
 _CHECKPOINT_PARTS = _MODEL_PARTS | {(*_LLM, "checkpoint")}
 LOOK_TIMEOUT_S = 60.0
-"""Seconds for the answer of each place that is looked at in the files of a `data.toml`."""
+"""Seconds for the answer of each place that is checked in the files of a `data.toml`."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ async def open_what_state_names(
 async def open_what_data_file_names(
     config: DataConfig, path: Path, state: StateFile | None, wrong_parts: Collection[tuple[str, ...]]
 ) -> NamedFiles:
-    """Open the folder of a `data.toml`, and look whether the model of the state file, if there is one, can take it."""
+    """Open the folder of a `data.toml`, and check that the model of the state file, if any, can take it."""
     found = NamedFiles()
     place = f"{path}: dir"
     with found.collecting(place):
@@ -239,7 +239,7 @@ def data_names(folder: Path, suffixes: tuple[str, ...] = DATA_SUFFIXES) -> list[
 async def _open_data(
     state: StateFile, place: str, needs: DataNeeds | None, found: NamedFiles, *, with_network: bool
 ) -> None:
-    """Open the run's data, and look at some of them if it is known what the run needs."""
+    """Open the run's data, and inspect some of them if the run's needs are known."""
     location, spec = run_data(state)
     with found.collecting(place):
         reason = await asyncio.to_thread(_why_not_opened, location, with_network)

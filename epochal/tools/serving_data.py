@@ -91,7 +91,7 @@ def listening_address(state: StateFile, options: DataServerOptions) -> tuple[str
 
 
 def _host_for(hosts: Collection[str]) -> str:
-    """Return where to listen so that clients that were told these hosts reach the server."""
+    """Return the address to listen on so that clients with these hosts reach the server."""
     return min(hosts) if all(map(is_loopback, hosts)) else ANY_HOST
 
 
@@ -188,7 +188,7 @@ async def serving_data(
 
 
 class _Growing:
-    """Follows the run's data as they grow, and looks for appended files in the folder that is served."""
+    """Follows the run's data as they grow, and searches the served folder for appended files."""
 
     def __init__(self, provider: FollowingDataProvider) -> None:
         self._provider = provider

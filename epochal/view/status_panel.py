@@ -85,7 +85,7 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
     if status.finish_after is not None and status.run_state is not RunState.FINISHED:
         parts.append(Text(f"An operator ends the run after round {status.finish_after}.", style="yellow"))
     if status.run_state is RunState.FINISHED:
-        parts.append(Text("The coordinator goes on serving the finished run until it is stopped.", style="dim"))
+        parts.append(Text("The coordinator continues to serve the finished run until it is stopped.", style="dim"))
     if len(losses) > 1:
         parts.append(Text(curve(losses), style="green"))
     if status.members:
@@ -105,7 +105,7 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
 
 
 def _in_words(status: RunStatus) -> list[RenderableType]:
-    """Return a line that says what the run waits for, and one that says why it is not faster."""
+    """Return a line on the run's present wait, and one on its speed."""
     shown: list[RenderableType] = []
     style = "" if status.hold is None else "bold yellow"
     if status.waiting:
@@ -218,7 +218,7 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A member's name: where it is too long for its column it goes on below, after a space or a hyphen."""
+    """A member's name: one too long for its column continues below, after a space or a hyphen."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""How many new connections are taken a second: in all, of strangers, and of one address.
+"""The rates at which new connections are accepted: in all, of strangers, and of one address.
 
 Each new connection costs half a millisecond, before and whatever it asks. So it takes a token of its address and of all
 strangers, and gets them back once it shows a member's valid token: whoever never shows one is soon out of tokens, and
@@ -15,7 +15,7 @@ STRANGERS_PER_S = 100
 """Number of connections a second, from addresses without a member, that never show a token: 5 % of a core."""
 STRANGERS_AT_ONCE = 1024
 KNOWN_PER_S = 1024
-"""The same from all addresses together at which a member was seen lately."""
+"""The same from all addresses together at which a member was seen recently."""
 KNOWN_AT_ONCE = 4096
 ADDRESS_PER_S = 150
 """The same from one address, with a member or without."""

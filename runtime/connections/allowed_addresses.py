@@ -34,7 +34,7 @@ METADATA_ADDRESSES = frozenset(
         ),
     )
 )
-"""Services that hand a cloud machine's credentials to whoever asks from the machine; some addresses are public ones."""
+"""Services that hand out a cloud machine's credentials to any program on it; some addresses are public ones."""
 _SHARED = ip_network("100.64.0.0/10")
 """Shared address space of carriers (RFC 6598): also that of overlay networks. `ipaddress` calls it not private."""
 _NAT64 = ip_network("64:ff9b::/96")
@@ -42,7 +42,7 @@ _NAT64 = ip_network("64:ff9b::/96")
 
 
 class AddressKind(StrEnum):
-    """Where an address is, as seen from this machine."""
+    """The kind of an address, as seen from this machine."""
 
     PUBLIC = "public"
     PRIVATE = "private"
@@ -54,7 +54,7 @@ class AddressKind(StrEnum):
 
 
 def kind_of(address: Address) -> AddressKind:
-    """Return the kind of an address. An IPv6 address that stands for an IPv4 address is of that one's kind."""
+    """Return the kind of an address. An IPv6 address that maps an IPv4 address has the kind of that one."""
     if isinstance(address, IPv6Address):
         inner = _embedded(address)
         if inner is not None:

@@ -1,4 +1,4 @@
-"""How many connections a process may hold: its limit of open files, less a reserve for the files that it writes."""
+"""The number of connections that a process may hold: its limit of open files, less a reserve for its own files."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Things by the address that they come from: the address with the most of them is found at once."""
+"""Counts items by sender address, and finds the address with the most of them at once."""
 
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address

@@ -39,7 +39,7 @@ MAX_CONNECTIONS_PER_MEMBER = 64
 SHED_SHOWN_S = 60.0
 """Time for which `/readyz` shows that connections were shed."""
 CONNECTION_IN_SCOPE = "epochal.connection"
-"""Key in the ASGI scope of a request under which its `Connection` stands."""
+"""Key of a request's `Connection` in the ASGI scope."""
 
 
 SendFile: TypeAlias = Callable[[int, int, int], Awaitable[None]]
@@ -47,7 +47,7 @@ SendFile: TypeAlias = Callable[[int, int, int], Awaitable[None]]
 
 
 class Peer(StrEnum):
-    """Who is at the other end of a connection."""
+    """The kind of peer at the other end of a connection."""
 
     STRANGER = "stranger"
     SENDER = "sender"
@@ -60,7 +60,7 @@ WITHOUT_REQUEST = (Peer.STRANGER, Peer.SENDER)
 
 
 class Shed(StrEnum):
-    """Why a connection was ended from here, before its time."""
+    """The reason for which the server ended a connection early."""
 
     TOO_FAST = "too fast"
     """Too many came at about the same time, in all or of one address."""
@@ -234,7 +234,7 @@ class ServerConnections:
         return sum(map(self.count, peers))
 
     def notes(self) -> Iterator[str]:
-        """Yield a line for each reason for which connections were shed lately."""
+        """Yield a line for each reason for which connections were shed recently."""
         now_s = self._monotonic_s()
         for reason, shed_s in self._last_shed_s.items():
             if now_s < shed_s + SHED_SHOWN_S:

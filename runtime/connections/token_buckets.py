@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 MAX_BUCKETS = 65_536
 """Number of senders that are remembered; the one that was silent for the longest time is forgotten first."""
 ROUNDING = 1e-9
-"""Part of a token that may be lacking, so that whoever waits as long as it was told to is not late by a rounding."""
+"""Part of a token that may be lacking, so that rounding refuses no sender that waits for the returned time."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -57,7 +57,7 @@ class TokenBuckets(Generic[K]):
         return lacking * self._period_s if lacking > ROUNDING else 0.0
 
     def take(self, sender: K, now_s: float, occasion: object = None) -> float:
-        """Take a token; return 0, or, if there is none, the seconds until there is one. Arguments as `wait_s`."""
+        """Take a token and return 0, or return the seconds until there is one. Arguments as `wait_s`."""
         wait_s = self.wait_s(sender, now_s, occasion)
         if not wait_s:
             self.spend(sender, 1.0)

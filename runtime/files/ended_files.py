@@ -1,4 +1,4 @@
-"""Files that a spool needs no longer: removed in a thread of their own, or kept for a while to be written over.
+"""Files that a spool no longer needs: removed in a separate thread, or kept for a while to be overwritten.
 
 A large file takes long to remove, and a new one long to make: its blocks are to be found, and its pages to be cleared.
 So a few large ones are spare: the next file of about their size takes one over, with the pages that the system holds of
@@ -56,7 +56,7 @@ class EndedFiles:
         self._thread.start()
 
     def end(self, descriptor: int, path: Path) -> None:
-        """Take a file that nobody uses any more; it returns at once."""
+        """Take a file that is no longer used; return at once."""
         if self._thread is None:
             _remove(descriptor, path)
             return

@@ -1,4 +1,4 @@
-"""Spool files that outlive their process: the next one in the same place goes on with what this one has not finished.
+"""Spool files that outlive their process: the next process in the same place resumes what this one has not finished.
 
 A file is left by a second name in its spool's folder, a hard link that says its content. It stays when the process is
 killed, and when it ends before the file is finished; otherwise it goes with the file. The next process takes such files
@@ -89,7 +89,7 @@ class LeftFiles:
         self._unfinished.discard(content)
 
     def _drop(self, folder: Path, content: str) -> None:
-        """Remove a left file that nobody uses any more, unless it is unfinished."""
+        """Remove a leftover file that is no longer used, unless it is unfinished."""
         if content not in self._unfinished:
             with contextlib.suppress(OSError):
                 (folder / f"{PREFIX}{content}").unlink()
@@ -104,7 +104,7 @@ class LeftFiles:
             if path.name not in kept and path.name != LOCK_NAME:
                 path.unlink()
         size_bytes = sum((folder / name).stat().st_size for name in kept)
-        use = "the next client with this spool folder goes on with it, or removes it"
+        use = "the next client with this spool folder resumes it, or removes it"
         log.info("unfinished_download_left", extra={"folder": str(folder), "size_bytes": size_bytes, "use": use})
 
 

@@ -93,7 +93,7 @@ class Spool:
         return SpoolFile(self)
 
     def left_file(self, content: str, size_bytes: int) -> "SpoolFile | None":
-        """Return the file of this size that an earlier process left (`LeftFiles.claim`); None if there is none.
+        """Return the file of this size that an earlier process left (`LeftFiles.claim`), or None.
 
         It blocks. Its bytes are to be compared with digests before they are used. Raises `SpoolFull`.
         """
@@ -247,7 +247,7 @@ class SpoolFile:
     """
 
     start_bytes = 0
-    """Where its bytes begin in the open file."""
+    """The offset of its first byte in the open file."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool

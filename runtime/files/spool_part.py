@@ -1,4 +1,4 @@
-"""Parts of one spool file: byte ranges that are received, or sent, each as a blob of its own.
+"""Parts of one spool file: byte ranges that are received, or sent, each as one blob.
 
 Parts of one file may be received at the same time: each writes at its place, and knows what of it has arrived.
 """
@@ -16,7 +16,7 @@ from epochal.state.wire import Sha256
 
 
 class ReceivedBytes(Protocol):
-    """Where a blob is received: a spool file, or a part of one."""
+    """The destination of a received blob: a spool file, or a part of one."""
 
     @property
     def size_bytes(self) -> int:
@@ -41,7 +41,7 @@ class ReceivedBytes(Protocol):
 
 
 class SentBytes(Protocol):
-    """Where a blob is sent from: a spool file, or a part of one."""
+    """The source of a sent blob: a spool file, or a part of one."""
 
     @property
     def size_bytes(self) -> int:
@@ -55,7 +55,7 @@ class SentBytes(Protocol):
 
     @property
     def start_bytes(self) -> int:
-        """Where they begin in that file."""
+        """The offset of the first byte in that file."""
         ...
 
     def to_bytes(self) -> bytes:

@@ -12,7 +12,7 @@ import httpx
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Maximum size of an answer's body, as it arrives and as it is decoded: far above those of documents."""
 ACCEPTED_ENCODINGS = "gzip"
-"""What a client says in `Accept-Encoding`."""
+"""The client's value of `Accept-Encoding`."""
 _ENCODING = "Content-Encoding"
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 

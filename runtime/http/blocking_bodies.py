@@ -148,7 +148,7 @@ class PlainHttp:
                 raise ConnectionError("the server closed the connection without an answer") from error
 
     async def _on(self, line: "_Line", work: Callable[["_Line"], PlainAnswer]) -> PlainAnswer:
-        """Do the work in a thread. A caller that is cancelled ends it, and goes on when it has ended."""
+        """Do the work in a thread. Cancelling the caller ends it, and waits for its end."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, line)
         try:
             answer = await asyncio.shield(running)
@@ -177,7 +177,7 @@ class PlainHttp:
         return None
 
     def _is_open(self, kept: socket.socket) -> bool:
-        """Whether the server has left an unused connection open, as far as is known here. It says nothing on it."""
+        """Whether the server has left an unused connection open, as far as is known here, without sending to it."""
         kept.setblocking(False)
         try:
             kept.recv(1, socket.MSG_PEEK)

@@ -117,7 +117,7 @@ def _closing(lines: list[str]) -> bytes:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass bytes on until there are no more."""
+    """Pass bytes on until the sender ends."""
     try:
         while data := await reader.read(COPIED_BYTES):
             writer.write(data)

@@ -33,7 +33,7 @@ Trust: TypeAlias = bool | str | ssl.SSLContext
 """Whether to verify TLS certificates, or a file of certificate authorities to trust, or a TLS context."""
 
 LEFT_REQUEST_S = 2.0
-"""Maximum time for which a request goes on whose caller was cancelled."""
+"""Maximum time for which a request continues after its caller was cancelled."""
 MAX_LEFT_REQUESTS = 8
 """Maximum number of such requests; another one is given up at once, so that they leave connections to the others."""
 MAX_LABEL = 63
@@ -123,7 +123,7 @@ def _client(context: ssl.SSLContext, reach: Reach | None, **options: Any) -> htt
 
 
 def proxy_of(url: str) -> str | None:
-    """Return the proxy that the environment names for a server's URL, without its password; None if there is none."""
+    """Return the proxy that the environment names for a server's URL, without its password, or None."""
     found, parsed = getproxies(), httpx.URL(url)
     proxy = found.get(parsed.scheme) or found.get("all")
     return None if proxy is None or proxy_bypass(parsed.netloc.decode("ascii")) else without_password(proxy)
@@ -142,7 +142,7 @@ def open_lean_client(
 
 
 class LeanClient(httpx.AsyncClient):
-    """A client that asks its transport itself for short answers, where httpx would do no more but keep their cookies.
+    """A client that asks its transport directly for short answers, where httpx would only keep their cookies.
 
     What needs more is left to httpx: hooks, authorization by the client or the URL, and answers that lead elsewhere.
 
@@ -238,7 +238,7 @@ def _shown(url: httpx.URL) -> str:
 
 
 class LeftRequests:
-    """Sends requests; one whose caller is cancelled goes on for a while, so that its connection can be used again.
+    """Sends requests; after its caller is cancelled, one continues for a while, so that its connection can be reused.
 
     An HTTP/1.1 connection whose request is given up is closed, and a server under siege may not accept the next one.
 

@@ -56,7 +56,7 @@ MAX_UNREAD_BYTES = 256 * 1024 * 1024
 TICK_S = 0.1
 """Time between two ticks of uvicorn."""
 TICKS_PER_SWEEP = 20
-"""Number of ticks between two looks for answers that are not read."""
+"""Number of ticks between two searches for answers that are not read."""
 
 
 class WouldBeUnencrypted(InvalidInput):

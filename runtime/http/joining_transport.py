@@ -66,7 +66,7 @@ class JoiningTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what the other transport says."""
+        """Return the answer of the wrapped transport."""
         return self._transport.get_extra_info(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:

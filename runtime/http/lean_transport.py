@@ -34,7 +34,7 @@ _INTERIM = range(100, 200)
 _FIRST_STATUS, _OTHER_PROTOCOL = 100, 101
 _TRANSFER, _CHUNKED = b"transfer-encoding", b"chunked"
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE"})
-"""Those whose answers have the body that their heads tell of."""
+"""Methods whose answers have the body that their heads announce."""
 _WITHOUT_BODY = frozenset({204, 304})
 
 
@@ -44,7 +44,7 @@ def has_proxies() -> bool:
 
 
 def is_short(request: httpx.Request) -> bool:
-    """Return whether the sender says that the answer is short, and the body is in memory."""
+    """Return whether the request is marked as one with a short answer, and its body is in memory."""
     is_told = bool(request.extensions.get(_SHORT)) and request.method in _METHODS
     return is_told and isinstance(request.stream, httpx.ByteStream)
 

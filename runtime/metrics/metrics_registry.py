@@ -28,7 +28,7 @@ DURATION_BUCKETS_S = (0.01, 0.05, 0.2, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.
 """For phases, rounds, training and transfers."""
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 REFUSAL_IN_SCOPE = "epochal.refusal"
-"""Key in the ASGI scope of a refused request under which its `Refusal` stands."""
+"""Key of a refused request's `Refusal` in the ASGI scope."""
 UNKNOWN_LABEL = "(none)"
 """Route of a request that matches none, and the method of one that HTTP does not define."""
 

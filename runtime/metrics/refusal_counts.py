@@ -1,4 +1,4 @@
-"""How many requests a service has refused since it began, by kind, and by whoever sent them with a valid token."""
+"""Counts of the requests that a service has refused since it began, by kind, and by sender with a valid token."""
 
 from collections import Counter, OrderedDict
 
@@ -7,7 +7,7 @@ from epochal.state.refusals import Refusal
 MAX_COUNTED_SENDERS = 4_096
 """Maximum number of senders of which refusals are counted: those that were refused last."""
 SENDER_IN_SCOPE = "epochal.sender"
-"""Key in the ASGI scope under which the member stands whose token a request has."""
+"""Key in the ASGI scope of the member whose token a request has."""
 
 
 class RefusalCounts:

@@ -179,7 +179,7 @@ class _GivenIds:
 
 
 def _said(exporter: "SpanExporter") -> "SpanExporter":
-    """Return an exporter that says in a rare log line how many spans were not sent."""
+    """Return an exporter that logs at a bounded rate how many spans were not sent."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     failed = RareLog(log, "traces_not_sent")
@@ -188,7 +188,7 @@ def _said(exporter: "SpanExporter") -> "SpanExporter":
         def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
             result = exporter.export(spans)
             if result is not SpanExportResult.SUCCESS:
-                failed.note("the OpenTelemetry endpoint does not take them; the run goes on without", len(spans))
+                failed.note("the OpenTelemetry endpoint does not take them; the run continues without", len(spans))
             return result
 
         def shutdown(self) -> None:

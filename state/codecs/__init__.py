@@ -1,1 +1,1 @@
-"""How a difference becomes bytes, and bytes a difference. Import from the modules, never from the package."""
+"""Codecs between differences and bytes. Import from the modules, never from the package."""

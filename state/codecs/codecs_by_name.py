@@ -11,13 +11,13 @@ from epochal.state.errors import InternalError
 FLOAT32 = Float32Codec()
 
 SPOKEN = ("float32/1", "int4/1", "int8/1", "sparse/1")
-"""The codecs that this version reads and writes, each with its format's version; a client says so when it joins."""
+"""The codecs that this version reads and writes, each with its format's version, as a client declares when it joins."""
 
 _SPARSE = re.compile(r"sparse-([1-9][0-9]{0,3})")
 
 
 def find_codec(name: str) -> Codec | None:
-    """Return the codec of this name in a result's metadata; None if there is none."""
+    """Return the codec of this name in a result's metadata, or None."""
     if name == FLOAT32.name:
         return FLOAT32
     if name in ("int8", "int4"):

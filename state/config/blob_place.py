@@ -35,7 +35,7 @@ Folder = Annotated[
 
 MAX_ORIGINS = 8
 ANY_REGION = "https://s3.*.amazonaws.com"
-"""The origin of Amazon's S3 where the coordinator's environment says which region it is."""
+"""The origin of Amazon's S3 where the coordinator's environment names the region."""
 _Origin = Annotated[
     str,
     Field(

@@ -138,7 +138,7 @@ def _mistakes(
 
 
 def _place_of(problem: Any) -> tuple[Path, str]:
-    """Return the path of a problem that pydantic found, and what is allowed there; "" for what the schema says."""
+    """Return the path of a problem that pydantic found, and what is allowed there; "" for what the schema allows."""
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, WrongEntry):
         return (*problem["loc"], *cause.path), cause.allowed

@@ -277,7 +277,7 @@ class ModelSpec(Section):
         return self.dummy or self.architecture not in HF_ARCHITECTURES or self.hf is not None
 
     def completes(self, other: "ModelSpec") -> bool:
-        """Whether it is complete, and says the same as the other one as far as that one goes."""
+        """Whether it is complete, and agrees with the other one in every field that the other one has."""
         known = self if other.is_complete else self.model_copy(update={"hf": None})
         return self.is_complete and known == other
 

@@ -1,4 +1,4 @@
-"""`[notify]`: whom the coordinator tells about the run, and when (docs/notifications.md)."""
+"""`[notify]`: the webhooks that the coordinator notifies about the run, and when (docs/notifications.md)."""
 
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -39,7 +39,7 @@ WebhookSecret: TypeAlias = Annotated[
 
 
 class Webhook(Section):
-    """`[[notify.webhooks]]`: one address that is told.
+    """`[[notify.webhooks]]`: one address that is notified.
 
     Attributes:
         url: where notices are sent; `env:NAME` keeps an address that is a secret, as Slack's and Discord's are, out of
@@ -61,7 +61,7 @@ class Webhook(Section):
 
 
 class NotifyConfig(Section):
-    """`[notify]`: whom the coordinator tells about the run, and when. Epochal's addition.
+    """`[notify]`: the webhooks that the coordinator notifies about the run, and when. Epochal's addition.
 
     Attributes:
         webhooks: the addresses that are told.
@@ -83,7 +83,7 @@ class NotifyConfig(Section):
     free_bytes: Annotated[int, Field(ge=0, le=2**60)] = DEFAULT_FREE_BYTES
 
     def wants(self, kind: NoticeKind) -> bool:
-        """Whether some address is told notices of this kind."""
+        """Whether any address receives notices of this kind."""
         return any(kind in webhook.on for webhook in self.webhooks)
 
 

@@ -200,7 +200,7 @@ def _known_field(field: FieldInfo) -> Known:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """Return a phrase that says what a plain field allows, from its type and bounds."""
+    """Return a phrase for the values that a plain field allows, from its type and bounds."""
     kind = next(arg for arg in (*get_args(field.annotation), field.annotation) if arg is not NoneType)
     if get_origin(field.annotation) is Literal:
         return _either(get_args(field.annotation))

@@ -95,7 +95,7 @@ _READ = (_MIX, _LLM + "data_type", _LLM + "checkpoint", "access.genesis")
 
 
 def _lacks_config(values: Mapping[str, Any], kinds: Mapping[str, str | None]) -> bool:
-    """Whether nothing says the config of a Hugging Face model.
+    """Whether the config of a Hugging Face model is missing.
 
     A member that is elected to make the first parameters does not decide which model they are of.
     """

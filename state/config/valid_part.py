@@ -33,7 +33,7 @@ _STAND_INS: Mapping[tuple[str, ...], Any] = {
     (*_LLM, "lr_schedule"): {"Constant": {"base_lr": 1.0, "warmup_init_lr": 0.0, "warmup_steps": 0}},
     (*_LLM, "optimizer"): "Dummy",
 }
-"""Valid values for the parts of a file that have no default, to stand in for parts that are wrong."""
+"""Valid values that replace wrong parts of a file without a default."""
 Part = tuple[str, ...]
 _RULED: tuple[frozenset[Part], ...] = (
     frozenset({("config",)}),
@@ -41,7 +41,7 @@ _RULED: tuple[frozenset[Part], ...] = (
     frozenset({(*_LLM, "hf")}),
     frozenset({(*_LLM, "architecture"), (*_LLM, "custom")}),
 )
-"""The parts that have rules over several fields, which have no place of their own; they are replaced in turn."""
+"""The parts with rules over several fields, whose mistakes have no single place; they are replaced in turn."""
 
 
 def valid_part(tree: Mapping[str, Any]) -> tuple[StateFile | None, frozenset[Part]]:

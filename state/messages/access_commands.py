@@ -29,7 +29,7 @@ class InvitationRequest(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class MadeInvitation(WireDocument):
-    """An invitation that was made: its code is told this once, and kept nowhere.
+    """An invitation that was made: its code is in this answer only, and stored nowhere.
 
     Attributes:
         id: digest of the code, by which it is listed and revoked.

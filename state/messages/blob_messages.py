@@ -138,7 +138,7 @@ class LeasedCheck(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class RenewedLease(WireDocument):
-    """A lease that goes on, and a fresh URL of the bytes."""
+    """A renewed lease, and a fresh URL of the bytes."""
 
     expires_in_s: float
     url: Annotated[str, Field(max_length=MAX_URL_CHARS)]

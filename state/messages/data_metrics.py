@@ -36,7 +36,7 @@ class DataMetrics(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class DataWaitView(WireDocument):
-    """How long a member's trainer waited for data lately, as parts of its time, and what was fetched ahead, in all.
+    """A member's recent waits for data, as parts of its trainer's time, and the total that was fetched ahead.
 
     Attributes:
         share: part of its time for which it waited, from 0 to 1: the sum of the next three.

@@ -144,7 +144,7 @@ rule; it said that it failed; nothing came; or it had no work."""
 
 @dataclass(frozen=True, slots=True)
 class ClientFigures(WireDocument):
-    """One client's part of a round: what the coordinator observes, and what the client says of itself.
+    """One client's part of a round: as the coordinator observed it, and as the client reported it.
 
     The coordinator observes fate, arrivals (seconds since the round began), `check_s` and `result_bytes`. The client's
     word, shown and never relied on, are the other durations, `tokens` and `loss`; those from `upload_s` on, `check_s`
@@ -245,7 +245,7 @@ class HistoryPage(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class DataMap(WireDocument):
-    """The batches that a run has begun, by what became of them: those in none of the intervals were applied.
+    """The batches that a run has begun, by their outcome: those in none of the intervals were applied.
 
     Attributes:
         begun: number of batches that some round has assigned: those below the cursor.

@@ -1,4 +1,4 @@
-"""Notices: news of a run that somebody asked to be told (`[notify]`)."""
+"""Notices: events of a run for which somebody asked to be notified (`[notify]`)."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -117,7 +117,7 @@ class Session(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class DataServerToken(WireDocument):
-    """A token with which a data server reads the run document, in a pool of its own (`POST …/tokens/data-server`)."""
+    """A token with which a data server reads the run document, in a separate pool (`POST …/tokens/data-server`)."""
 
     token: str
 

@@ -85,7 +85,7 @@ class ResultMetrics(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class TimesReport(WireDocument):
-    """The times of a client's last round, when it takes part no more."""
+    """The times of the last round of a client that has left."""
 
     times: LaterTimes
 

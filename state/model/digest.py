@@ -1,4 +1,4 @@
-"""The digest of a replica whose tensors come one at a time; `state/model/replica.py` says what it covers."""
+"""The digest of a replica whose tensors come one at a time; `state/model/replica.py` defines what it covers."""
 
 import hashlib
 import struct

@@ -134,7 +134,7 @@ def first_checkpoint(first: FirstModel, look: Callable[[str, Float32Array], None
 
 
 def spec_of_document(text: str | None) -> ModelSpec | None:
-    """Return the spec that the model document of a checkpoint says; None without a document.
+    """Return the spec in the model document of a checkpoint; None without a document.
 
     Raises:
         InvalidDocument: rule `model`: the document is not a spec.

@@ -1,4 +1,4 @@
-"""How two layouts differ, in words."""
+"""Describes how two layouts differ."""
 
 from epochal.state.model.tensors import TensorLayout
 

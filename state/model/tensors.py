@@ -156,7 +156,7 @@ class TensorStream:
         return map(bytes, self.views())
 
     def views(self) -> Iterator[memoryview]:
-        """Yield the pieces without a copy of their own: each is valid until the next one is asked for."""
+        """Yield the pieces without copying them: each is valid until the next one is requested."""
         header = memoryview(self.header)
         for start in range(0, len(header), PIECE_BYTES):
             yield header[start : start + PIECE_BYTES]

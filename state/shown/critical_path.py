@@ -1,4 +1,4 @@
-"""Where a round's time goes: the one chain of waits that ended last, since everything else happened beside it.
+"""The critical path of a round: the one chain of waits that ended last, since all else happened beside it.
 
 A round ends when the last result that it waited for has come and was attested. So its time is that of the client whose
 result came last, piece after piece, and then that of the witness that attested last. Pieces never add up to more than

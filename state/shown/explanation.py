@@ -1,4 +1,4 @@
-"""Why a run is not faster: where the time of its last rounds went, by client and part, and one sentence that says so.
+"""Explains a run's speed: where the time of its last rounds went, by client and part, and one sentence on it.
 
 The rule kept here: time is attributed along the critical path (`state/shown/critical_path.py`), never by sums over
 clients, of which most wait for the slowest. What clients do not say is named as unknown, never guessed.
@@ -27,11 +27,11 @@ MAX_PARTS = 16
 NAMED_SHARE = 0.6
 """A client is named for a kind of part if so much of it is that client's."""
 SECOND_SHARE = 0.2
-"""A second kind of part is told from this share of the time on."""
+"""Share of the time from which a second kind of part is mentioned."""
 SLOWER = 1.5
 """A client trains slowly whose time is so many times the others' median."""
 LOST_SHARE = 0.1
-"""Batches that were lost are told from this share on."""
+"""Share of lost batches from which they are mentioned."""
 MAX_SAID_CHARS = 120
 """Maximum length of a reason that is quoted."""
 SHOWN_ID_CHARS = 12
@@ -100,7 +100,7 @@ class ClientMedians(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class SpeedExplanation(WireDocument):
-    """Why a run is not faster (`GET …/history/explanation`).
+    """The explanation of a run's speed (`GET …/history/explanation`).
 
     Attributes:
         sentence: says it in words; it may quote names and reasons from other machines.
@@ -173,7 +173,7 @@ def explained(details: Sequence[RoundDetail], names: Mapping[str, str]) -> Speed
 
 
 def settled_rounds(details: Sequence[RoundDetail]) -> list[RoundDetail]:
-    """Return the last rounds that are explained: without the newest, as long as others can be and it is not all told.
+    """Return the last rounds to explain: without the newest while it is incompletely reported and others are not.
 
     Clients tell of an upload with their next result.
     """
@@ -230,7 +230,7 @@ def _medians(
 
 
 def _believed(row: ClientFigures, time: str) -> float | None:
-    """Return one of a client's times; what it says it did before its result came took no longer than that."""
+    """Return one of a client's times, bounded by the time until its result came."""
     value: float | None = getattr(row, time)
     if value is None or row.delivered_s is None or time not in BEFORE_DELIVERY:
         return value
@@ -366,7 +366,7 @@ def _said(kind: PartKind, one: TimePart | None, details: Sequence[RoundDetail]) 
         case "between":
             return "passes between epochs (Cooldown, WaitingForMembers, Warmup)"
         case "outage":
-            return "the coordinator is away, or the run stands"
+            return "the coordinator is away, or the run is stopped"
         case "unknown":
             return f"is that of {whose}, which does not say what it does"
 

@@ -70,7 +70,7 @@ FATES: Mapping[ClientFate, str] = MappingProxyType(
         "idle": "had no work",
     }
 )
-"""What became of a client's work in a round."""
+"""The outcomes of a client's work in a round."""
 PHASES: Mapping[RunState, str] = MappingProxyType(
     {
         RunState.UNINITIALIZED: "the run has not begun",
@@ -83,7 +83,7 @@ PHASES: Mapping[RunState, str] = MappingProxyType(
         RunState.PAUSED: "an operator has paused the run",
     }
 )
-"""What a run does in each phase."""
+"""The activity of a run in each phase."""
 WORDS: Mapping[str, str] = MappingProxyType(
     {
         "phase": (
@@ -140,7 +140,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
     }
     | {part.label: part.means for part in (*PARTS.values(), NOT_TOLD)}
 )
-"""What each word of a run's views means."""
+"""The meaning of each word of a run's views."""
 COUNTED_FOR_LESS = "it was longer than usual, or more of the merge than one member may be"
 
 STATUS: Mapping[str, str] = MappingProxyType(
@@ -189,7 +189,7 @@ CHECKS: Mapping[str, str] = MappingProxyType(
         "joined_at_step": "round in which a new client joined",
         "training_s": "seconds from the first client's start to the last round",
         "wall_s": "seconds in all",
-        "compacted_segments": "old parts of the journal that a proof stands for",
+        "compacted_segments": "old parts of the journal that a proof replaces",
         "record_chain": "hash over all records of the journal",
         "replica_chain": "hash over all results that were merged, with the replicas before",
         "applied": "batches whose results were merged, each counted once",
@@ -216,7 +216,7 @@ DECIDED: Mapping[DataDecision, str] = MappingProxyType(
         "nobody yet": "not decided yet",
     }
 )
-"""What decided which data a run trains on."""
+"""The sources of the decision on a run's data."""
 
 
 def time_label(kind: PartKind) -> str:

@@ -1,4 +1,4 @@
-"""How a machine joins a run: the trainer, the extras, the data, and the room that a client needs.
+"""Instructions for joining a run: the trainer, the extras, the data, and the disk space that a client needs.
 
 All of it follows from the run's state file and the layout of its model, so that every reader is told the same.
 """

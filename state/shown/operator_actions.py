@@ -1,4 +1,4 @@
-"""What the operators of a run did, as the journal has it (`GET …/actions`)."""
+"""The actions of a run's operators, as the journal records them (`GET …/actions`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What lets somebody trust a run, or not (`GET …/trust`, `GET …/history/versions/{version}/trust`)."""
+"""The evidence for and against trusting a run (`GET …/trust`, `GET …/history/versions/{version}/trust`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

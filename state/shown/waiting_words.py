@@ -89,7 +89,7 @@ def _words(now: Situation) -> str:
 
 
 def speed_words(now: Situation, explanation: str) -> str:
-    """Return why a run is not faster: that it stands, if it does, and where the time of its last rounds went.
+    """Return why a run is not faster: its present stop, if it is stopped, and where the time of its last rounds went.
 
     Args:
         now: the run as it is.
@@ -102,17 +102,17 @@ def speed_words(now: Situation, explanation: str) -> str:
 
 
 def stands_words(words: str) -> str:
-    """Return the sentence that a run stands, of what it waits for."""
-    return f"The run stands: it {words}."
+    """Return one sentence for a stopped run."""
+    return f"The run is stopped: it {words}."
 
 
 def with_limit(words: str, remaining_s: float | None) -> str:
-    """Return what a run waits for with the time after which it goes on without: "…, at most 41 s more"."""
+    """Return a run's present wait with the time after which the run continues without it: "…, at most 41 s more"."""
     return words if remaining_s is None else f"{words}, at most {max(0.0, remaining_s):.0f} s more"
 
 
 def _is_held(now: Situation) -> bool:
-    """Whether the run cannot begin a round before somebody has rested; one that is under way goes on."""
+    """Whether no further round can begin before a resting member returns; one under way continues."""
     return now.hold is not None and now.phase not in ROUND_PHASES
 
 

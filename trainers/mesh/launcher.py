@@ -269,7 +269,7 @@ def _wait_for_others_s(options: MeshOptions, state: StateFile) -> float:
 
 
 def state_of_process(pid: int) -> str:
-    """Return in a word or two what the operating system says a process does; "unknown" where it does not say."""
+    """Return the state of a process as the operating system names it; "unknown" if it does not."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -36,10 +36,10 @@ _WIRE_DTYPE = np.dtype("<f4")
 Cause = Literal[
     "unavailable", "corrupt", "out_of_range", "rejected", "trainer", "input", "memory", "called-off", "broken"
 ]
-"""Why a process could not do its part: a data error's kind, the trainer, the user's input, the memory of its device,
+"""The cause of a process's failure: a data error's kind, the trainer, the user's input, the memory of its device,
 another process's failure, or another process's end. After `memory` and `broken` the others may still wait for it."""
 Part = Literal["parameters", "inner"]
-"""Which tensors: the model's parameters, or the optimizer's state."""
+"""A group of tensors: the model's parameters, or the optimizer's state."""
 PARAMETERS: Part = "parameters"
 INNER: Part = "inner"
 

@@ -119,7 +119,7 @@ class MeshTrainer:
         return await MeshProcesses.start(self._options, self._state, self._spec, self._fitting_places)
 
     def _halve(self, plan: RoundPlan, error: DoesNotFit) -> None:
-        """Prepare to repeat the round with smaller micro-batches; raise `TrainerFailed` if there are none."""
+        """Prepare to repeat the round with smaller micro-batches; raise `TrainerFailed` if none are smaller."""
         if error.fitting_places is None:
             message = (
                 f"step {plan.step}: out of memory: {error.message}; use shorter samples (max_seq_len) or more devices"

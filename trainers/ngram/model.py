@@ -235,7 +235,7 @@ def _windows(embedded: FloatArray, context: int) -> FloatArray:
 
 
 def _unwindow(windows: FloatArray, embedded: FloatArray, context: int) -> FloatArray:
-    """Apply the transpose of `_windows`: each row of `embedded` gets the sum of all places where its values stand."""
+    """Apply the transpose of `_windows`: each row of `embedded` gets the sum over all places of its values."""
     width = embedded.shape[1]
     summed = np.zeros_like(embedded)
     for place in range(context):

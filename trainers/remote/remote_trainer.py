@@ -161,7 +161,7 @@ class RemoteTrainer:
         return TrainedRound.between(plan.step, parameters, end, Loss(nats, token_count))
 
     async def _begin(self, parameters: bytes) -> tuple[SessionOpened, str]:
-        """Begin a round at these parameters, in the open session or, if there is none any more, in a new one."""
+        """Begin a round at these parameters, in the open session or, if it has ended, in a new one."""
         round_key = secrets.token_hex(8)
         for is_last in (False, True):
             if self._session is None:

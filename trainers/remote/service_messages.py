@@ -60,7 +60,7 @@ class SessionRequest(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened(WireDocument):
-    """An open session. Its id is secret: whoever knows it can use the session. `expires_s`: idle time allowed."""
+    """An open session. Its id is secret: it gives access to the session. `expires_s`: idle time allowed."""
 
     session_id: str
     limits: ServiceLimits

@@ -92,6 +92,6 @@ def check_endpoint(bucket: Bucket, permissions: Permissions) -> None:
 
 
 def bucket_error(error: Exception, place: str) -> InvalidInput | ModelUnavailable:
-    """Return the error that a failed request for a model's files stands for."""
+    """Return the error for a failed request for a model's files."""
     found = request_error(error, place)
     return ModelUnavailable(found.message) if isinstance(found, SourceUnavailable) else InvalidInput(found.message)

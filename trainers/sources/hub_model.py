@@ -113,7 +113,7 @@ class HubFolder:
             raise hub_error(error, self._name) from error
 
     def _pin_to_cache(self) -> None:
-        """Keep to the commit whose files are in the cache. Raise `InvalidInput` if there are none."""
+        """Keep to the commit whose files are in the cache. Raise `InvalidInput` if the cache has none."""
         for name in (CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE):
             if (found := self._cached(name)) is not None:
                 self._pinned_to(found)

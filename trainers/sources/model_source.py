@@ -14,7 +14,7 @@ from epochal.trainers.sources.origin import Origin
 
 
 class ModelSource(Protocol):
-    """Where a model comes from. `epochal.trainers.sources.open_model.open_source` opens one.
+    """The source of a model. `epochal.trainers.sources.open_model.open_source` opens one.
 
     Every method raises `InvalidInput` if the source does not hold what it should, or refuses, and `ModelUnavailable`
     if it does not answer now or a disk is full.

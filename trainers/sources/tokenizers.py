@@ -18,7 +18,7 @@ class UnreadableTokenizer(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class LargestTokens:
-    """The largest tokens of a tokenizer; -1 where there are none.
+    """The largest tokens of a tokenizer; -1 without tokens.
 
     Attributes:
         own: of the vocabulary that it was trained with.
@@ -30,7 +30,7 @@ class LargestTokens:
 
 
 def check_tokenizer(source: ModelSource, vocabulary: int) -> str:
-    """Return what is to be said of the tokenizer beside a model; "" if there is nothing.
+    """Return a remark on the tokenizer beside a model, or "".
 
     Args:
         source: where the model is.
@@ -52,7 +52,7 @@ def check_tokenizer(source: ModelSource, vocabulary: int) -> str:
 
 
 def check_list(name: str, data: bytes, folder: str, vocabulary: int | None) -> str:
-    """Return what is to be said of a file that lists a tokenizer's tokens; "" if there is nothing.
+    """Return a remark on a file that lists a tokenizer's tokens, or "".
 
     Args:
         name: of the file, one of `LISTS_OF_TOKENS`.

@@ -1,4 +1,4 @@
-"""What this machine needs for a client's options of torch, checked before the client joins a run."""
+"""Checks that this machine has what a client's torch options need, before the client joins a run."""
 
 from importlib.util import find_spec
 

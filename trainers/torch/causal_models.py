@@ -88,7 +88,7 @@ class HfModel:
     def sharded_learner(
         self, mesh: "DeviceMesh", optimizer: AdamW | None, fitting_places: int | None
     ) -> "ShardedLearner":
-        """Return this process's part of the model, as `epochal.trainers.torch.sharded_learner.ShardableModel` says."""
+        """Return this process's part of the model (`epochal.trainers.torch.sharded_learner.ShardableModel`)."""
         from epochal.trainers.torch.sharded_learner import ShardedLearner
 
         build = partial(build_module, self._spec, self._options.attention)

@@ -95,7 +95,7 @@ def check_causal(module: torch.nn.Module, spec: ModelSpec, vocabulary: int) -> N
 
 
 def looks_ahead(module: torch.nn.Module, vocabulary: int) -> bool | None:
-    """Return whether a logit depends on a later token; None if that cannot be told.
+    """Return whether a logit depends on a later token; None if unknown.
 
     Args:
         module: of a language model, on a device; it is computed without dropout, and left in its mode.

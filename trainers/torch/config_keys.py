@@ -66,7 +66,7 @@ def _unknown_in(config_class: Any, hf: Mapping[str, Any], place: str) -> Iterato
 
 @lru_cache
 def _known_keys(config_class: Any) -> frozenset[str]:
-    """Return the keys that a config class names; none for a class that stands for others."""
+    """Return the keys that a config class names; none for a base class."""
     from transformers import GenerationConfig, PretrainedConfig
 
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):

@@ -20,7 +20,7 @@ OUT_OF_MEMORY_SIGNS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""Phrases in the errors of torch's allocators, of which only CUDA's has a class of its own."""
+"""Phrases in the errors of torch's allocators, of which only CUDA's has its own class."""
 DEVICE_FAILURE_SIGNS = (
     "CUDA error",
     "CUDA driver error",
@@ -123,14 +123,14 @@ class CopiesAhead:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the error says that memory did not suffice, on whichever device."""
+    """Return whether the error is one of insufficient memory, on any device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Return whether the error says that a device failed, rather than the code that used it."""
+    """Return whether a device failed, rather than the code that used it."""
     if isinstance(error, getattr(torch, "AcceleratorError", ())):  # since torch 2.8
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in DEVICE_FAILURE_SIGNS)

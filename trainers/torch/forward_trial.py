@@ -19,7 +19,7 @@ TRIED_PLACES = 8
 TRIED_VOCABULARY = 256
 """Tokens of the row are below it."""
 MAX_INITIAL_VALUE = 1e4
-"""Parameters above it are none that a model's class chose: it left their memory as it was."""
+"""Larger parameters were not initialised by the model's class: their memory is arbitrary."""
 _NOT_OF_THE_CONFIG = re.compile(r"cuda|triton|not implemented|not supported on|sequence[ _]length", re.IGNORECASE)
 _OF_SHAPES = re.compile(
     r"must match the size of tensor|shapes cannot be multiplied|is invalid for input of size|not in range for dimension"

@@ -15,7 +15,7 @@ from epochal.trainers.sources.safetensors_reader import ROUTING_BIASES
 from epochal.trainers.torch.remote_code import is_remote_code_trusted
 
 MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architecture.HF_DEEPSEEK: "deepseek"}
-"""How the `model_type` of an architecture's configs begins; `HfAuto` takes any."""
+"""The prefix of `model_type` in an architecture's configs; `HfAuto` takes any."""
 CONFIG_PLACE = "model.LLM.hf"
 NOT_TRAINED = "this model cannot be trained"
 _SIZES = "head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers"
@@ -183,7 +183,7 @@ def _remote_config(hf: Mapping[str, Any]) -> Any:
 
 
 def _log_as_others_do() -> None:
-    """Let what transformers says go where this program's log goes, not to standard error in a form of its own."""
+    """Send the log of transformers to this program's log, not to standard error in another format."""
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_default_handler()
@@ -192,7 +192,7 @@ def _log_as_others_do() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what transformers says about its defaults from the client's log and from a test's warnings."""
+    """Keep transformers' messages about its defaults out of the client's log and of a test's warnings."""
     from transformers.utils import logging as hf_logging
 
     before = hf_logging.get_verbosity()
@@ -212,7 +212,7 @@ def first_line(error: Exception | None) -> str:
 
 
 def _name_unknown_value(hf: Mapping[str, Any], error: Exception | None) -> None:
-    """Raise `Unsupported` with the keys of a value that transformers looked up in vain, if that is the error."""
+    """Raise `Unsupported` with the missing keys if transformers failed to find a value."""
     value = error.args[0] if isinstance(error, KeyError) and error.args else None
     if isinstance(value, str) and (places := list(_places_of(hf, value, CONFIG_PLACE))):
         allowed = "a name that transformers knows there"

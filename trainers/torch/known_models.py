@@ -1,4 +1,4 @@
-"""Which models the installed transformers makes with code of its own. This module imports neither it nor torch."""
+"""The models that the installed transformers makes with its own code. This module imports neither it nor torch."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -95,7 +95,7 @@ class NextTokenLoss:
         return padded if self._max_positions is None else max(length, min(padded, self._max_positions))
 
     def _padded_positions(self, positions: npt.NDArray[np.integer[Any]], width: int) -> npt.NDArray[np.int64]:
-        """Return positions that go on counting behind the example's end, within the bound."""
+        """Return positions that continue behind the example's end, within the bound."""
         after = int(positions[-1]) + 1 + np.arange(width - positions.size)
         if self._max_positions is not None:
             after = np.minimum(after, self._max_positions - 1)

@@ -10,7 +10,7 @@ from epochal.state.errors import EpochalError
 
 
 class DoesNotFit(EpochalError):
-    """A micro-batch does not fit into the memory of a device that waits for others, so that none can go on.
+    """A micro-batch does not fit into the memory of a device that waits for others, so that none can continue.
 
     Attributes:
         fitting_places: the most places of a micro-batch to try next; None if it had one row already.
@@ -22,7 +22,7 @@ class DoesNotFit(EpochalError):
 
 
 class MicroBatchSize:
-    """How many places a micro-batch has. It is halved when memory runs out, and stays what has fitted.
+    """Number of places in a micro-batch. It is halved when memory runs out, and stays at what has fitted.
 
     Args:
         rows: the most rows of the longest example's size; None for `places`.

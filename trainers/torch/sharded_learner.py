@@ -48,7 +48,7 @@ class ShardableModel(Protocol):
 
 
 class ShardedLearner:
-    """One process's part of a torch model; `epochal.trainers.mesh.rounds.MeshLearner` says what the calls do.
+    """One process's part of a torch model; `epochal.trainers.mesh.rounds.MeshLearner` defines the calls.
 
     Losses stay on the device until the end of the round.
 

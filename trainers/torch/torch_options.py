@@ -1,4 +1,4 @@
-"""How a client computes with torch. This module imports no torch, so that commands can check options without it."""
+"""The options of torch. This module imports no torch, so that commands can check options without it."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _ROWS = re.compile(r"[0-9]{1,6}")
 
 @dataclass(frozen=True, slots=True)
 class TorchOptions:
-    """Where and how torch computes. Clients of one run may choose differently.
+    """Device, precision and batching of torch. Clients of one run may choose differently.
 
     Attributes:
         device: `auto` (CUDA, else MPS, else CPU), `cpu`, `mps`, `cuda` or `cuda:N`.

@@ -112,7 +112,7 @@ class RequestQueue:
             self._stuck_since_s = self._clock.monotonic_s()
 
     async def result(self, seq_id: int, timeout_s: float) -> Result | None:
-        """Wait for a request's result; return None if there is none after that time.
+        """Wait for a request's result; return None if it has not come after that time.
 
         Raises:
             Refused: `unknown-future`: there is no such request, or its result is no longer kept.

@@ -1,4 +1,4 @@
-"""How long one read of an opened file is attempted.
+"""Limits of the attempts at one read of an opened file.
 
 The rules kept here: failures in a row are counted, and forgotten when bytes come; a server that sends less than
 `MIN_BYTES_PER_S` on average is given up, however often it sends some; and a file that was opened is not refused for one

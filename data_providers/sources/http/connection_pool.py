@@ -118,7 +118,7 @@ class ConnectionPool:
                 self._give_back(target.origin, connection)
 
     async def aclose(self) -> None:
-        """Close every connection, and open none any more."""
+        """Close every connection, and open no further one."""
         self._closed = True
         for connection in list(self._open_ones):
             connection.abort()

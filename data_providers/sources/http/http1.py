@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: a request, the head of its answer, and a body that goes where its reader says.
+"""One HTTP/1.1 connection: a request, the head of its answer, and a body that goes to its reader's buffers.
 
 The rules kept here: the bytes of a large body are received into their destination, without a copy; a head, a silence
 and an answer have bounds; after an exchange that did not end as it should, the connection is not used again, and no
@@ -60,7 +60,7 @@ class Head:
 
     @property
     def length(self) -> int | None:
-        """The body's size in bytes, if the head tells it."""
+        """The body's size in bytes, if the head has it."""
         text = self.fields.get("content-length")
         return None if text is None or "transfer-encoding" in self.fields else int(text)
 
@@ -165,7 +165,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Whether an answer has come over this connection."""
         self.idle_since_s = 0.0
         self.answered_after_s = 0.0
-        """How long the last answer's first byte took from its request."""
+        """Seconds from the last request to the first byte of its answer."""
         self.received_bytes = 0
 
     def _reset(self) -> None:
@@ -180,7 +180,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._is_direct = self._is_tunnel = self._keeps = False
 
     async def exchange(self, request: bytes, choose: Callable[[Head], Body], *, is_tunnel: bool = False) -> Head:
-        """Send a request, and return the head of its answer once the body has gone where `choose` says.
+        """Send a request, and return the head of its answer once the body is in the place that `choose` returned.
 
         Args:
             request: its bytes.

@@ -33,9 +33,9 @@ from epochal.state.errors import DataError
 MAX_STREAMS = 64
 """Maximum number of requests at a time; a server may allow fewer."""
 STREAM_WINDOW_BYTES = 4 * 1024**2
-"""How much of one answer may be under way: of a range 100 ms away, 40 MB/s."""
+"""Maximum bytes of one answer under way: from 100 ms away, 40 MB/s."""
 CONNECTION_WINDOW_BYTES = 16 * 1024**2
-"""How much of all answers may be under way. What comes goes to its destination, so none of it is held."""
+"""Maximum bytes of all answers under way. They go to their destinations, so none is held."""
 MAX_UNSENT_BYTES = 1024**2
 """Maximum number of bytes that wait to be sent to a server that does not read."""
 _MAX_LENGTH_DIGITS = 18
@@ -117,7 +117,7 @@ class Http2Connection(asyncio.Protocol):
         await self._ready
 
     async def exchange(self, head: Sequence[tuple[str, str]], choose: Callable[[Head], Body]) -> Head:
-        """Send a request, and return the head of its answer once the body has gone where `choose` says.
+        """Send a request, and return the head of its answer once the body is in the place that `choose` returned.
 
         Args:
             head: of `request_head`.
@@ -158,7 +158,7 @@ class Http2Connection(asyncio.Protocol):
         if isinstance(self._failure, SilentConnection):
             raise type(self._failure)(str(self._failure))
         if self._is_ending:
-            raise BrokenConnection("the server takes no more requests over this connection", is_unanswered=True)
+            raise BrokenConnection("the server takes no further requests over this connection", is_unanswered=True)
 
     def _most_streams(self) -> int:
         return min(MAX_STREAMS, self._h2.remote_settings.max_concurrent_streams)
@@ -246,7 +246,7 @@ class Http2Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ frames
 
     def _go_away(self, goodbye: GoAway) -> None:
-        """Send no more requests; those after the last one that the server names were not begun."""
+        """Stop sending requests; those after the last one that the server names were not begun."""
         self._is_ending = True
         refused = BrokenConnection("the server ended the connection before the request", is_unanswered=True)
         for number in [number for number in self._streams if number > goodbye.last_stream]:
@@ -291,7 +291,7 @@ class Http2Connection(asyncio.Protocol):
             named[name] = f"{named[name]}, {value}" if name in named else value
         length = named.get("content-length", "0")
         if not length.isdecimal() or len(length) > _MAX_LENGTH_DIGITS:
-            raise Violation("a length that is none")
+            raise Violation("an invalid length")
         status = int(named.pop(":status"))
         stream.head = Head(status, httpx.codes.get_reason_phrase(status), named)
         try:

@@ -99,7 +99,7 @@ def _listed(names: Mapping[str, str], manifests: Mapping[str, Manifest]) -> dict
 
 
 def _shared_folder(urls: Sequence[str]) -> list[str]:
-    """Return the URL of the longest folder that all of the files share, as the only item; nothing if there is none."""
+    """Return the URL of the longest folder that all of the files share, as the only item, or no item."""
     shared = set(_folders_of(urls[0])).intersection(*(_folders_of(url) for url in urls[1:]))
     return [max(shared, key=len)] if shared else []
 

@@ -98,7 +98,7 @@ class MultipartReader:
             raise BadMultipart(f"it ends after {max(self._number, 0)} of {len(self._targets)} parts")
 
     def break_off(self) -> None:
-        """Keep of the part under way what belongs to it: nothing follows any more.
+        """Keep of the part under way what belongs to it: nothing follows.
 
         All of it is taken back if a delimiter is in it, or if what came after it is none; else at most the beginning
         of a delimiter at its end.
@@ -144,7 +144,7 @@ class MultipartReader:
                 self._between.clear()
                 return max(len(last) - held, 0)
             if not last.startswith(self._between):
-                raise BadMultipart("it goes on after its last part")
+                raise BadMultipart("it continues after its last part")
             return len(data)
         end = self._between.find(_END_OF_HEAD)
         if end < 0:

@@ -1,4 +1,4 @@
-"""Which servers are spoken to over HTTP/2, and the connections for it.
+"""HTTP/2 to the servers that support it, and the connections for it.
 
 The rule kept here: HTTP/2 is offered (ALPN) where it helps, as was measured: over TLS, to servers that send one range
 at a time and whose answers take `FAR_S` or longer to begin. Elsewhere HTTP/1.1 brings more bytes for less CPU. A server
@@ -130,7 +130,7 @@ class Multiplexing:
         return None
 
     async def _connection(self, origin: HttpOrigin, server: _Server, begun_s: float) -> Http2Connection | None:
-        """Return a connection that takes requests, or None if there is none for this server.
+        """Return a connection to this server that takes requests, or None.
 
         Those that wait while one cannot be opened fail with it, instead of one after the other.
         """

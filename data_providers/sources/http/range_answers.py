@@ -24,7 +24,7 @@ class UnfitAnswer(SourceUnavailable):
 
 
 def check_temporary(head: Head, url: str) -> None:
-    """Raise `SourceUnavailable` if the status says that the request may succeed later, with the server's delay."""
+    """Raise `SourceUnavailable` with the server's delay if the status means that the request may succeed later."""
     if is_temporary(head.status):
         raise SourceUnavailable(
             f"{url} answered {head.status} {visible(head.reason)}",

@@ -25,7 +25,7 @@ ANSWER_TIMEOUT_S = 60.0
 """Time limit for one answer from its request to its last byte; the bytes received until then are kept."""
 MAX_REDIRECTS = 5
 REDIRECT_KEPT_S = 60.0
-"""How long requests go to where the last one was redirected; after an answer without the bytes it is asked again."""
+"""Time for which requests go to the last redirect's target; after an answer without the bytes it is asked again."""
 MAX_KEPT_REDIRECTS = 1024
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 WITH_BYTES = frozenset({200, 206})
@@ -90,7 +90,7 @@ class Requester:
     async def ask(
         self, url: str, ranges: str, choose: Choose, *, is_single: bool = False, took: Took = _ignore
     ) -> Head:
-        """Request ranges of a file, and return the head of the answer once its body has gone where `choose` says.
+        """Request ranges of a file, and return the head of the answer once its body is in the places from `choose`.
 
         Args:
             url: of the file.

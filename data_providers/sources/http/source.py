@@ -218,7 +218,7 @@ class HttpSource:
             self._servers.answered(server)
 
     async def _fill(self, file: _RemoteFile, target: Filling) -> None:
-        """Request the missing bytes of a target until there are none, within the bounds of the options."""
+        """Request the missing bytes of a target until it is complete, within the bounds of the options."""
         attempts = Attempts(self._options.retry, file.listed.place)
         while target.missing:
             held = target.filled

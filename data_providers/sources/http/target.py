@@ -1,4 +1,4 @@
-"""Where a request goes: a URL taken apart once, and the server or the proxy that is connected for it."""
+"""The target of a request: a URL parsed once, and the server or the proxy that is connected for it."""
 
 import base64
 from dataclasses import dataclass, field

@@ -23,12 +23,12 @@ class AdminTokenMissing(InvalidInput):
 
 
 def given_token(given: str | None) -> str | None:
-    """Return the admin token that was given, or that of the environment; None if there is none."""
+    """Return the admin token that was given, or that of the environment, or None."""
     return given or os.environ.get(ADMIN_TOKEN_VARIABLE) or None
 
 
 def required_token(given: str | None) -> str:
-    """Return the admin token that was given, or that of the environment. Raise `AdminTokenMissing` if there is none."""
+    """Return the admin token that was given, or that of the environment. Raise `AdminTokenMissing` without one."""
     token = given_token(given)
     if not token:
         raise AdminTokenMissing(f"give --admin-token or set {ADMIN_TOKEN_VARIABLE}")

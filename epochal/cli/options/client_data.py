@@ -1,4 +1,4 @@
-"""Where a client finds the run's data: the options, and what opens them."""
+"""The options for the place of a client's data, and their opening."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ CacheBytesOption = Annotated[int, typer.Option(help="Maximum size of --cache in 
 
 @dataclass(frozen=True, slots=True)
 class DataChoice:
-    """Where the run's data are for this client (None: where the state file says), and where to cache them.
+    """The place of the run's data for this client (None: as in the state file), and the place of their cache.
 
     Attributes:
         trust, insecure: how data servers are asked, as `DataServerAccess` takes it.

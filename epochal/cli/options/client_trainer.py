@@ -38,7 +38,7 @@ from epochal.trainers.registry import (
 log = logging.getLogger(__name__)
 
 MODULES_OF_A_TRANSFORMER = 2400
-"""About how many modules are looked for until a transformer is checked, the check itself counted like a few hundred."""
+"""Approximate number of modules searched until a transformer is checked, the check itself counted as a few hundred."""
 
 
 class ClientTrainer:
@@ -58,7 +58,7 @@ class ClientTrainer:
 
     @property
     def may_open_late(self) -> bool:
-        """Whether it may be opened while the client joins, so that somebody can tell how long that takes."""
+        """Whether it may be opened while the client joins, so that the time can be shown."""
         return self._name == TORCH and self._mesh is None and self._options.torch.suits_any_machine
 
     async def check(self, state: StateFile, spec: ModelSpec) -> None:
@@ -101,7 +101,7 @@ class ClientTrainer:
             self._checking.join()
 
     def _check_beside(self, state: StateFile, spec: ModelSpec) -> ImportingCall:
-        """Begin to check in a thread of its own, with all imports, unless that has begun."""
+        """Begin to check in a separate thread, with all imports, unless that has begun."""
         if self._checking is None:
             check = partial(check_trains, self._name, state, spec, self._options)
             self._checking = ImportingCall(partial(_with_few_collections, check), MODULES_OF_A_TRANSFORMER)

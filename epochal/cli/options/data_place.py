@@ -1,4 +1,4 @@
-"""The place that `--data` names, looked at before a command asks anybody for anything."""
+"""The place that `--data` names, checked before a command sends any request."""
 
 from pathlib import Path
 

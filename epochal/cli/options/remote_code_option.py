@@ -1,4 +1,4 @@
-"""The option that lets models run code of their own, for the commands that open a model."""
+"""The option that lets models run their own code, for the commands that open a model."""
 
 from typing import Annotated
 
@@ -13,6 +13,6 @@ TrustRemoteCodeOption = Annotated[
 
 
 def trust_code(is_trusted: bool) -> None:
-    """Let models in this process run code that their configs name, if the person who starts it says so."""
+    """Let models in this process run code that their configs name, if the user allows it."""
     if is_trusted:
         trust_remote_code()

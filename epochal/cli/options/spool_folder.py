@@ -1,4 +1,4 @@
-"""Where a client's temporary files go: `--spool`."""
+"""The folder of a client's temporary files: `--spool`."""
 
 import os
 import tempfile

@@ -8,7 +8,7 @@ from epochal.state.config.state_file import StateFile
 
 
 def webhooks_of(state: StateFile) -> tuple[Address, ...]:
-    """Return the webhooks that the coordinator of a run tells.
+    """Return the webhooks that the coordinator of a run notifies.
 
     Raises:
         InvalidInput: a variable that the file names is not set, or the file that `NAME_FILE` names cannot be read.

@@ -31,7 +31,7 @@ def terminal(stream: IO[str]) -> Console:
 
 
 class _DoneColumn(ProgressColumn):
-    """How much is done, of how much, and the rate of bytes."""
+    """The amount done, the total, and the rate of bytes."""
 
     def render(self, task: Task) -> Text:
         def shown(count: float) -> str:

@@ -46,7 +46,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56 info event key=value …`. The first warning of a kind says where it is explained."""
+    """`12:34:56 info event key=value …`. The first warning of a kind names its explanation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How commands print a line and run a coroutine."""
+"""Prints lines, and runs a command's coroutine."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Which streams are terminals on which something can be drawn in place."""
+"""Detects terminals on which something can be redrawn in place."""
 
 import os
 from typing import IO

@@ -1,4 +1,4 @@
-"""`epochal data append`: tell a run that files were appended to its data."""
+"""`epochal data append`: report to a run that files were appended to its data."""
 
 import asyncio
 import contextlib

@@ -136,7 +136,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Looks:
-    """How the data are looked at: `decoder` is None where there is no tokenizer.
+    """Options of an inspection: `decoder` is None without a tokenizer.
 
     `is_foreign` says that the data are known to be of another one, so that nothing is decoded.
     """
@@ -173,7 +173,7 @@ def _asked_of_run(run: StateFile, text: str | None) -> _Asked:
 
 
 async def _opened(asked: _Asked) -> tuple[DataProvider, _Asked]:
-    """Open a location; where no run says whether it packs, and there are records, as the data of a run that does."""
+    """Open a location; records without a run's state file are opened as for a run that packs."""
     run_id = "" if asked.run is None else asked.run.run_id
     try:
         provider = await open_location(asked.location, asked.spec, OpenOptions(run_id, None, OWNERS, packs=asked.packs))
@@ -271,7 +271,7 @@ def _holds_samples(path: Path) -> bool:
 
 
 async def _profile(asked: _Asked, provider: DataProvider, end_token: int | None) -> DataProfile:
-    """Return the profile, of token files in their own order: there a document goes on in the next sample."""
+    """Return the profile, of token files in file order: there a document continues in the next sample."""
     is_shuffled = isinstance(provider, LocalDataProvider | RangedDataProvider) and asked.spec.shuffle_seed is not None
     if not is_shuffled:
         return await profile_of(provider, end_token)

@@ -93,7 +93,7 @@ SkipBadOption = Annotated[
 RestartOption = Annotated[
     bool,
     typer.Option(
-        "--restart", help="Discard an unfinished preparation in the folder and begin anew; a complete one stays."
+        "--restart", help="Discard an unfinished preparation in the folder and start over; a complete one stays."
     ),
 ]
 AppendOption = Annotated[
@@ -171,7 +171,7 @@ def prepare(
         with _bar() if can_be_drawn_on(sys.stderr) else _lines() as show:
             made = pipeline.prepare(sources, tokenizer, out, options, show)
     except KeyboardInterrupt:
-        raise EpochalError("interrupted; the same command goes on where this one stopped") from None
+        raise EpochalError("interrupted; the same command resumes where this one stopped") from None
     _report(made, appended=append)
 
 
@@ -260,7 +260,7 @@ def _say_how_to_append(made: Preparation) -> None:
 
 
 def _say_next(made: Preparation) -> None:
-    """Print the commands that start the run; if the user's own state file is wrong, the one that says so."""
+    """Print the commands that start the run; if the user's own state file is wrong, the one that reports it."""
     path, data = made.folder / "state.toml", None if made.is_chat else made.folder / "data.toml"
     say("next:")
     try:

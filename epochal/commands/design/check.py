@@ -147,7 +147,7 @@ class _Checked:
         self.notes.append(f"{self._state[1]}: {warning}{line}")
 
     def plan(self, groups: "list[ClientGroup]") -> None:
-        """Note which timers and other limits cannot hold: with these clients, or with modest lines if there are none.
+        """Note which timers and other limits cannot hold: with these clients, or with modest lines without clients.
 
         A model that is not known here, or not right, is said elsewhere.
         """

@@ -41,7 +41,7 @@ FILES = ("state.toml", "data.toml")
 INVITATION_BYTES = 16
 LEAST_NUMBER = 2
 """Of different tokens, and of tokens of a sample."""
-NO_TOKENS = "(not said: a hundred rounds)"
+NO_TOKENS = "(default: a hundred rounds)"
 MADE_UP_DATA = "dummy"
 DATA_QUESTION = "Data: a folder of token files, dummy (random bytes), or an address"
 ADDRESS_QUESTION = "Where clients reach these data, as HOST:PORT or tls://HOST:PORT"
@@ -181,7 +181,7 @@ def init(
 
 
 class _Asking:
-    """Asks for what no option says; takes defaults where nobody is asked."""
+    """Asks for what no option gives; takes defaults without a terminal."""
 
     def __init__(self, *, is_asking: bool) -> None:
         self.taken: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""`epochal backup`: copy a run while it goes on, and read a copy back."""
+"""`epochal backup`: copy a run while it runs, and read a copy back."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def backup(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a run to a new folder while it goes on; with --verify, read a copy back completely.
+    """Copy a run to a new folder while it runs; with --verify, read a copy back completely.
 
     To use the copy: put it in the run directory's place and start the coordinator with --restored.
     """

@@ -47,7 +47,9 @@ def status(
     ] = False,
     reconnect_s: Annotated[
         float,
-        typer.Option("--reconnect", min=1, help="With --watch: seconds to go on when the coordinator does not answer."),
+        typer.Option(
+            "--reconnect", min=1, help="With --watch: seconds to retry while the coordinator does not answer."
+        ),
     ] = DEFAULT_BOUND_S,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
@@ -139,7 +141,7 @@ def fingerprint(
 ) -> None:
     """Show which data a run trains on and which data its members have, or pin the right data."""
     if value is not None and (free or not _FINGERPRINT.fullmatch(value)):
-        raise InvalidInput("give the 64 hex digits that `epochal data inspect` shows, or --free, or neither to look")
+        raise InvalidInput("give the 64 hex digits that `epochal data inspect` shows, or --free, or neither to show it")
     pinned = None if value is None else Sha256(value)
     if value is not None or free:
         ask(url, tls_ca, lambda operator: operator.set_fingerprint(pinned), required_token(admin_token))

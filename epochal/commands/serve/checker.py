@@ -36,7 +36,7 @@ def checker(
         int, typer.Option(min=1, max=MAX_PARALLEL, help="Number of results that are checked at a time.")
     ] = 2,
     reconnect_s: Annotated[
-        float, typer.Option("--reconnect", min=0, help="Seconds to go on while the coordinator does not answer.")
+        float, typer.Option("--reconnect", min=0, help="Seconds to retry while the coordinator does not answer.")
     ] = DEFAULT_BOUND_S,
     tls_ca: CoordinatorCaOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,

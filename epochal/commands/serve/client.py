@@ -91,7 +91,7 @@ STOP_BOUND_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Where events go, and how long to finish the round when asked to leave."""
+    """The receivers of events, and the time to finish the round when asked to leave."""
 
     observed: ObserverOptions
     leave_bound_s: float

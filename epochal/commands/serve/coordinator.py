@@ -115,7 +115,7 @@ def coordinator(
         bool,
         typer.Option(
             "--new-coordinator-key",
-            help="Replace a key of the coordinator that was lost or stolen; clients with --key must accept it anew.",
+            help="Replace a key of the coordinator that was lost or stolen; clients with --key must accept it again.",
         ),
     ] = False,
     seed: Annotated[

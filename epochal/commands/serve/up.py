@@ -130,7 +130,7 @@ def _page_at(url: str) -> str:
 
 
 def plain_lines(console: Console) -> Show:
-    """Return what prints each new note and each new status as a line of its own, however long it is."""
+    """Return a function that prints each new note and each new status on one line, however long it is."""
     noted, last = 0, ""
 
     def show(status: RunStatus, notes: list[str]) -> None:

@@ -25,7 +25,7 @@ def watch(
             "--to",
             metavar="KIND:PLACE",
             help="Write the figures of each round there: tensorboard:DIR, wandb:PROJECT, trackio:PROJECT, csv:FILE or "
-            "parquet:FILE; repeat for several. Started again, it goes on after the last round that was written.",
+            "parquet:FILE; repeat for several. Started again, it resumes after the last round that was written.",
         ),
     ] = None,
     first: Annotated[
@@ -35,7 +35,7 @@ def watch(
         bool, typer.Option("--once", help="With --to: end with the rounds that have ended, not with the run.")
     ] = False,
     reconnect_s: Annotated[
-        float, typer.Option("--reconnect", min=0, help="Seconds to go on while the coordinator does not answer.")
+        float, typer.Option("--reconnect", min=0, help="Seconds to retry while the coordinator does not answer.")
     ] = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,

@@ -118,7 +118,7 @@ class Checker:
 
 
 class _Reading:
-    """Where a result is read: a URL that is replaced meanwhile, and whether to go on."""
+    """The source of a result's bytes: a URL that may be replaced, and whether to continue."""
 
     def __init__(self, leased: LeasedCheck) -> None:
         self.url = leased.url

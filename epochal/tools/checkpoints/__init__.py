@@ -1,1 +1,1 @@
-"""A run's checkpoints, in a store or at a coordinator's address: found, followed while the run goes on, and read."""
+"""A run's checkpoints, in a store or at a coordinator's address: found, followed while the run continues, and read."""

@@ -1,4 +1,4 @@
-"""Takes one checkpoint of a run, or every new one while the run goes on: shared by the commands that read them."""
+"""Takes one checkpoint of a run, or every new one while the run continues: shared by the commands that read them."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -13,7 +13,7 @@ from epochal.tools.checkpoints.readable_run import RunView, WatchedRun
 MAX_MISSED_CHECKPOINTS = 3
 """Number of times that the newest checkpoint is deleted, because newer ones were made, before it has been read."""
 PASSING = (CoordinatorUnreachable, ModelUnavailable, SourceUnavailable, StoreBlocked)
-"""Errors after which a followed run is looked at again."""
+"""Errors after which a followed run is read again."""
 
 Say: TypeAlias = Callable[[str], None]
 """Receives a line for people."""

@@ -25,7 +25,7 @@ from epochal.state.refusals import Refusal
 from epochal.tools.checkpoints.parts import pieces_of_parts, whole_of
 
 STORE_POLL_S = 5.0
-"""Time between two looks at a store that is followed."""
+"""Time between two reads of a store that is followed."""
 NEWS_WAIT_S = 10.0
 """Maximum time of one request for news of a coordinator that is followed."""
 

@@ -30,7 +30,7 @@ RunArgument = Annotated[
 ]
 ReconnectOption = Annotated[
     float,
-    typer.Option("--reconnect", min=0, help="With --follow: seconds to go on while something does not answer."),
+    typer.Option("--reconnect", min=0, help="With --follow: seconds to retry while something does not answer."),
 ]
 DEFAULT_RECONNECT_S = DEFAULT_BOUND_S
 Record: TypeAlias = Callable[[EvaluationReport], Awaitable[None]]
@@ -39,7 +39,7 @@ Record: TypeAlias = Callable[[EvaluationReport], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class RunAddress:
-    """How to reach a run: a store or a coordinator's URL, and what the latter needs.
+    """The address of a run: a store or a coordinator's URL, and what the latter needs.
 
     Attributes:
         reach: the addresses to which the coordinator's redirects may lead; None for the usual ones.
@@ -57,7 +57,7 @@ class RunAddress:
 
     @contextlib.asynccontextmanager
     async def open(self, policy: RetryPolicy) -> AsyncIterator[StoredRun | ServedRun]:
-        """Yield the run. `policy` says how long to wait for a coordinator that does not answer yet."""
+        """Yield the run. `policy` bounds the wait for a coordinator that does not answer yet."""
         if not self.is_served:
             yield StoredRun(open_store_reader(self.place))
             return
@@ -70,7 +70,7 @@ class RunAddress:
 
     @contextlib.asynccontextmanager
     async def recording(self, run: StoredRun | ServedRun) -> AsyncIterator[tuple[Record | None, str]]:
-        """Yield what takes an evaluation into the run's history; or None, and why its coordinator cannot be told."""
+        """Yield a recorder of evaluations in the run's history; or None, and why its coordinator cannot be reached."""
         if isinstance(run, ServedRun):
             yield run.record, ""
             return
@@ -79,7 +79,7 @@ class RunAddress:
 
     @contextlib.asynccontextmanager
     async def operating(self, run: StoredRun) -> AsyncIterator[tuple[tuple[OperatorClient, str] | None, str]]:
-        """Yield the coordinator that serves a stored run and its admin token; or None, and why it cannot be told."""
+        """Yield the coordinator that serves a stored run and its admin token; or None, and why it cannot be reached."""
         url, token = await run.served_at(), given_token(self.admin_token)
         if url is None:
             yield None, f"no coordinator serves {without_password(self.place)} on this machine now"
@@ -113,5 +113,5 @@ async def _check_token(run: ServedRun) -> None:
 
 
 def following_policy(reconnect_s: float, *, follows: bool) -> RetryPolicy:
-    """Return how long a command goes on when something does not answer: as long as asked, or not if it follows not."""
+    """Return the time for which a command retries a silent peer: as long as asked, or not at all unless it follows."""
     return RetryPolicy(bound_s=reconnect_s) if follows else RetryPolicy(attempts=1)

@@ -30,7 +30,7 @@ TRANSFER_S = 60.0
 """Maximum time of one transfer of the speed test."""
 FIRST_PROBE_BYTES = 1024 * 1024
 LONG_PROBE_S = 1.0
-"""A first transfer that was quicker is followed by one of `MAX_PROBE_BYTES`, which tells more."""
+"""A first transfer that was quicker is followed by one of `MAX_PROBE_BYTES`, which measures better."""
 ROUND_TRIPS = 3
 MAX_SKEW_S = 30.0
 """A certificate or a ticket may seem expired, or not yet valid, when the clock is further off."""
@@ -125,14 +125,14 @@ async def _tls(asked: Asked) -> Finding:
         is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         if is_local:
             return Finding("TLS", "ok", "none, and none is needed on this machine")
-        found = "none: whoever is on the way can read and change everything"
+        found = "none: anybody on the way can read and change everything"
         return Finding("TLS", "note", found, "use https://", "would-be-unencrypted")
     context = ssl.create_default_context(cafile=asked.trust if isinstance(asked.trust, str) else None)
     try:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=context)
     except (OSError, TimeoutError) as error:
-        return Finding("TLS", "note", f"the certificate cannot be looked at: {_reason(error)}", "is a proxy between?")
+        return Finding("TLS", "note", f"the certificate cannot be inspected: {_reason(error)}", "is a proxy between?")
     try:
         connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
         ends_s = ssl.cert_time_to_seconds(str((connection.getpeercert() or {})["notAfter"]))

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["ok", "note", "problem"]
-"""A note says what is missing for some runs; a problem keeps the machine from training."""
+"""A note names what is missing for some runs; a problem keeps the machine from training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The finding of one check.
 
     Attributes:
         name: of the thing.

@@ -1,4 +1,4 @@
-"""What can be said of this machine alone: Python, packages and extras, GPU, memory, disk, arithmetic, a test merge."""
+"""Checks of this machine alone: Python, packages and extras, GPU, memory, disk, arithmetic, a test merge."""
 
 import importlib.metadata
 import json
@@ -164,7 +164,7 @@ def _gpu_of_torch() -> tuple[int | None, Finding]:
 
 
 def _output(command: list[str]) -> str | None:
-    """Return what a program prints; None if there is none, or it fails, or takes too long."""
+    """Return the output of a program; None if it is missing, fails, or takes too long."""
     if not command[0]:
         return None
     try:
@@ -175,7 +175,7 @@ def _output(command: list[str]) -> str | None:
 
 
 def available_memory() -> int | None:
-    """Return the memory that programs can still take, in bytes; None where the system does not tell."""
+    """Return the memory that programs can still take, in bytes; None where the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = re.search(r"^MemAvailable:\s+(\d+) kB", file.read(), re.MULTILINE)

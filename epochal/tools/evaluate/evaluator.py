@@ -1,4 +1,4 @@
-"""Evaluates one checkpoint of a run, or every new one while the run goes on, and records what it finds.
+"""Evaluates one checkpoint of a run, or every new one while the run continues, and records the losses.
 
 The rule kept here: a loss that was computed is shown once and reported until the coordinator has taken it; what the
 run's history holds of the same data is not computed again by a command that follows.

@@ -194,14 +194,14 @@ class LossComputation:
 
 
 def _about(step: int, error: BaseException) -> BaseException:
-    """Return the error; a trainer's failure says of which replica it is."""
+    """Return the error; a trainer's failure names the replica."""
     if not isinstance(error, TrainerFailed):
         return error
     return TrainerFailed(f"replica {step}: {error.message}", step=step)
 
 
 class _Abandoned(Exception):
-    """Raised to stop arithmetic that nobody waits for any more; never reaches a caller."""
+    """Raised to stop arithmetic whose caller has left; never reaches a caller."""
 
 
 class _RunningLoss:

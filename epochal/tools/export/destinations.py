@@ -1,4 +1,4 @@
-"""Where an exported folder is uploaded to: a folder of a bucket, or a repository on the Hugging Face Hub.
+"""Destinations of an exported folder: a folder of a bucket, or a repository on the Hugging Face Hub.
 
 The rule kept here: whoever finds the manifest finds every file that it needs. In a bucket the weights go first, then
 the rest, then `config.json`, the index last; what is replaced loses its manifest first. On the Hub an upload is one
@@ -43,7 +43,7 @@ class Destination(Protocol):
         ...
 
     def keep(self, steps: Iterable[int]) -> None:
-        """Delete what was uploaded of other steps, where each has a folder of its own."""
+        """Delete the uploads of other steps, where each has its own folder."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Exports one checkpoint of a run, or every new one while the run goes on."""
+"""Exports one checkpoint of a run, or every new one while the run continues."""
 
 import asyncio
 import contextlib

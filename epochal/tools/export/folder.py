@@ -61,7 +61,7 @@ _OF_OTHER_WEIGHTS = ("dtype", "quantization_config", COMMIT_KEY)
 
 @dataclass(frozen=True, slots=True)
 class ExportNote:
-    """Where an exported folder comes from.
+    """The origin of an exported folder.
 
     Attributes:
         dtype: the type of the stored numbers, by PyTorch's name.
@@ -170,7 +170,7 @@ def config_of(model: ExportedModel) -> dict[str, Any]:
 
 
 def read_note(folder: Path) -> ExportNote | None:
-    """Return the note of an exported folder; None if the folder is none, or not complete."""
+    """Return the note of an exported folder; None if the folder is another one, or not complete."""
     try:
         data = (folder / NOTE_FILE).read_bytes()[:MAX_NOTE_BYTES]
         return None if (folder / MARK_FILE).exists() else parse_document(ExportNote, data)

@@ -1,4 +1,4 @@
-"""The tokenizer that goes with an exported model: where it is taken from, and what is said of it."""
+"""The tokenizer that goes with an exported model: its source, and the remark on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ HINT = "--tokenizer names another place, and --tokenizer none copies no tokenize
 
 @dataclass(frozen=True, slots=True)
 class FoundTokenizer:
-    """A tokenizer's files by name, and a line that says where they are from; "" for nothing to say."""
+    """A tokenizer's files by name, and a line on their source, or ""."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
     said: str = ""
@@ -69,7 +69,7 @@ def _vocabulary_of(view: RunView) -> int | None:
 
 
 def _source_of(view: RunView) -> ModelSource | str:
-    """Return the source of the run's first parameters, or in words why there is none; "" if there never was."""
+    """Return the source of the run's first parameters, or a sentence on why it is missing; "" if none was named."""
     origin = origin_of(view.spec.hf)
     if origin is not None:
         return parse_source(str(origin))

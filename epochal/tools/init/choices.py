@@ -49,7 +49,7 @@ class ChosenModel:
 
 @dataclass(frozen=True, slots=True)
 class ChosenData:
-    """Where a run's data are.
+    """The place of a run's data.
 
     Attributes:
         location: as TOML has it, of the state file.
@@ -74,7 +74,7 @@ def chosen_run_id(text: str) -> str:
 
 
 def chosen_model(text: str, vocabulary: int, seq_len: int) -> ChosenModel:
-    """Return the model that a name, or the path of a Hugging Face config, stands for.
+    """Return the model of a name, or of the path of a Hugging Face config.
 
     Args:
         text: `ngram`, one of `LLAMAS`, or the path of a `config.json`.
@@ -119,7 +119,7 @@ def _llama(sizes: Mapping[str, int], vocabulary: int, seq_len: int) -> dict[str,
 
 
 def chosen_data(text: str, token_size: int, address: str) -> ChosenData:
-    """Return the data that a folder, an address or a URL stands for.
+    """Return the data of a folder, an address or a URL.
 
     Args:
         text: a folder of token files on this machine, which a data server serves; or what `client --data` takes.

@@ -8,7 +8,7 @@ from epochal.state.shown.join_guide import data_of, trainer_named
 
 THIS_MACHINE = "127.0.0.1"
 PORT = 8000
-"""Of a coordinator that was not told another one."""
+"""The port of a coordinator without `--port`."""
 
 
 def next_commands(

@@ -1,1 +1,1 @@
-"""What data look like: lengths of documents, frequencies of tokens, what of a sample is learnt."""
+"""Inspects data: lengths of documents, frequencies of tokens, the learnt part of a sample."""

@@ -1,4 +1,4 @@
-"""What `epochal data inspect` reports of a location, and how it is shown."""
+"""The report of `epochal data inspect` on a location, and its text."""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ def draw_profile(profile: DataProfile, decode: Callable[[Sequence[int]], str] | 
 
 
 def _drawings(profile: DataProfile, decode: Callable[[Sequence[int]], str] | None) -> Iterator[RenderableType]:
-    looked_at = f"{profile.tokens:,} {profile.unit} of {profile.samples:,} samples looked at"
+    looked_at = f"{profile.tokens:,} {profile.unit} of {profile.samples:,} samples inspected"
     if profile.lengths:
         table = Table(f"{profile.unit} of a document", "", "documents", title=f"lengths, {looked_at}", box=None)
         largest = max(bucket.count for bucket in profile.lengths)
@@ -40,7 +40,7 @@ def _drawings(profile: DataProfile, decode: Callable[[Sequence[int]], str] | Non
         if profile.endless:
             yield f"{profile.endless:,} more, whose end is beyond what was read or was cut off with its file's tail"
     elif profile.knows_ends:
-        yield "no document lies wholly within what was looked at"
+        yield "no document lies wholly within the inspected samples"
     elif profile.unit == "tokens":
         yield "no ends of documents are known: --end-token N counts the documents of token files"
     if profile.most_frequent:

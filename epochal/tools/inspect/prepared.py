@@ -1,4 +1,4 @@
-"""What `epochal prepare` says of a folder's data: the token that ends a document, and the tokenizer that decodes."""
+"""The record of `epochal prepare` in a folder: the token that ends a document, and the tokenizer that decodes."""
 
 import json
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ ELIDED = " […] "
 
 @dataclass(frozen=True, slots=True)
 class SamplePart:
-    """A stretch of a sample's text. `learnt` says whether its tokens are predicted; longer texts lose their middle."""
+    """A stretch of a sample's text. `learnt`: whether its tokens are predicted. Longer texts lose their middle."""
 
     text: str
     learnt: bool

@@ -1,1 +1,1 @@
-"""How a run will go before it starts: its own rules in virtual time, with modelled links (`docs/planning.md`)."""
+"""The planner: plays a run before it starts, in virtual time, with modelled links (`docs/planning.md`)."""

@@ -1,4 +1,4 @@
-"""What to change so that a run goes faster: each change is planned, and only those that help are told.
+"""Advice on making a run faster: each change is planned, and only those that help are shown.
 
 Changes are planned with fewer played clients, and compared with the unchanged plan of as many, so that all of them
 take about as long as the plan itself.
@@ -18,9 +18,9 @@ from epochal.tools.plan.scenario import ClientGroup, Link
 from epochal.tools.plan.timers import SHORTER_THAN_EPOCHS, timer_notes
 
 PLAYED_FOR_ADVICE = 64
-"""Number of clients that are played for a change; of more, each stands for several."""
+"""Number of clients that are simulated for a change; of more, each represents several."""
 WORTH_TELLING = 1.05
-"""Multiple of the tokens in a second from which a change is told."""
+"""Factor of the tokens per second from which a change is shown."""
 MAX_SUGGESTIONS = 6
 LESS_CODECS = {"float32": ("int8", "int4"), "int8": ("int4",), "int4": (), "sparse": ()}
 """Codecs that send less, and learn as much by `docs/benchmarks-quality.md`; "sparse" is suggested apart."""

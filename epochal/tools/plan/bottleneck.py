@@ -1,4 +1,4 @@
-"""What a round waits for most, and what makes that as long as it is, in words."""
+"""The bottleneck of a round, and its cause, as sentences."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What a machine's work takes: hashing, encoding, checking and merging, as measured; `calibrated` measures it here.
+"""The costs of a machine's work: hashing, encoding, checking and merging, as measured; `calibrated` measures them here.
 
 `MEASURED` was measured with `calibrated` on the machine of `docs/benchmarks-exchange.md` (2 cores, x86_64, SHA
 instructions); what a message costs a coordinator is from `docs/benchmarks-scale.md`. Other machines differ by a factor

@@ -1,4 +1,4 @@
-"""What a plan shows of a run's limits that do not hold while rounds go on."""
+"""Limits of a run that its plan exceeds."""
 
 import math
 
@@ -14,7 +14,7 @@ BUSY = 0.7
 
 
 def round_notes(state: StateFile, found: Plan) -> tuple[str, ...]:
-    """Return what a plan shows of a run's limits that do not hold while rounds go on."""
+    """Return a line for each limit of a run that its plan exceeds."""
     config = state.config
     notes = [
         f"{100 - 100 * group.delivered_part:.0f} % of the assignments of {group.group.name!r} come too late: "

@@ -123,7 +123,7 @@ def _end(plan: Plan) -> Iterator[str]:
 
 
 def _row(name: str, text: str) -> str:
-    """Return a name, and a text beside it in lines of its own column."""
+    """Return a name, and beside it a text wrapped in its own column."""
     wrapped = textwrap.wrap(text, WIDTH, subsequent_indent="  " if text.startswith("- ") else "") or [""]
     lines = [f"{name:<{LEFT}}{wrapped[0]}", *(" " * LEFT + line for line in wrapped[1:])]
     return "\n".join(line.rstrip() for line in lines)

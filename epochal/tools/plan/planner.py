@@ -39,7 +39,7 @@ JOURNAL_BYTES = 500
 
 
 def check_groups(groups: Sequence[ClientGroup]) -> None:
-    """Raise `InvalidInput` unless there are clients, no more than a run may have, with rates above 0."""
+    """Raise `InvalidInput` unless there are clients, within a run's maximum, with rates above 0."""
     for group in groups:
         rates = (group.link.down_bytes_per_s, group.link.up_bytes_per_s, group.tokens_per_s)
         if group.count < 1 or group.round_trip_s < 0 or not all(math.isfinite(rate) and rate > 0 for rate in rates):
@@ -214,7 +214,7 @@ def _all_rounds_s(
 def _never(
     sizes: RunSizes, groups: Sequence[ClientGroup], options: PlanOptions, warnings: tuple[str, ...], text: str
 ) -> Plan:
-    """Return the plan of a run that does not come to rounds."""
+    """Return the plan of a run that never reaches a round."""
     return Plan(
         sizes=sizes,
         client_count=sum(group.count for group in groups),

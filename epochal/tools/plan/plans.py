@@ -8,7 +8,7 @@ from epochal.tools.plan.scenario import ClientGroup
 from epochal.tools.plan.sizes import RunSizes
 
 MAX_PLAYED_CLIENTS = 256
-"""Number of clients up to which each is played; of more, each played one stands for several."""
+"""Number of clients up to which each is simulated; of more, each simulated one represents several."""
 PARTS = ("training", "data", "encoding", "upload", "check", "download", "merge", "messages", "waiting")
 """The parts of a round, each once on the path that determines when it ends."""
 
@@ -45,7 +45,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The machines' needs, in bytes where nothing else is said.
+    """The machines' needs, in bytes unless noted.
 
     Attributes:
         client_memory_bytes: of a client without its trainer.
@@ -93,7 +93,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a run will go.
+    """The predicted course of a run.
 
     Attributes:
         sizes: of the run.

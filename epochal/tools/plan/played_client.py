@@ -50,7 +50,7 @@ METRICS = ResultMetrics(None, 0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Numbers for which a played client stands, itself included.
+    """Number of clients that a played client represents, itself included.
 
     Attributes:
         clients: of clients.
@@ -75,7 +75,7 @@ class PlayedClient:
         self.line = PlayedLine(group, copies.clients, around)
         self.stages: dict[int, Stages] = {}
         self.warm_up_s: float | None = None
-        """How long it took from its first Warmup until it was ready."""
+        """Time from its first Warmup until it was ready."""
         self._around = around
         self._slowness = 1.0 + JITTER * ((number * 0.6180339887) % 1.0)
         self._next_poll_s = 0.0

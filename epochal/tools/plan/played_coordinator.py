@@ -1,4 +1,4 @@
-"""The coordinator of a played run: the real machine, told what clients do, with a clock that jumps.
+"""The coordinator of a played run: the real machine, fed with what clients do, with a clock that jumps.
 
 As in `coordinator/run/service.py`, what has come in is handled as a group, kept, and then published and answered; a
 tick tells the machine the time. The processor takes every request in turn. Nothing is written, and no bytes are
@@ -28,10 +28,10 @@ from epochal.tools.plan.virtual_time import Signal, Timeline
 TICK_S = 0.1
 """As in `coordinator/run/service.py`."""
 TICKS_OF_A_PHASE = 0.02
-"""Part of a phase's time so far after which the next tick comes, if that is later: a plan needs no more."""
+"""Part of a phase's time so far after which the next tick comes, if that is later: it suffices for a plan."""
 LINEAGE, KEY = "0" * 32, "0" * 64
 SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)
-"""Of some model: the machine hands it on, and never looks at it."""
+"""Arbitrary: the machine passes it on unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class ResultsShown:
-    """An answer to a witness: verified results of the round, and whether there will be no more. None: it is over."""
+    """An answer to a witness: verified results of the round, and whether they are the last. None: it is over."""
 
     clients: tuple[ClientId, ...]
     complete: bool

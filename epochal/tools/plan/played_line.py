@@ -24,7 +24,7 @@ from epochal.tools.plan.virtual_time import Part, Timeline
 REQUEST_BYTES = 450
 """About what a request takes, with its headers and token."""
 ANSWER_BYTES = 450
-"""About what an answer takes, with its headers and a member's standing."""
+"""Approximate size of an answer with its headers and a member's state."""
 REPORT_BYTES = 400
 """About what a report takes beside that."""
 ENTRY_BYTES = 250
@@ -33,7 +33,7 @@ ENTRY_BYTES = 250
 
 @dataclass(slots=True)
 class Stages:
-    """A client's round: times in seconds of virtual time; None for what it did not come to.
+    """A client's round: times in seconds of virtual time; None for what it did not reach.
 
     Attributes:
         heard_s: when it had the round's document.
@@ -112,7 +112,7 @@ class PlayedLine:
         self.down = Direction(group.link.down_bytes_per_s)
         self.half_s = group.round_trip_s / 2
         self.had_bytes = 0.0
-        """What had arrived of results when their round was over; it is gone on with."""
+        """Parts of results that had arrived when their round was over; their download is resumed."""
         self._around = around
         self._under_way: list[PlayedTransfer] = []
 
@@ -165,7 +165,7 @@ class PlayedLine:
         yield around.costs.hash_s * each_bytes
 
     def send(self, size_bytes: int, server: ServerLink, copies: float) -> Part:
-        """Send bytes: they have arrived when this is over. So do those of the `copies` for which they stand."""
+        """Send bytes: they have arrived when this ends, as have those of the `copies` that they represent."""
         yield self.slow_start_s(size_bytes, self.up)
         yield self.begin(self.up, server, size_bytes, copies=copies).done
         yield self.half_s
@@ -200,7 +200,7 @@ class PlayedLine:
         self._around.from_coordinator.moved_bytes += copies * down_bytes
 
     def count_of(self, clients: Collection[ClientId]) -> int:
-        """Return the number of results for which those of these clients stand."""
+        """Return the number of results that those of these clients represent."""
         return round(sum(map(self._around.result_copies.__getitem__, clients)))
 
     def merge_s(self, count: int) -> float:

@@ -31,7 +31,7 @@ CLIENTS_PER_BATCH = 8
 """Played clients for each batch of a played round, where most clients have none: enough that newcomers remain."""
 SPARE_S = 600.0
 MAX_EVENTS = 30_000_000
-"""Maximum number of events of a played run: after that it goes on for ever, or nearly."""
+"""Maximum number of events of a played run: beyond it the run never ends, or nearly so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def _end_epoch(
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many clients are played, so that thousands take no longer than hundreds.
+    """Number of clients that are played, so that thousands take no longer than hundreds.
 
     Clients that are alike do alike: each played one stands for several, whose bytes and messages take their part of
     the servers' links and of the coordinator's processor. Witnesses are few however many clients there are, and are

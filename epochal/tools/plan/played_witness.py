@@ -20,7 +20,7 @@ from epochal.tools.plan.played_line import (
 from epochal.tools.plan.virtual_time import Process, Signal
 
 PAGE_S_PER_CLIENT = 0.00005
-"""A played witness looks for results no more often than every so many seconds for each client of the round."""
+"""Minimum time between two polls of a played witness for results, for each client of the round."""
 
 
 class PlayedWitness:

@@ -63,7 +63,7 @@ def proposed(
     *,
     total_tokens: int | None = None,
 ) -> Proposal:
-    """Return sensible values for a run whose model, data and codec a draft says, with these clients.
+    """Return sensible values for a run with a draft's model, data and codec, and these clients.
 
     Args:
         draft: a state file; its timers, batch sizes, local steps and numbers of clients are replaced.

@@ -15,7 +15,7 @@ from epochal.tools.plan.scenario import ClientGroup
 
 
 def applied_batches(measured: Sequence[PlayedRound], clients: Mapping[ClientId, PlayedClient]) -> float:
-    """Return the number of batches that rounds applied, with those for which played ones stand."""
+    """Return the number of batches that rounds applied, with those that played ones represent."""
     total = 0.0
     for found in measured:
         current = found.run.round

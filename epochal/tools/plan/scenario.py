@@ -1,4 +1,4 @@
-"""What a plan is made for, as it is written on a command line: groups of clients, and links of servers.
+"""The scenario of a plan, as it is written on a command line: groups of clients, and links of servers.
 
 `16 x 100mbit/20mbit 40ms 90k tokens/s` are 16 clients that receive at 100 Mbit/s and send at 20 Mbit/s, to whom a
 message and its answer take 40 ms, and each of which trains 90,000 tokens a second.
@@ -34,7 +34,7 @@ class UnclearClients(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link, seen from whoever has it.
+    """A link, seen from its owner.
 
     Attributes:
         down_bytes_per_s: bytes that it receives in a second.
@@ -141,7 +141,7 @@ def _taken(kind: re.Pattern[str], text: str) -> tuple[re.Match[str] | None, str]
 
 
 def parse_count(text: str, place: str = "") -> int:
-    """Return a number of parameters, as in 124M or 7B, at this place. Raises `InvalidInput` if it is none."""
+    """Return a number of parameters, as in 124M or 7B, at this place. Raise `InvalidInput` for anything else."""
     found = re.fullmatch(rf"({_AMOUNT})([kMB]?)", text.strip())
     count = 0 if found is None else round(float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[found[2]])
     if not 1 <= count <= MAX_PARAMETERS:

@@ -79,7 +79,7 @@ class _Class:
 
     @property
     def all_connections(self) -> float:
-        """Number of connections of all transfers, and of those for which they stand."""
+        """Number of connections of all transfers, and of those that they represent."""
         return self.count * self.connections * self.copies
 
 
@@ -104,7 +104,7 @@ class ServerLink:
         self._number = 0
 
     def add(self, transfer: PlayedTransfer) -> None:
-        """Begin to move a transfer's bytes, or go on with another share of its client's link."""
+        """Begin to move a transfer's bytes, or continue with another share of its client's link."""
         self._move_on()
         direction = transfer.direction
         per_connection_s = direction.bytes_per_s / direction.connections
@@ -120,7 +120,7 @@ class ServerLink:
         self._look_soon()
 
     def remove(self, transfer: PlayedTransfer) -> None:
-        """Stop moving a transfer's bytes; `left_bytes` says how many are left."""
+        """Stop moving a transfer's bytes; `left_bytes` are left."""
         self._move_on()
         group = transfer.group
         assert group is not None
@@ -139,7 +139,7 @@ class ServerLink:
             group.each_bytes += group.rate_s * passed_s
 
     def _look_soon(self) -> None:
-        """Share the link anew, once for everything that changes now."""
+        """Recompute the shares of the link, once for all present changes."""
         if not self._is_due:
             self._is_due = True
             self._timeline.after(0.0, self._share)

@@ -25,7 +25,7 @@ FEW_TOKENS = 2**16
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """The sizes of a run, in bytes where nothing else is said.
+    """The sizes of a run, in bytes unless noted.
 
     Attributes:
         parameter_count: number of the model's parameters.

@@ -1,4 +1,4 @@
-"""Where a run's timers cannot hold with given clients and links: each with the time that is needed and what to write.
+"""Timers of a run that cannot hold with given clients and links: each with the time needed and the line to write.
 
 Only what follows from sizes, rates and claims alone is said here, so that it is said at once and for any number of
 clients; nothing is played, and nothing is refused.
@@ -25,7 +25,7 @@ SPARE = 1.25
 """Multiple of a computed time that is proposed as a limit."""
 ROUND_TRIPS_OF_SILENCE = 10
 LEAST_SILENCE_S = 2.0
-"""A client that is silent for longer leaves the run: a lost packet or a busy machine must not look like that."""
+"""A client that is silent for longer leaves the run: a lost packet or a busy machine must not suffice for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def _note(state: StateFile, name: str, why: str, needed_s: float, spare: float =
 
 
 def modest_clients(state: StateFile) -> tuple[ClientGroup, ...]:
-    """Return the clients for which a state file is checked where none are described; their speed says nothing."""
+    """Return the clients for which a state file is checked without a description; their speed is arbitrary."""
     group = parse_clients(f"{state.config.init_min_clients} x {DEFAULT_LINE} 1M tokens/s")
     return (replace(group, name=""),)
 

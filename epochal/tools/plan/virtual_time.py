@@ -25,7 +25,7 @@ class Signal:
         self._waiting: list[Callable[[Any], None]] = []
 
     def give(self, value: Any = None) -> None:
-        """Let everyone who waits go on, with this value; a second time changes nothing."""
+        """Resume everyone who waits, with this value; a second call changes nothing."""
         if self.is_given:
             return
         self.is_given, self.value = True, value
@@ -74,7 +74,7 @@ class Timeline:
         go_on()
 
     def run_while(self, goes_on: Callable[[], bool]) -> bool:
-        """Make the calls, one after the other, as long as it goes on; return False if none is left."""
+        """Make the calls in order while the condition holds; return False if none is left."""
         while goes_on():
             if not self._calls:
                 return False

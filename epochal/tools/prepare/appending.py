@@ -192,7 +192,7 @@ def _earlier(folder: Path, made: Preparation, content: dict[str, Any]) -> Earlie
         if block_bytes != DEFAULT_BLOCK_BYTES:
             raise InvalidInput(
                 f"{folder / split / MANIFEST_NAME} has blocks of {block_bytes} bytes; allowed with --append: "
-                f"{DEFAULT_BLOCK_BYTES} (`epochal data manifest` writes it anew)",
+                f"{DEFAULT_BLOCK_BYTES} (`epochal data manifest` rewrites it)",
                 path=str(folder),
             )
         found = [_NUMBER.search(name) for name in names]
@@ -213,7 +213,7 @@ def file_name(split: str, number: int, *, is_chat: bool) -> str:
 
 
 def _agreed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options in which an append and the preparation agree, in words that tell them apart."""
+    """Return the options in which an append and the preparation must agree, as text that distinguishes them."""
     tokenizer = content["tokenizer"]
     said = f"{tokenizer['name']} ({tokenizer['sha256'][:16]}…)"
     template = content.get("template")
@@ -224,7 +224,7 @@ def _agreed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A value that is compared, and how it is said."""
+    """A value that is compared, and its text."""
 
     value: str
     words: str = field(compare=False)

@@ -31,7 +31,7 @@ MARKED_TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How conversations become samples.
+    """Options for making samples of conversations.
 
     Attributes:
         template: Jinja, as `template_of` found it.

@@ -1,4 +1,4 @@
-"""Which files are read as text, by the suffixes of their names."""
+"""The files that are read as text, by the suffixes of their names."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

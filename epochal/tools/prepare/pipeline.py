@@ -41,7 +41,7 @@ MAX_SUFFIXES_NAMED = 16
 
 @dataclass(frozen=True, slots=True)
 class PrepareProgress:
-    """How far a preparation is.
+    """The progress of a preparation.
 
     Attributes:
         read_bytes, total_bytes: of the sources, as they are stored.
@@ -125,7 +125,7 @@ def _made(
     places: Sequence[str], content: dict[str, Any], tokenizer: NamedTokenizer, options: PrepareOptions,
     chat: ChatOptions | None, working: Path, before: Earlier, show: Show,
 ) -> Finished:  # fmt: skip
-    """Encode everything, or what is left of it; return what is to be published."""
+    """Encode everything that is left; return what is to be published."""
     with _closing(DoneSoFar.open(working)) as ledger:
         if earlier := ledger.fact("made"):  # only its publishing was interrupted
             if changed := changes(earlier["content"], content):
@@ -189,7 +189,7 @@ class _Job:
         self._resumed = self._position != Position()
 
     def begin(self, content: dict[str, Any]) -> None:
-        """Note what is prepared, or refuse to go on with something else."""
+        """Note what is prepared, or refuse to resume something else."""
         files = [[file.name, file.size_bytes, file.version] for file in self._sources.files]
         before = self._ledger.fact("content")
         if before is not None and self._resumed:  # before the first document everything may still change
@@ -197,7 +197,7 @@ class _Job:
                 raise InvalidInput(other_options(changed))
             begun = self._position.file + bool(self._position.offset)
             if change := _first_change(self._ledger.fact("files")[:begun], files):
-                raise InvalidInput(f"{change}. --restart discards it and begins anew")
+                raise InvalidInput(f"{change}. --restart discards it and starts over")
         self._ledger.note("content", content)
         self._ledger.note("files", files)
         self._ledger.commit()

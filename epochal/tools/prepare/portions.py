@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Form: TypeAlias = Literal["texts", "lines", "blank-lines", "records", "bad"]
-"""How the documents lie in a portion: one in each of its parts, or many in its only one. `bad`: there are none."""
+"""The layout of documents in a portion: one in each of its parts, or many in its only one. `bad`: no document."""
 
 PORTION_BYTES = 1024**2
 """Size up to which documents are put together into one portion."""
@@ -15,12 +15,12 @@ MAX_PORTION_PARTS = 4096
 MAX_BLANK_BYTES = 1000
 """Maximum number of blanks in a line that separates documents."""
 BLANK_LINES = re.compile(rb"\n(?:[ \t\r]{0,%d}\n)+" % MAX_BLANK_BYTES)
-"""Separates documents that stand between blank lines."""
+"""Separates documents between blank lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part of a portion begins.
+    """The beginning of a part of a portion.
 
     Attributes:
         file: the name of its file.

@@ -9,7 +9,7 @@ from epochal.batching.chat.conversations import Learn
 from epochal.state.errors import InvalidInput
 
 Cut: TypeAlias = Literal["file", "lines", "blank-lines"]
-"""What a document is in a text file: all of it, each line, or what stands between blank lines."""
+"""The extent of a document in a text file: all of it, each line, or the text between blank lines."""
 OnInvalidText: TypeAlias = Literal["error", "skip", "replace"]
 
 Oversized: TypeAlias = Literal["error", "truncate", "split", "drop"]
@@ -24,7 +24,7 @@ MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES = 1024, 1024**3
 MAX_WORKERS = 1024
 MAX_VALIDATION = Fraction(1, 2)
 NOT_CONTENT = ("workers", "data_address", "append")
-"""Options on which no byte of shards and manifests depends: they may differ when a preparation goes on."""
+"""Options on which no byte of shards and manifests depends: they may differ when a preparation is resumed."""
 DATA_ADDRESS = "127.0.0.1:39405"
 
 

@@ -1,4 +1,4 @@
-"""What a preparation has done so far, kept in its folder so that it goes on after a kill.
+"""The progress of a preparation, stored in its folder so that it can be resumed after a kill.
 
 One SQLite file holds the options, the sources as they were listed, the position in them, the counts, the lengths of the
 shards and the digests of the documents that were seen. The rule kept here: all of it changes in one transaction, which
@@ -33,7 +33,7 @@ class DoneSoFar:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the ledger of a folder, which is made if there is none."""
+        """Open the ledger of a folder; create it if it is missing."""
         path = folder / LEDGER_NAME
         try:
             database = sqlite3.connect(path, isolation_level=None)
@@ -46,7 +46,7 @@ class DoneSoFar:
             found = cls(path, database)
             found.begin()
             if found.fact("format") not in (None, _FORMAT):
-                raise InvalidInput(f"{path} is of another version of epochal; --restart begins anew", path=str(path))
+                raise InvalidInput(f"{path} is of another version of epochal; --restart starts over", path=str(path))
             found.note("format", _FORMAT)
         except sqlite3.Error as error:
             raise _failed(path, error) from error
@@ -57,7 +57,7 @@ class DoneSoFar:
         self._execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Make everything that was noted durable, and begin anew."""
+        """Make everything that was noted durable, and clear the notes."""
         self._execute("COMMIT")
         self.begin()
 
@@ -92,6 +92,6 @@ class DoneSoFar:
 
 def _failed(path: Path, error: sqlite3.Error) -> EpochalError:
     if isinstance(error, sqlite3.OperationalError):  # of the disk
-        message = f"{path} cannot be read or written: {error}; the same command goes on where this one stopped"
+        message = f"{path} cannot be read or written: {error}; the same command resumes where this one stopped"
         return EpochalError(message, path=str(path))
-    return InvalidInput(f"{path}: {error}; --restart begins anew", path=str(path))
+    return InvalidInput(f"{path}: {error}; --restart starts over", path=str(path))

@@ -28,13 +28,13 @@ def complete_before(folder: Path, places: Sequence[str], options: PrepareOptions
     Raises:
         Rejected: a server has a source no more, or refuses it.
         InvalidInput: the sources or the data address are others than those of the preparation; the user's fault. The
-            message says how to make it anew.
+            message says how to make it again.
     """
     made = replace(published(folder), was_complete=True)
     if change := change_of_sources(made.counts, places, options, folder):
         raise InvalidInput(
             f"{folder} holds a complete preparation, and {change}. Name another folder, or remove "
-            f"{' and '.join(f'{folder}/{split}' for split in made.shards)} to make it anew",
+            f"{' and '.join(f'{folder}/{split}' for split in made.shards)} to make it again",
             path=str(folder),
         )
     address = _address_in(folder / STATE_FILE)
@@ -48,7 +48,7 @@ def complete_before(folder: Path, places: Sequence[str], options: PrepareOptions
 
 
 def change_of_sources(counts: Mapping[str, Any], places: Sequence[str], options: PrepareOptions, folder: Path) -> str:
-    """Return in words the first change of the sources of which a manifest has these counts; "" if there is none."""
+    """Return a sentence on the first change of the sources that a manifest counts, or ""."""
     listed = [place for place in places if not place.startswith(f"{HUB_SCHEME}://")]
     if not listed:
         return ""
@@ -72,7 +72,7 @@ def change_of_sources(counts: Mapping[str, Any], places: Sequence[str], options:
 
 
 def _address_in(state_file: Path) -> Any:
-    """Return the data server's address in a `state.toml`; None if it says nothing, or cannot be read."""
+    """Return the data server's address in a `state.toml`; None if it has none, or cannot be read."""
     try:
         return tomllib.loads(state_file.read_text("utf-8"))["model"]["LLM"]["data_location"]["Server"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -129,10 +129,10 @@ class ShardWriter:
         if self._size_bytes:
             path = self._folder / last
             if not path.exists() or path.stat().st_size < self._size_bytes:
-                raise EpochalError(f"{path} lacks bytes that were written; --restart begins anew", path=str(path))
+                raise EpochalError(f"{path} lacks bytes that were written; --restart starts over", path=str(path))
             os.truncate(path, self._size_bytes)
 
     def _failed(self, error: OSError) -> EpochalError:
         place = str(error.filename or self._folder)
-        message = f"{place} cannot be written: {reason_of(error)}; the same command goes on where this one stopped"
+        message = f"{place} cannot be written: {reason_of(error)}; the same command resumes where this one stopped"
         return EpochalError(message, path=place)

@@ -40,7 +40,7 @@ class RangeReader(Protocol):
 
 
 class BadFile(InvalidInput):
-    """A source file is not what its name says, or ends in the middle. The fault of who made it."""
+    """A source file does not match its name, or is truncated. The fault of its author."""
 
 
 class RawFile(io.RawIOBase):
@@ -200,7 +200,7 @@ class DecompressedReader:
 
     def _failed(self, error: OSError) -> EpochalError:
         message = f"{self._name} cannot be decompressed into {self._folder}: {reason_of(error)}"
-        return EpochalError(f"{message}; the same command goes on where this one stopped", path=str(self._folder))
+        return EpochalError(f"{message}; the same command resumes where this one stopped", path=str(self._folder))
 
 
 class _ZstdDamaged(Exception):

@@ -40,7 +40,7 @@ ALLOWED_PLACES = (
     "a file or folder on this machine, http(s)://… of a file, s3://, gs:// or az://… of a file or folder, "
     "hf://datasets/NAME"
 )
-"""What a source may be in words, for messages."""
+"""The possible sources, for messages."""
 
 T = TypeVar("T")
 
@@ -326,7 +326,7 @@ class _RemoteReader:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own, for the sources, which are asynchronous."""
+    """An event loop in a separate thread, for the sources, which are asynchronous."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -41,7 +41,7 @@ USUAL_ENDS = (
 MAX_TOKENIZER_BYTES = 256 * 1024**2
 MAX_CANDIDATES_SHOWN = 20
 PIECE_CHARS = 256 * 1024
-"""A longer document is encoded in pieces, which end as `_end_of_piece` says."""
+"""A longer document is encoded in pieces, which end where `_end_of_piece` returns."""
 TOGETHER_CHARS = 1024**2
 """Number of characters that are encoded by one call of the library."""
 HUB_ATTEMPTS = RetryPolicy(attempts=2, first_delay_s=1.0)

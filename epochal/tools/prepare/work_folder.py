@@ -18,7 +18,7 @@ ALWAYS_ALLOWED = frozenset(
         *({f"{name}.toml", f"{name}{OURS}.toml"} for name in ("state", "data", "validation")),
     )
 )
-"""What a person may have in the folder before, and what was written beside it."""
+"""Files that a person may have in the folder before, or that were written beside it."""
 
 
 @contextlib.contextmanager
@@ -85,10 +85,10 @@ def locked(folder: Path, working: Path) -> Iterator[None]:
 
 
 def other_options(changed: Sequence[str]) -> str:
-    """Return what is said of an unfinished preparation that these options do not continue."""
+    """Return the message on an unfinished preparation that these options do not continue."""
     return (
         f"an unfinished preparation in this folder has other options: {'; '.join(changed)}. "
-        "--restart discards it and begins anew"
+        "--restart discards it and starts over"
     )
 
 

@@ -28,7 +28,7 @@ END_TIMEOUT_S = 10.0
 
 
 class WorkerLost(EpochalError):
-    """A process that encodes ended unexpectedly. The preparation can go on when it is started again."""
+    """A process that encodes ended unexpectedly. Start the preparation again to resume it."""
 
 
 class EncodingPool:
@@ -130,4 +130,4 @@ def _lost(process: subprocess.Popen[bytes]) -> str:
         code = 0
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     memory = ": did the machine run out of memory? --workers fewer needs less" if code == -signal.SIGKILL else ""
-    return f"a process that encodes ended with {how}{memory}; the same command goes on where this one stopped"
+    return f"a process that encodes ended with {how}{memory}; the same command resumes where this one stopped"

@@ -248,7 +248,7 @@ class LocalRun:
         )
 
     async def start_client(self, children: Children, url: str) -> None:
-        """Start one more client, which tells the run its name, `client-N`."""
+        """Start one more client, named `client-N`."""
         name = f"client-{len(self._clients) + 1}"
         environment = self._demo.client_environment(self._options.client_count)
         arguments = ("client", url, "--own-run", "--name", name, "--trainer", self._options.trainer)

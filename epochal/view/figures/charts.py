@@ -33,7 +33,7 @@ PART_WORDS = tuple(PARTS.values())
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One series: points (x, y); a NaN interrupts the line. Alone standing points are drawn as marks."""
+    """One series: points (x, y); a NaN interrupts the line. Isolated points are drawn as marks."""
 
     label: str
     xs: tuple[float, ...]
@@ -71,7 +71,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarRow:
-    """One client's bars. `note` says what came of its work."""
+    """One client's bars. `note` is the outcome of its work."""
 
     label: str
     note: str

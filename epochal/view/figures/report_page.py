@@ -30,7 +30,7 @@ from epochal.view.figures.svg import chart_svg
 REPORT_NAME = "report.html"
 """Name of the file that `epochal up` and `epochal report` write."""
 MAX_MEMBERS = 500
-"""Maximum number of members in the page, those with most tokens; it says how many there are."""
+"""Maximum number of members in the page, those with most tokens; the page shows the total."""
 MAX_CONFIG_CHARS = 200_000
 MB = 1_000_000
 STYLE = """

@@ -142,7 +142,7 @@ def _drawn_rows(chart: Waterfall, used: Sequence[int]) -> Iterator[str]:
 
 
 def _pattern(part: int) -> str:
-    """Return a part's filling: its colour, and lines at an angle of its own, to be told apart without colour."""
+    """Return a part's filling: its colour, and lines at an angle that distinguishes it without colour."""
     lines = "" if not part % 4 else f'<path d="M0 0V8" stroke="#fff" stroke-opacity=".55" stroke-width="{part % 4}"/>'
     return (
         f'<pattern id="part-{part}" width="8" height="8" patternUnits="userSpaceOnUse" '

@@ -1,1 +1,1 @@
-"""Where people keep a run's figures: what `epochal watch --to` writes."""
+"""Destinations for a run's figures, which `epochal watch --to` writes."""

@@ -20,7 +20,7 @@ from epochal.view.sinks.sink import Mark, SinkFailed, SinkLock, SinkPlace, check
 
 COLUMNS = ("run_id", "lineage", *FIGURES)
 TAIL_BYTES = 64 * 1024
-"""Size of the end of a file in which its last row is looked for; a row has about 300 bytes."""
+"""Size of the end of a file in which its last row is searched; a row has about 300 bytes."""
 _END = b"\r\n"
 
 

@@ -19,7 +19,7 @@ from epochal.view.sinks.sink import FigureSink, Mark
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """How a run is followed.
+    """Options for following a run.
 
     Attributes:
         first: number of the first round, for sinks that hold nothing of the run.
@@ -72,7 +72,7 @@ class _Following:
         kept = await asyncio.to_thread(self._sink.open, self._client.run_id, lineage)
         self._go_on(self._options.first if kept is None else kept.next, None if kept is None else kept.lineage)
         if kept is not None:
-            self._say(f"goes on with round {kept.next}")
+            self._say(f"continues with round {kept.next}")
         news = self._feed.present() if self._options.is_once else self._feed.all()
         async with aclosing(news):
             async for one in news:
@@ -112,7 +112,7 @@ class _Following:
         assert feed.lineage is not None, "a page was read"
         first = await asyncio.to_thread(self._sink.go_back, feed.lineage, marks)
         self._go_on(self._options.first if first is None else first, feed.lineage)
-        self._say(f"the run went back and has another lineage; goes on with round {self._next}")
+        self._say(f"the run went back and has another lineage; continues with round {self._next}")
 
     def _say(self, text: str) -> None:
         self._options.say(f"{self._sink.name}: {text}")

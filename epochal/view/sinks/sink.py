@@ -26,7 +26,7 @@ class SinkFailed(EpochalError):
 
 @dataclass(frozen=True, slots=True)
 class SinkPlace:
-    """How far a sink has got.
+    """The progress of a sink.
 
     Attributes:
         next: number of the round that comes next.

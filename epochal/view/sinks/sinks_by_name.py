@@ -16,7 +16,7 @@ ALLOWED = "csv:FILE, parquet:FILE, tensorboard:DIR, wandb:PROJECT or trackio:PRO
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a kind of sink is made.
+    """The constructor of a kind of sink.
 
     Attributes:
         target: `module:class` below `epochal.view.sinks`.

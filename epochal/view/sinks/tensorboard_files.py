@@ -158,7 +158,7 @@ def _record(event: bytes) -> bytes:
 
 
 def _events_in(data: bytes) -> Iterator[bytes]:
-    """Yield the events of a file's whole records, up to the first one that is none."""
+    """Yield the events of a file's whole records, up to the first incomplete one."""
     place = 0
     while place + _HEAD.size <= len(data):
         (length, _), start = _HEAD.unpack_from(data, place), place + _HEAD.size

@@ -19,7 +19,7 @@ KEPT_WITHIN_S = 30.0
 """Time within which trackio must have written rows to its database; its thread does so twice a second."""
 _POLL_S = 0.05
 _REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
-"""Variables by which trackio sends figures to another machine, whose database cannot be looked into."""
+"""Variables by which trackio sends figures to another machine, whose database cannot be read."""
 
 
 class TrackioSink:

@@ -1,4 +1,4 @@
-"""Who observes a client: its log, and its metrics where they are asked for."""
+"""The observers of a client: its log, and its metrics if requested."""
 
 import contextlib
 import sys
@@ -17,7 +17,7 @@ from epochal.state.wire import ClientId
 
 @dataclass(frozen=True, slots=True)
 class ObserverOptions:
-    """Where a client's events go besides its log.
+    """The receivers of a client's events besides its log.
 
     Attributes:
         metrics_address: port and host of metrics; None for nowhere.

@@ -1,4 +1,4 @@
-"""How a client stands, collected from its events: what its view shows. No clock, no terminal.
+"""The state of a client, collected from its events: what its view shows. No clock, no terminal.
 
 The rule kept here: an event costs a few assignments, because training goes on meanwhile, and what is kept is bounded.
 """
@@ -58,7 +58,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class ClientProgress:
-    """How a client stands. `observe` takes its events.
+    """The state of a client. `observe` takes its events.
 
     Attributes:
         document: the newest run document.
@@ -180,11 +180,11 @@ class ClientProgress:
 
 
 STEPS = {
-    "Observing": "waiting for the run to go on",
+    "Observing": "waiting for the run to continue",
     "Warmup": "preparing: model, data and trainer",
     "Training": PARTS["replica"].label,
     "Witness": "attesting which results have arrived",
     "Cooldown": "waiting while a checkpoint is saved",
     "Finished": "the run is finished",
 }
-"""What a client does in each step, in words."""
+"""The activity of a client in each step."""

@@ -32,7 +32,7 @@ CURVE_CHARS = 24
 MAX_WAITING_LINES = 256
 """Number of log lines that wait for the next refresh; one more is printed at once, with them."""
 JOIN_S = 1.0
-"""Time for the drawing thread to end, on a terminal that takes nothing any more."""
+"""Time for the drawing thread to end, on a terminal that has stopped taking output."""
 SHOWN_WAIT_S = 0.05
 """A wait that is shorter is not named."""
 

@@ -1,4 +1,4 @@
-"""The page that says how to join the run."""
+"""The page with instructions for joining the run."""
 
 import shlex
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Command:
 
 
 def join_page(picture: RunPicture, url: str) -> RenderableType:
-    """Return the page that says how to join.
+    """Return the page with instructions for joining.
 
     Args:
         picture: of the run.

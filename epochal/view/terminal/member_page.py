@@ -1,4 +1,4 @@
-"""One member's own page: its figures, its part of the last rounds with the parts' times, and what was refused of it."""
+"""One member's own page: its figures, its part of the last rounds with the parts' times, and its refused requests."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -64,7 +64,7 @@ def _facts(member: MemberDetail) -> Iterator[tuple[str, str]]:
     trained = "" if row.train_s is None else f"; {row.train_s:.2f} s of training in a round (median of the last)"
     yield "speed", speed + trained
     yield "loss", UNKNOWN if row.last_loss is None else f"{row.last_loss:.4f} nats per token"
-    waits = UNKNOWN if row.data_wait is None else f"{row.data_wait:.0%} of its trainer's time lately"
+    waits = UNKNOWN if row.data_wait is None else f"{row.data_wait:.0%} of its trainer's recent time"
     yield "data wait", f"{waits}; {shown_duration(row.data_wait_s)} in all"
     yield "results", f"{row.applied:,} applied, {row.lost:,} lost; {decimal(row.result_bytes)}; {row.tokens:,} tokens"
     sent, received = (UNKNOWN if size is None else decimal(size) for size in (row.uploaded_bytes, row.downloaded_bytes))

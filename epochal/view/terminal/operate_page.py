@@ -39,7 +39,7 @@ def operate_page(picture: RunPicture, desk: OperatorDesk) -> RenderableType:
         parts += [Text(f"{desk.question}\ny yes  n no", style="reverse bold")]
     elif asked is not None:
         parts.append(
-            Text(f"{ACTIONS[desk.action].title}: {asked.label}. Enter goes on, Esc does nothing.", style="bold")
+            Text(f"{ACTIONS[desk.action].title}: {asked.label}. Enter continues, Esc does nothing.", style="bold")
         )
     return Group(*parts, Text(), _done(picture))
 

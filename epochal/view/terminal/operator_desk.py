@@ -1,4 +1,4 @@
-"""An operator's actions in the view of a run: each asks for its values and whether to act, and says how it went.
+"""An operator's actions in the view of a run: each asks for its values and a confirmation, and shows its outcome.
 
 The admin token is in this module's memory alone: it is shown nowhere, and goes with what the operator has said yes to.
 """
@@ -156,7 +156,7 @@ class OperatorDesk:
         self.outcome, self.is_refused = outcome, is_refused
 
     def answer(self, text: str) -> None:
-        """Take the value that is asked for; a wrong one is said, and asked for again."""
+        """Take the requested value; a wrong one is reported, and requested again."""
         asked = self.asked
         if asked is None:
             return

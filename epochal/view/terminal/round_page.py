@@ -39,7 +39,7 @@ FATE_CHARS = max(map(len, FATES.values()))
 END_CHARS = 12
 MAX_MEDIANS = 5
 MAX_REASONS = 5
-"""Number of clients of which it is said why their work was not applied."""
+"""Number of clients for which the reason is shown why their work was not applied."""
 MAX_AWAITED = 8
 """Number of clients of the round under way that are named."""
 
@@ -93,7 +93,7 @@ def _who(client_id: str, name: str) -> str:
 
 
 def _has_ended(moment: Moment, rows: Sequence[RoundFigures]) -> bool:
-    """Return whether the round under way is known to have ended since: rounds are told sooner."""
+    """Return whether the round under way is known to have ended since: rounds are reported sooner."""
     work, last = moment.document.round, rows[-1] if rows else None
     return work is not None and last is not None and (work.step, work.attempt) <= (last.step, last.attempt)
 

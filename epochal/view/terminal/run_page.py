@@ -1,4 +1,4 @@
-"""The page of the run: what it does, how far it is, and how it has gone. Others have files of their own."""
+"""The page of the run: its activity, progress and history. Other pages have their own files."""
 
 import math
 from bisect import bisect_right
@@ -52,7 +52,7 @@ CURVES: Mapping[str, Callable[[RoundFigures], float | None]] = MappingProxyType(
         "learning rate": lambda row: row.learning_rate,
     }
 )
-"""What the chart of the run's page shows, one at a time."""
+"""The charts of the run's page, shown one at a time."""
 
 
 def run_page(
@@ -89,7 +89,7 @@ def run_page(
         chart.highlight_words([MARK], "bold yellow")
         parts += [Text(title + (f" ({how})" if how else ""), style="dim"), chart]
     else:
-        missing = "No client has told of a loss; c shows other figures." if count else "No round has ended yet."
+        missing = "No client has reported a loss; c shows other figures." if count else "No round has ended yet."
         parts.append(Text(missing, style="dim"))
     return Group(*parts, checkpoints)
 
@@ -137,7 +137,7 @@ def _run_facts(picture: RunPicture) -> Iterator[tuple[str, RenderableType | str]
 
 
 def _data(picture: RunPicture) -> str:
-    """Return what became of the batches, and, looking back, a map of them."""
+    """Return the outcomes of the batches, and, at a past version, a map of them."""
     document, moment = picture.shown_document(), picture.moment
     assert document is not None, "it is shown"
     waiting, quarantined = document.carried_batches, document.quarantined_batches
@@ -160,7 +160,7 @@ def _data(picture: RunPicture) -> str:
 
 
 def place_line(picture: RunPicture) -> Text:
-    """Return the line that says which time is shown."""
+    """Return the line with the time that is shown."""
     if picture.place is None or not picture.rows:
         return Text("now", style="bold green")
     row = picture.rows[picture.place]

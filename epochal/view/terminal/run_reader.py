@@ -1,4 +1,4 @@
-"""Reads a run for its view: rounds as they end, and the rest as often as it is looked at. It goes on over restarts.
+"""Reads a run for its view: rounds as they end, and the rest as often as it is shown. Reading continues over restarts.
 
 The rule kept here: whatever the run and its members do, requests are bounded in number and in time, and an answer that
 fails is said and asked for again, within the policy.
@@ -37,7 +37,7 @@ SHOWN_CLIENTS = 200
 T = TypeVar("T")
 
 NOT_NOW = frozenset({Refusal.NOT_FOUND})
-"""Refusals of what is not held, which is said where it would stand."""
+"""Refusals of what is not stored, which the page shows in its place."""
 
 
 class RunReader:
@@ -153,7 +153,7 @@ class RunReader:
             await self._read_then(self._client.members, partial(setattr, self.picture, "members"))
 
     async def _read_then(self, ask: Callable[[int | None], Awaitable[T]], keep: Callable[[T], None]) -> None:
-        """Keep the answer at the version that is looked at, if it is still looked at."""
+        """Keep the answer at the shown version, if it is still shown."""
         version = self._wanted_version
         try:
             answer = await self._answered(partial(ask, version))
@@ -233,7 +233,7 @@ class RunReader:
                 self.picture.moment = moment
 
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer, asked for again while the coordinator does not answer or says to come back later."""
+        """Return the answer; repeat the request while the coordinator does not answer or asks to retry later."""
         backoff, request = self._policy.begin(), object()
         try:
             while True:

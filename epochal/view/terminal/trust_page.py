@@ -21,11 +21,11 @@ from epochal.view.terminal.view_state import RunPicture
 MAX_SHOWN_FAILURES = 5
 MAX_SHOWN_CLIENTS = 4
 NO_ROUND = "no replica yet: no round was applied"
-NOT_KNOWN = "not known: the last applied round is in a part of the journal that is not kept any more"
+NOT_KNOWN = "not known: the last applied round is in a part of the journal that is no longer kept"
 
 
 def trust_page(picture: RunPicture) -> RenderableType:
-    """Return the page, of the present or of the version that is looked at."""
+    """Return the page, of the present or of the shown version."""
     status, document, trust = picture.status, picture.shown_document(), picture.trust
     if status is None or document is None:
         return Text("Being read…" if picture.is_past else "Asking the coordinator…")

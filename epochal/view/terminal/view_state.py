@@ -1,4 +1,4 @@
-"""A run as its view shows it: what was read of it last, and what follows from that. No clock, no terminal."""
+"""The state of a run's view: what was read last, and what follows from it. No clock, no terminal."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -93,7 +93,7 @@ class RunPicture:
 
     @property
     def is_past(self) -> bool:
-        """Whether the user looks back."""
+        """Whether a past version is shown."""
         return self.place is not None
 
     def shown_document(self) -> RunDocument | None:
@@ -122,7 +122,7 @@ class RunPicture:
         return sorted(found, key=lambda one: one.step)
 
     def shown_checkpoints(self) -> tuple[CheckpointRef, ...]:
-        """Return the checkpoints that are held, the newest last; looking back, the one that was the newest."""
+        """Return the stored checkpoints, the newest last; of a past version, the one that was the newest."""
         document = self.shown_document()
         newest = None if document is None else document.checkpoint
         if self.checkpoints and not self.is_past:
@@ -151,7 +151,7 @@ class RunPicture:
         return sum(span_s for span_s, _ in usual) / applied if applied else None
 
     def eta_s(self) -> float | None:
-        """Return the seconds until the run has done its steps at the present pace; None if unknown or it stands."""
+        """Return the seconds until the run has done its steps at the present pace; None if unknown or it is stopped."""
         document, step_s = self.shown_document(), self.step_s()
         if document is None or step_s is None or document.run_state in (RunState.FINISHED, RunState.PAUSED):
             return None

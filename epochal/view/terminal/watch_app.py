@@ -45,7 +45,7 @@ ONLY_NOW = "This page is of now: pages 1 to 4 show the past."
 PAGE_KEYS = ("q quit", "? help", "1-7 or Tab pages")
 TIME_KEYS = ("← → PgUp PgDn Home back in time", "n now")
 MEMBERS_TIME_KEYS = ("← → back in time", "n now")
-"""Where the others move in the table."""
+"""The movement of the other keys in the table."""
 
 
 class WatchApp(App[None]):

@@ -212,7 +212,7 @@ def test_file_of_an_event_loop_that_has_ended_is_not_waited_for(tmp_path: Path) 
     source, loop = LocalSource.open(tmp_path / "a.jsonl"), asyncio.new_event_loop()
     file = RangeFile(source, source.files[0], loop=loop)
     loop.close()
-    with pytest.raises(SourceUnavailable, match="is not read any more"):
+    with pytest.raises(SourceUnavailable, match="is no longer read"):
         file.read(5)
 
 
@@ -325,8 +325,8 @@ def test_tar_cut_off_anywhere_is_corrupt(size: int) -> None:
     [
         (tar_of([("1.json", b"1"), ("1.json", b"2")]), "holds '1.json' twice"),
         (tar_of([("1.json", b"1"), ("2.json", b"2"), ("1.txt", b"2")]), "samples 1 and 3 have the same name"),
-        (tar_of(MEMBERS) + tar_of(MEMBERS), "goes on after its end mark"),
-        (tar_of(MEMBERS) + bytes(2 * 1024**2), "goes on after its end mark"),
+        (tar_of(MEMBERS) + tar_of(MEMBERS), "continues after its end mark"),
+        (tar_of(MEMBERS) + bytes(2 * 1024**2), "continues after its end mark"),
         (b"x" * 2048, "is not a tar file at byte 0"),
         (tar_of(MEMBERS).replace(b"1.json", b"2.json", 1), "is not a tar file at byte 0: bad checksum"),
         (linked(tarfile.GNUTYPE_SPARSE), "sparse"),
@@ -353,7 +353,7 @@ def test_members_of_a_tar_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("members", "message"),
     [
         ([("1.txt", b"\xff")], r"a\.tar, sample 1: 'utf-8' codec can't decode"),
-        ([("1.json", b"[1]"), ("1.txt", b"a")], "beside a .txt stands a list"),
+        ([("1.json", b"[1]"), ("1.txt", b"a")], "beside a .txt there is a list"),
         ([("1.json", b"{"), ("1.txt", b"a")], "sample 1: Expecting property name"),
         ([("1.json", b"[" * 100_000), ("1.txt", b"a")], "sample 1: "),
     ],

@@ -247,7 +247,7 @@ def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
             for process in pools[0]._processes:
                 process.kill()
 
-    with pytest.raises(WorkerLost, match=r"signal SIGKILL: did the machine run out of memory\? .* goes on where"):
+    with pytest.raises(WorkerLost, match=r"signal SIGKILL: did the machine run out of memory\? .* resumes where"):
         prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1), kill)
     prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1))
     assert everything_in(tmp_path / "data") == everything_in(made)

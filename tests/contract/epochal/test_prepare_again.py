@@ -41,7 +41,7 @@ def test_a_changed_source_is_named_and_nothing_is_done(texts: Path, tmp_path: Pa
     new, old = texts / "zz_new.txt", texts / "b.jsonl"
     new.write_text("new")
     data = tmp_path / "data"
-    way_out = f"Name another folder, or remove {data}/validation and {data}/train to make it anew"
+    way_out = f"Name another folder, or remove {data}/validation and {data}/train to make it again"
     run_main(*again(texts, "--restart")).expect(2, f"{new} is new since then", way_out)
     new.unlink()
     size = old.stat().st_size

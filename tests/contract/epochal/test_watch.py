@@ -101,7 +101,7 @@ async def test_run_that_went_back_replaces_what_it_forgot(run: RestartedRun, tmp
     run.go_back_to(tmp_path / "copy")
     await run.start(is_restored=True)
     await run.play(1)
-    assert "has another lineage; goes on with round 2" in await once(run, "--to", f"csv:{path}")
+    assert "has another lineage; continues with round 2" in await once(run, "--to", f"csv:{path}")
     assert read(path) == kept(run)
     lineages = [lineage for lineage, _ in CsvSink(path).rows()]
     assert (lineages[0], lineages[2]) != (lineages[2], lineages[0])

@@ -65,7 +65,7 @@ def test_restored_packer_yields_exactly_the_remaining_rows(
         ({"pool_size": 8}, TaskEncoder(context()), "pool_size was 4 and is 8"),
         ({"pool_size": 4, "oversized": "drop"}, TaskEncoder(context()), "oversized was 'split' and is 'drop'"),
         ({"pool_size": 4}, TaskEncoder(context(row_tokens=8)), "row_tokens was 16 and is 8"),
-        ({"pool_size": 4}, Picky(context()), "task_encoder was 'batching.*TaskEncoder' and is 'tests.*Picky'"),
+        ({"pool_size": 4}, Picky(context()), "task_encoder was 'epochal.batching.*TaskEncoder' and is 'tests.*Picky'"),
         ({"pool_size": 4}, type("V", (TaskEncoder,), {"version": "2"})(context()), "task_encoder_version was '1'"),
     ],
 )

@@ -41,7 +41,7 @@ def test_defaults_make_a_file_that_check_takes_without_warnings(tmp_path: Path) 
 def test_without_a_terminal_it_says_which_defaults_it_took(tmp_path: Path) -> None:
     ran = run_main("init", str(tmp_path / "run"), "--seq-len", "64", "--clients", CLIENTS)
     ran.expect(0, "taken by default", "--run-id run\n", "--data dummy\n", "--vocabulary 256\n", "--model ngram\n")
-    ran.expect(0, "--access open\n", "--tokens (not said: a hundred rounds)")
+    ran.expect(0, "--access open\n", "--tokens (default: a hundred rounds)")
     taken = ran.out.partition("taken by default")[2]
     assert "--seq-len" not in taken
     assert "--clients" not in taken

@@ -130,7 +130,7 @@ export default class RunPanel {
     const waits = words?.waiting ? `the run ${visible(words.waiting)}` : PHASES[run.run_state] ?? run.run_state;
     const began = words?.waiting?.includes(run.reason) ? "" : ` The phase began with: ${visible(run.reason)}`;
     setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}.${began}`);
-    setText(this.why, visible((words?.explanation ?? "").replace(`The run stands: it ${words?.waiting}. `, ""))); // said above
+    setText(this.why, visible((words?.explanation ?? "").replace(`The run is stopped: it ${words?.waiting}. `, ""))); // said above
     this.map.set(found?.data ?? null);
     const set = (word, text) => setText(values.get(word), text);
     set("phase", `${run.run_state}, since ${clock(run.phase_started_s)}${until}`);

@@ -103,12 +103,12 @@ def test_words_for_other_situations(now: Situation, expected: str) -> None:
 def test_a_run_that_stands_says_so_before_it_explains_its_rounds() -> None:
     waits = Situation(RunState.WAITING_FOR_MEMBERS, members=1, needed_first=2)
     said = speed_words(waits, "61 % of the time is training.")
-    assert said == "The run stands: it waits for members: 1 of 2 have joined. 61 % of the time is training."
+    assert said == "The run is stopped: it waits for members: 1 of 2 have joined. 61 % of the time is training."
     assert speed_words(waits, "").endswith("have joined.")
     for phase in (RunState.ROUND_TRAIN, RunState.FINISHED):
         assert speed_words(Situation(phase), "as before.") == "as before."
     full = speed_words(Situation(RunState.ROUND_TRAIN, problem="disk full"), "")
-    assert full == "The run stands: it waits until the coordinator can keep something again: disk full."
+    assert full == "The run is stopped: it waits until the coordinator can keep something again: disk full."
 
 
 def test_limit_is_said_if_there_is_one() -> None:

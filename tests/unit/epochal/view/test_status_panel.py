@@ -191,7 +191,9 @@ def shown_at_80(status: RunStatus) -> str:
 @pytest.mark.parametrize("rest", ["", " 61 % of the last rounds was training."])
 def test_wait_of_a_run_that_stands_is_said_once(rest: str) -> None:
     words = "waits for members: 1 of 2 have joined"
-    shown = shown_at_80(replace(status_of(1, None), waiting=words, explanation=f"The run stands: it {words}.{rest}"))
+    shown = shown_at_80(
+        replace(status_of(1, None), waiting=words, explanation=f"The run is stopped: it {words}.{rest}")
+    )
     assert shown.count("1 of 2 have joined") == 1
     assert rest.strip() in shown
 

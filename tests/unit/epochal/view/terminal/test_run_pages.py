@@ -247,7 +247,7 @@ def test_run_without_losses_says_so() -> None:
     picture = picture_of(run_document(RunState.ROUND_TRAIN))
     picture.rows = [replace(row(0), loss=None)]
     page = drawn(run_page(picture, 100, 40, is_log=False, is_smooth=False))
-    assert "No client has told of a loss" in page
+    assert "No client has reported a loss" in page
     assert "not told; learning rate" in page
     picture.rows = [row(0)]
     assert "over 1 round\n" in re.sub(" +\n", "\n", drawn(run_page(picture, 100, 40, is_log=False, is_smooth=False)))
