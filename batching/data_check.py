@@ -81,7 +81,7 @@ class DataFindings:
     Attributes:
         problems: why the run's model cannot be trained on these data.
         notes: what is suspicious, or wrong with a small part.
-        largest_token: of the tokens that were looked at; None if there were none.
+        largest_token: of the tokens that were inspected; None if there were none.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -126,7 +126,7 @@ async def look_at_appended(provider: DataProvider, needs: DataNeeds, file_count:
     Args:
         provider: delivers the data; not closed here. Nothing is found in data that are not in files.
         needs: what the run needs of them.
-        file_count: of the files that were looked at before.
+        file_count: of the files that were inspected before.
 
     Raises:
         SourceUnavailable: the source does not answer now; retry.

@@ -1,4 +1,4 @@
-"""A client's identity: an Ed25519 key, kept in a file of its own or made for one run.
+"""A client's identity: an Ed25519 key, kept in a separate file or made for one run.
 
 The rule kept here: a private key never leaves this module except as a signature.
 """

@@ -44,7 +44,7 @@ REQUEST_BYTES = 8 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """How a client fetches samples: `[client]` of a state file, and the size of a batch.
+    """Options for fetching samples: `[client]` of a state file, and the size of a batch.
 
     Attributes:
         data_indices_per_batch: samples of one batch.

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AheadLimits:
-    """How much is fetched ahead.
+    """Limits of fetching ahead.
 
     Attributes:
         max_bytes: maximum size of the samples that are kept; 0 fetches nothing ahead.
@@ -131,7 +131,7 @@ class AheadSamples:
     async def fetch(self, requests: Iterable[DataIds], limits: AheadLimits) -> None:
         """Fetch the samples of these requests one after the other, as far as there is room, and drop all others.
 
-        It ends at the first request that fails. When it is cancelled, the request under way goes on until `keep` ends
+        It ends at the first request that fails. When it is cancelled, the request under way continues until `keep` ends
         it, because the round that begins may need its samples.
         """
         requests = tuple(requests)

@@ -8,8 +8,8 @@ the order within a block, so that a request reads few contiguous places:
 - a block has `block_sequences(N)` samples. The last block may be shorter; its place in the order is keyed too;
 - the other blocks are in the order of `epochal.state.permutation.permute`.
 
-Files may be appended while a run goes on (`state/generations.py`): then each data index is of one generation, whose
-files are the first ones, and whose passes are counted from its beginning, by numbers that go on.
+Files may be appended while a run continues (`state/generations.py`): then each data index is of one generation, whose
+files are the first ones, and whose passes are counted from its beginning, by numbers that continue.
 
 Memory grows with the number of files, not of samples. All machines must compute this order: golden vectors pin it.
 """

@@ -185,7 +185,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "Welcome.sequence_*",
     ),
 }
-"""The rule of each field that needs one, by patterns of its name in which `*` stands for any characters."""
+"""The rule of each field that needs one, by patterns of its name in which `*` represents any characters."""
 
 
 @dataclass(frozen=True, slots=True)

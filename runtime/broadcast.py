@@ -51,7 +51,7 @@ class PacedBroadcast:
     """Wakes all waiting tasks after a notification: the more of them wait, the later, and the fewer of them at once.
 
     Those who wait are woken in a turn, some after the others, so that no turn holds up what else the loop has to do. A
-    task that waits while a turn goes on is woken in the next one.
+    task that waits while a turn continues is woken in the next one.
 
     Args:
         prompt_count: up to this number of waiting tasks are woken at once.

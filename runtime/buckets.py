@@ -2,7 +2,7 @@
 
 obstore is an extra (`pip install 'epochal[object-stores]'`). It signs, retries and times out. Its stores find
 credentials in the environment; without any, requests are unsigned, as public buckets need them. The rule kept here: for
-a bucket that somebody else named, no credentials are looked for unless the machine's owner lends them to its host, and
+a bucket that somebody else named, no credentials are used unless the machine's owner lends them to its host, and
 none go over plain http.
 obstore does not have an error type for every refusal (of a listing, say): the HTTP status is read from the message.
 """
@@ -126,7 +126,7 @@ def tag_of(e_tag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """How a bucket is asked.
+    """Options for requests to a bucket.
 
     Attributes:
         permissions: those of the document that names the bucket.

@@ -29,8 +29,8 @@ class RunClock:
 
     Args:
         clock: the system's.
-        not_before_s: the run has come to this time.
-        now_s: the time that others have by whom the run goes on; it takes the place of the wall time.
+        not_before_s: the run has reached this time.
+        now_s: the time that others have by whom the run continues; it takes the place of the wall time.
     """
 
     def __init__(self, clock: Clock, *, not_before_s: float, now_s: float | None = None) -> None:

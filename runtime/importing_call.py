@@ -1,6 +1,6 @@
 """Runs a call that imports much in a separate thread, estimates its remaining time, and can stop it.
 
-Each module that is imported is looked for by the finders of `sys.meta_path` in turn. One that comes first, and finds
+Each module that is imported is searched for by the finders of `sys.meta_path` in turn. One that comes first, and finds
 nothing, counts the modules of its thread, and ends the thread's call at the next one when nobody waits for it any more.
 """
 
@@ -30,7 +30,7 @@ class ImportingCall:
 
     Args:
         call: the call.
-        module_count: about how many modules are looked for until it returns, with other work counted like so many.
+        module_count: about how many modules are searched for until it returns, with other work counted like so many.
         clock: measures how long it takes.
     """
 

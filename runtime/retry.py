@@ -31,7 +31,7 @@ _SYSTEM_CLOCK = SystemClock()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and for how long something is attempted again.
+    """Limits of retries: number, delays and total time.
 
     Attributes:
         clock, jitter, sleep: replaced by simulations and tests.

@@ -195,11 +195,11 @@ class RunDocument(WireDocument):
         cursor: the next fresh batch number.
         data_indices_applied: data indices that outcomes have applied.
         round: the round under way, in RoundTrain and RoundWitness; it does not change while it is.
-        ahead: the provisional next round, then; None if there is none.
+        ahead: the provisional next round, then; None if it is missing.
         last_outcome_sha256: digest of the outcome of step `step − 1`; None when no outcome is kept for it.
         rebuild: replicas disagreed or could not be attested: rebuild from the checkpoint and the outcomes.
         checkpointer: the client that must publish a checkpoint now.
-        checkpointing_step: the replica that it must hold: `step − 1`, or an earlier one while rounds go on.
+        checkpointing_step: the replica that it must hold: `step − 1`, or an earlier one while rounds continue.
         checkpoint: the last verified checkpoint.
         config_sha256: digest of the configuration (`GET …/config/{sha256}`).
         model_sha256: digest of the model document (`GET …/model/{sha256}`); None before the first checkpoint.

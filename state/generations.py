@@ -1,4 +1,4 @@
-"""The generations of data that grow while a run goes on: which dataset each data index is of.
+"""The generations of data that grow while a run continues: the dataset of each data index.
 
 Files may be appended to a run's data. Then a new *generation* begins: from its first data index on, the order is that
 of the larger dataset, and before it everything stays as it was. A generation begins where a pass over the one before it

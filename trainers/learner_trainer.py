@@ -1,4 +1,4 @@
-"""The `numpy` and the `torch` trainer: take a round's local steps with any learner, in a thread of their own."""
+"""The `numpy` and the `torch` trainer: take a round's local steps with any learner, in a separate thread."""
 
 import math
 import threading

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class ChunkEnd(StrEnum):
-    """Why a chunk ended."""
+    """The reason for which a chunk ended."""
 
     ITEMS = "items"
     """It has the maximum number of items."""

@@ -1,6 +1,6 @@
 """The sizes that a parquet file claims, checked before pyarrow takes memory for them.
 
-A page of a few bytes may stand for any number of values (run lengths, dictionaries, prefixes), and pyarrow makes room
+A page of a few bytes may expand to any number of values (run lengths, dictionaries, prefixes), and pyarrow makes room
 for what a page claims. So the footer and the heads of the pages that are about to be decoded are parsed here, with
 bounds: pyarrow shows no heads of pages, and ends the process over some damaged footers when it is asked for a column's
 (github.com/apache/arrow/issues/45283). Source: parquet.apache.org, "File Format"; Thrift's compact protocol.

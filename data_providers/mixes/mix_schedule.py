@@ -77,7 +77,7 @@ class ScheduledOrder:
         kept = [(phases[0].start, phases[0].counts)]
         for phase in phases[1:]:
             before, counts = kept[-1]
-            # The same weights go on as before, if the new phase's first period begins where one would anyway.
+            # The same weights continue as before, if the new phase's first period begins where one would anyway.
             if phase.counts != counts or (phase.start - before) % PERIOD:
                 kept.append((phase.start, phase.counts))
         self.starts: tuple[int, ...] = tuple(start for start, _ in kept)

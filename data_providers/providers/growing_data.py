@@ -62,12 +62,12 @@ def found_among(provider: DataProvider, fingerprint: str) -> DataGeneration | No
 
 
 class FollowingDataProvider:
-    """A `DataProvider` over another one, which it closes, of data that may grow while a run goes on.
+    """A `DataProvider` over another one, which it closes, of data that may grow while a run continues.
 
     Args:
         provider: as it was opened first.
         reopen: opens it again, with the files that are there then.
-        look: looks at appended files before they are taken; None to take them unseen.
+        look: inspects appended files before they are taken; None to take them unseen.
         serves: whether they are a data server's, for messages.
 
     Attributes:

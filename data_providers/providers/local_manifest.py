@@ -3,7 +3,7 @@
 Local files are not hashed as they are read, which would take longer than reading them. They are compared with their
 manifest when a dataset is opened: the sizes of all of them, and the hashes of blocks that are spread evenly over all
 of the data, up to `CHECKED_BYTES`. So a small dataset is compared whole; of a large one, a file that was replaced is
-noticed if it makes up more than the part that one block stands for, and `epochal data verify` compares the rest. What
+noticed if it makes up more than the part that one block represents, and `epochal data verify` compares the rest. What
 changes later is compared by `KeptFile`.
 """
 

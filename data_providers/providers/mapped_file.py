@@ -2,7 +2,7 @@
 
 The rule kept here: nobody but the system reads a view of a mapping. A process that reads a mapped page which was cut
 off ends (SIGBUS), while the system, asked to send it, answers with an error (EFAULT). Between the file's new end and
-the end of that page there are zeros, so whoever sends from a mapping looks at the file's version afterwards.
+the end of that page there are zeros, so whoever sends from a mapping inspects the file's version afterwards.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A file of a `ByteSource` as Python's blocking file object, for libraries that read files: in a thread of its own.
+"""A file of a `ByteSource` as Python's blocking file object, for libraries that read files: in a separate thread.
 
 The event loop does the reading; the thread waits for it. Such a thread must not be one of the event loop's own pool
 (`asyncio.to_thread`), whose threads the source itself may need: `SourceThreads` are for that.

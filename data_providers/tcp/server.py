@@ -175,7 +175,7 @@ class DataServer:
                     await self._room.wait()
 
     def _begin(self, tasks: asyncio.TaskGroup, accepted: socket.socket, address: str) -> None:
-        """Serve an accepted connection, in a task of its own."""
+        """Serve an accepted connection, in a separate task."""
         tasks.create_task(self._serve(accepted, address))
 
     async def _serve(self, accepted: socket.socket, address: str) -> None:

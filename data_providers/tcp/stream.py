@@ -1,4 +1,4 @@
-"""The server's side of a connection as a stream of bytes, without a task or a buffer of its own while it is idle."""
+"""The server's side of a connection as a stream of bytes, without a task or its own buffer while it is idle."""
 
 import asyncio
 

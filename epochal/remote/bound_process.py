@@ -1,7 +1,7 @@
 """`python -m epochal.remote.bound_process PARENT ARGUMENTS…`: the `epochal` command, which ends when its parent does.
 
 A notebook's kernel may be killed without notice. On Linux the system then sends its processes SIGTERM (prctl(2),
-`PR_SET_PDEATHSIG`); elsewhere they would go on.
+`PR_SET_PDEATHSIG`); elsewhere they would continue.
 """
 
 import ctypes

@@ -180,7 +180,7 @@ class RunConnection:
         Args:
             first: number of the first round.
             lineage: of the history in which `first` is counted (`history().lineage`); None for the present one.
-            reconnect_s: seconds to go on while the coordinator does not answer.
+            reconnect_s: seconds to retry while the coordinator does not answer.
             say: is told in a line when it does not answer, and when it answers again; by default it is printed to
                 standard error.
 

@@ -14,7 +14,7 @@ class HistoryArrays:
     """Rounds of a run that have ended: an array for each field of a row (`docs/rest-api.md`, "History and events").
 
     `history.loss` and `history["loss"]` are the same array, of shape (rows,): float64 for seconds, losses and rates, in
-    which NaN stands for a value that there is not; int64 for counts. All rounds have a row, those without an outcome
+    which NaN represents a missing value; int64 for counts. All rounds have a row, those without an outcome
     too; `rounds` says for how many a row stands, where the coordinator has merged older ones.
 
     Attributes:

@@ -38,7 +38,7 @@ async def watch_status(url: str, tls_ca: Path | None, policy: RetryPolicy, *, as
     Args:
         url: the coordinator's.
         tls_ca: whom to trust.
-        policy: how long to go on when it does not answer.
+        policy: how long to retry when it does not answer.
         as_json: print each status that differs as a line of JSON.
 
     Raises:
@@ -79,7 +79,7 @@ def _display(*, as_json: bool) -> Iterator[Shown]:
 
         def show(status: RunStatus | None, problem: str) -> None:
             is_over = status is not None and status.run_state is RunState.FINISHED
-            notes = [problem] if problem else [] if is_over else ["Ctrl-C ends this view; the run goes on."]
+            notes = [problem] if problem else [] if is_over else ["Ctrl-C ends this view; the run continues."]
             live.update(status_panel(status, notes) if status is not None else problem, refresh=True)
 
         yield show

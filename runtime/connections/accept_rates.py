@@ -2,7 +2,7 @@
 
 Each new connection costs half a millisecond, before and whatever it asks. So it takes a token of its address and of all
 strangers, and gets them back once it shows a member's valid token: whoever never shows one is soon out of tokens, and
-refused for 60 microseconds each, most of it in the system. Addresses at which a member was seen lately have tokens of
+refused for 60 microseconds each, most of it in the system. Addresses at which a member was seen recently have tokens of
 their own, which strangers elsewhere cannot use up. Time is always an argument.
 """
 

@@ -17,10 +17,10 @@ from epochal.runtime.os_errors import Obstacle, obstacle_of, reason_of
 log = logging.getLogger(__name__)
 
 ACCEPTS_AT_A_TIME = 32
-"""Maximum number of connections accepted before the requests of others go on."""
+"""Maximum number of connections accepted before the requests of others continue."""
 REFUSED_REST_S = 0.01
 """Wait after connections were refused: one of many costs a third less than one alone, which wakes the loop. So at most
-3,200 a second are refused; the system drops more, also of members who connect anew."""
+3,200 a second are refused; the system drops more, also of members who connect again."""
 LAGGING_REST_S = 0.05
 """The same while the event loop lags: refusing takes a tenth of a core then, which is needed for members' requests."""
 ACCEPT_PAUSE_S = 0.2
@@ -68,7 +68,7 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept no more connections. The ones that are open stay."""
+        """Accept no further connections. The ones that are open stay."""
         if self._is_closed:
             return
         self._is_closed = True

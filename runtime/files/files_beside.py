@@ -30,7 +30,7 @@ class FilesBeside:
         """Return the room that they still need on the disk of the spool, and what their own disk lacks, if anything.
 
         Raises:
-            OSError: a folder cannot be looked at.
+            OSError: a folder cannot be inspected.
         """
         missing_bytes = max(0, self.needed_bytes - self.held_bytes)
         if self.folder.stat().st_dev == spool.stat().st_dev:

@@ -1,7 +1,7 @@
 """Bodies of HTTP answers that are read whole, of servers that may mean harm.
 
 The rule kept here: a body is bounded before memory is taken for it, also that of a compressed answer, of which half a
-megabyte may stand for gigabytes.
+megabyte may represent gigabytes.
 """
 
 import zlib

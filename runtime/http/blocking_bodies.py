@@ -3,7 +3,7 @@
 A general client spends more time on a body than its hash takes. This one knows a GET and a PUT with lengths that are
 known before, and nothing else: whatever needs more (TLS, a proxy, a redirect, a body without a length) raises
 `NotPlain`, and its caller asks a general client. The rule kept here: a cancelled transfer has ended when its caller
-goes on, so that nobody writes to its file any more.
+continues, so that nobody writes to its file any more.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 RECEIVED_BYTES = 4 * 1024 * 1024
 """A body is passed on in pieces of this size. Smaller ones cost more: each is a write, and a wait for the sender."""
 RECEIVED_S = 0.5
-"""Time after which what has arrived is passed on, however little it is: a slow transfer is seen to go on."""
+"""Time after which what has arrived is passed on, however little it is: a slow transfer is seen to continue."""
 RECEIVE_BUFFER_BYTES = 4 * 1024 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 _WHOLE, _PART = 200, 206

@@ -191,7 +191,7 @@ def _context_of(trust: Trust) -> ssl.SSLContext:
 async def streamed(
     client: httpx.AsyncClient, request: httpx.Request, *, follows: bool = True
 ) -> AsyncIterator[httpx.Response]:
-    """Yield the answer, its body not yet read. Raise `httpx.HTTPError` if there is none.
+    """Yield the answer, its body not yet read. Raise `httpx.HTTPError` if it is missing.
 
     Args:
         client: sends the request.
@@ -252,7 +252,7 @@ class LeftRequests:
         self._left: set[asyncio.Task[httpx.Response]] = set()
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
-        """Return the answer with its body. Raise `httpx.HTTPError` if there is none."""
+        """Return the answer with its body. Raise `httpx.HTTPError` if it is missing."""
         task = asyncio.get_running_loop().create_task(whole_answer(self._client, request))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
@@ -291,7 +291,7 @@ def raw_body(answer: httpx.Response) -> httpx.AsyncByteStream:
 
 
 async def whole_answer(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
-    """Return the answer with its body. Raise `httpx.HTTPError` if there is none."""
+    """Return the answer with its body. Raise `httpx.HTTPError` if it is missing."""
     found = await client.short_answer(request) if isinstance(client, LeanClient) else None
     if found is not None:
         return found

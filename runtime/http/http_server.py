@@ -78,7 +78,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to listen.
+    """The address and limits of a server.
 
     Attributes:
         port: 0 picks a free one.

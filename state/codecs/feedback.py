@@ -24,7 +24,7 @@ def encode_with_feedback(
     Args:
         codec: the run's.
         difference: `start − end`, float32 of any shape, finite.
-        residual: the tensor's residual, of the same shape; None if there is none yet.
+        residual: the tensor's residual, of the same shape; None before the first one.
         decay: β.
         max_abs: `merge.max_abs`, within which the encoded tensor stays (`state/codecs/clipping.py`).
 

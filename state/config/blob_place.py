@@ -72,7 +72,7 @@ class S3Blobs(Section, variant="S3"):
     """A bucket of Amazon S3, or of any server that speaks its protocol.
 
     Attributes:
-        folder: below it, the run has a folder of its own.
+        folder: below it, the run has its own folder.
         region: None takes `AWS_REGION`, or us-east-1.
         endpoint: the server's URL, where it is not Amazon's; clients must reach it under the same one.
     """

@@ -71,7 +71,7 @@ def runtime_changes(
     Args:
         old: the run's.
         new: the edited one.
-        has_checkpoint: whether the run has a checkpoint of its own, from which it goes on whatever the file names.
+        has_checkpoint: whether the run has a checkpoint of its own, from which it continues whatever the file names.
     """
     goes_on = has_checkpoint and goes_on_from_its_own(new) and old.model.LLM.spec == new.model.LLM.spec
     changeable = (*CHANGEABLE, *CHECKPOINT) if goes_on else CHANGEABLE

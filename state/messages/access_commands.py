@@ -97,7 +97,7 @@ class KeyView(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class AccessList(WireDocument):
-    """Who may join (`GET …/access`).
+    """The clients that may join (`GET …/access`).
 
     Attributes:
         mode: `[access] mode` of the state file.

@@ -31,7 +31,7 @@ Lease = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 @dataclass(frozen=True, slots=True)
 class UploadGrant(WireDocument):
-    """How a member delivers a blob that it announced (`POST /v1/blobs/{sha256}/grant`).
+    """The way in which a member delivers a blob that it announced (`POST /v1/blobs/{sha256}/grant`).
 
     Attributes:
         delivered: the blob was delivered and counted before.

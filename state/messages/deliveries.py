@@ -1,7 +1,7 @@
 """A small result with its commitment, as one message: a line of JSON, and the result's bytes.
 
 It saves a request for each client and round. Larger results follow their commitment, because they are received in parts
-and gone on with where a connection breaks.
+and resumed where a connection breaks.
 """
 
 from epochal.state.errors import InvalidDocument

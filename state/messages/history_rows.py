@@ -1,7 +1,7 @@
 """A run's history as figures: a row for each round that has ended, and how rows are merged where fewer are wanted.
 
 Rows are numbered from 0 over the whole run, empty rounds included, so that a reader knows whether it has all of them.
-Older rows may be merged with their neighbours: a merged row says how many rounds it stands for, and sums stay sums.
+Older rows may be merged with their neighbours: a merged row says how many rounds it represents, and sums stay sums.
 """
 
 import math
@@ -35,7 +35,7 @@ class RoundFigures(WireDocument):
 
     Attributes:
         number: counts the rounds that have ended since the run began, from 0.
-        rounds: number of rounds that this row stands for, from `number` on.
+        rounds: number of rounds that this row represents, from `number` on.
         epoch, step, attempt: name the round.
         version: of the run document that its end published.
         started_s, ended_s: seconds since 1970 on the coordinator's clock.
@@ -230,7 +230,7 @@ class HistoryPage(WireDocument):
     Attributes:
         run_id, lineage: of the run; under another lineage, the last rounds may be other ones.
         next: number of the round that ends next: all before it have ended.
-        detailed_from: number of the first round of which the clients' figures are held; `next` if there is none.
+        detailed_from: number of the first round of which the clients' figures are held; `next` if it is missing.
         first_version: the first version of the run document to which a reader may go back; later ones are kept whole.
         rounds: the rows that were asked for, merged if that is needed to be as few as were asked for.
     """
@@ -276,7 +276,7 @@ class Moment(WireDocument):
         members, ready: number of members, and of those that were ready.
         loss: the last training loss; None before the first.
         tokens_total: number of tokens that were applied.
-        round_s: time for which the round under way has lasted, in seconds; None if there is none.
+        round_s: time for which the round under way has lasted, in seconds; None if it is missing.
         under_way: the clients of the round under way, as far as they had come, in the order of the roster.
         last_round: the last round that had ended, if it ended in the same segment of the journal or in the one before.
         data: where the batches are that it had begun.
@@ -348,7 +348,7 @@ def without(row: RoundFigures, known: RoundFigures) -> RoundFigures:
     When the first round of the rest began is not known: `started_s` is when the one before it ended.
 
     Args:
-        row: stands for more rounds than `known`.
+        row: represents more rounds than `known`.
         known: begins with the same round.
     """
     loss, loss_tokens = row.loss, row.loss_tokens

@@ -74,7 +74,7 @@ class MemberFigures(WireDocument):
         tokens_per_s: tokens that it trained on in its last rounds, per second in its trainer, as it says; None if
             nothing is known, as for the rest.
         last_loss: of its last result, in nats per token.
-        data_wait: part of its trainer's time, lately, for which it waited for data, from 0 to 1.
+        data_wait: part of its trainer's time, recently, for which it waited for data, from 0 to 1.
         data_wait_s: seconds for which its trainer waited for data, in all.
         train_s: median of the seconds in its trainer, over its last rounds.
         result_bytes: size of its delivered results.

@@ -269,7 +269,7 @@ class FailedBatches(WireDocument):
 
     Attributes:
         batch_id: the batches.
-        clients: the different clients whose failures count: each had delivered other work lately.
+        clients: the different clients whose failures count: each had delivered other work recently.
         message: kind and text of the last failure.
     """
 

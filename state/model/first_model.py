@@ -33,7 +33,7 @@ class FirstModel:
         step: of the first replica.
         layout: names and shapes of its parameters.
         parameters: returns the parameters in name order with their names, each as a whole or in flat parts, one after
-            the other, read or made when they are asked for; every call returns them anew. Errors of their source
+            the other, read or made when they are asked for; every call returns them again. Errors of their source
             surface there.
         has_momentum: whether the run has outer momentum.
     """

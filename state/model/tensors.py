@@ -139,7 +139,7 @@ class TensorStream:
         header: its first bytes.
         layout: the names and shapes that the header says.
         values: returns the tensors in name order, each as a whole or in flat parts, one after the other; each is made
-            when it is asked for, and every call returns them anew.
+            when it is asked for, and every call returns them again.
     """
 
     header: bytes

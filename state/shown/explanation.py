@@ -105,7 +105,7 @@ class SpeedExplanation(WireDocument):
     Attributes:
         sentence: says it in words; it may quote names and reasons from other machines.
         unknown: says which figures are missing; "" if none are.
-        first, next: numbers of the first round that was looked at, and of the round that ends next.
+        first, next: numbers of the first round that was inspected, and of the round that ends next.
         rounds: number of those rounds.
         round_s: median time of a round; None before the first.
         wall_s: time from the first one's start to the last one's end.
@@ -130,7 +130,7 @@ class RunNow(WireDocument):
 
     Attributes:
         waiting: says what it waits for, as "waits for …".
-        ends_s: when it goes on without, on the coordinator's clock; None if it waits without end.
+        ends_s: when it continues without, on the coordinator's clock; None if it waits without end.
         explanation: says why it is not faster (`SpeedExplanation.sentence`).
     """
 

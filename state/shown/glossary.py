@@ -19,7 +19,7 @@ class PartWords:
     """A part of a client's time in a round, as it is shown.
 
     Attributes:
-        letter: stands for it where there is room for nothing else.
+        letter: represents it where there is room for nothing else.
         label: its name.
         means: what the client does in it.
     """

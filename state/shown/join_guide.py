@@ -45,13 +45,13 @@ files of samples; several locations with weights."""
 
 @dataclass(frozen=True, slots=True)
 class JoinData(WireDocument):
-    """Where a client finds the run's data.
+    """The places of the run's data.
 
     Attributes:
         kind: of the location.
         places: the first `MAX_SHOWN_PLACES` places: host:port, a URL, a bucket or a path.
         place_count: number of all of them.
-        own: whether each machine needs a copy of its own, which it names with `--data`.
+        own: whether each machine needs its own copy, which it names with `--data`.
         loopback: whether a place can only be reached from the machine that it is on.
         insecure: whether a client on another machine needs `--insecure`, because a data server has no TLS.
     """
@@ -87,7 +87,7 @@ class JoinRoom(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class JoinGuide(WireDocument):
-    """How a machine joins the run (`GET …/join`).
+    """Instructions for joining the run (`GET …/join`).
 
     Attributes:
         version: of the coordinator's program.
@@ -95,7 +95,7 @@ class JoinGuide(WireDocument):
         trainer: the value of `--trainer`.
         packaged: whether the trainer is of another package, which the machine must have.
         extras: the extras of this package that the machine needs.
-        task_encoder: the entry point of the task encoder, whose package the machine must have; None if there is none.
+        task_encoder: the entry point of the task encoder, whose package the machine must have; None if it is missing.
         spool_limit_bytes: maximum size of a client's temporary files, as the state file has it; None for no limit.
         room: None before the run's first checkpoint.
     """

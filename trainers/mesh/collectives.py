@@ -25,7 +25,7 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """How the processes of a mesh find each other.
+    """The rendezvous of a mesh's processes.
 
     Attributes:
         store: a file through which they do.

@@ -176,7 +176,7 @@ def _add_chunk(
 ) -> float:
     """Add the chunk's share of the summed loss's gradient to `gradient`; return its summed loss.
 
-    `targets` stand for the chunk's tokens after the first `context` ones.
+    `targets` represent the chunk's tokens after the first `context` ones.
     """
     context = chunk.size - targets.size
     real = np.flatnonzero(targets != PADDING)

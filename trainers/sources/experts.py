@@ -21,7 +21,7 @@ class Naming:
 
     Attributes:
         matrices: names of each expert's gate, up and down matrix; None where one tensor has those of all experts.
-        renamed: parts of a parameter's name, each with the part that stands for it in files.
+        renamed: parts of a parameter's name, each with the part that represents it in files.
     """
 
     matrices: tuple[str, str, str] | None

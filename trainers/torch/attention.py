@@ -1,6 +1,6 @@
 """Attention for rows that are padded on the right, through transformers' own implementation.
 
-transformers looks at the values of a mask, or at positions, to find out whether rows are padded or packed; on a GPU
+transformers inspects the values of a mask, or positions, to find out whether rows are padded or packed; on a GPU
 each look waits for the device. The rows of `NextTokenLoss` are never packed, and what pads them lies on the right,
 where a causal model does not look. So its attention is told so once, under a name of its own.
 """

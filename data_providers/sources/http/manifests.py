@@ -1,6 +1,6 @@
 """Finds the manifests beside the files of URLs, and compares the files with them.
 
-A manifest is looked for in each folder with one of the URLs' files, and in the longest folder that all of them share.
+A manifest is searched for in each folder with one of the URLs' files, and in the longest folder that all of them share.
 It applies to the files in its folder and below; of several that list a file, the nearest counts. If a server refuses
 the manifest, or answers with a page of its own, there is none; if it does not answer now, that is an error.
 """

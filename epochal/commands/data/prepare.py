@@ -142,7 +142,7 @@ def prepare(
 ) -> None:
     """Turn text into shards of tokens, and write the files of a run that trains on them.
 
-    The same command goes on where an interrupted one stopped. The result is the same bytes whatever --workers is.
+    The same command continues where an interrupted one stopped. The result is the same bytes whatever --workers is.
     """
     options = PrepareOptions(
         end_token=end_token,

@@ -46,8 +46,8 @@ async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, s
     Args:
         run: the run.
         take: called again for the same checkpoint after an error that passes.
-        policy: how long to go on when the coordinator, or something else that is needed, fails.
-        say: is told of what is waited for.
+        policy: how long to retry when the coordinator, or something else that is needed, fails.
+        say: is notified of what is waited for.
     """
     backoff = policy.begin()
     view: RunView | None = None

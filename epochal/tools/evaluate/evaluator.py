@@ -96,7 +96,7 @@ class Evaluator:
         A checkpoint whose loss cannot be computed is left out.
 
         Args:
-            policy: how long to go on when the coordinator or the data's source fails.
+            policy: how long to retry when the coordinator or the data's source fails.
 
         Raises:
             TrainerFailed: in the end, if checkpoints were left out.

@@ -52,7 +52,7 @@ class BucketDestination:
 
     Args:
         bucket: the bucket and its folder.
-        by_step: whether each step gets a folder of its own below it.
+        by_step: whether each step gets its own folder below it.
     """
 
     def __init__(self, bucket: Bucket, by_step: bool) -> None:
@@ -151,7 +151,7 @@ def parse_destination(text: str, by_step: bool) -> Destination:
 
     Args:
         text: the option's value.
-        by_step: whether each step gets a folder of its own, where the destination has folders.
+        by_step: whether each step gets its own folder, where the destination has folders.
 
     Raises:
         InvalidInput: it names none, or the library that uploads is not installed.

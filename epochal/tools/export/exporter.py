@@ -70,7 +70,7 @@ class Exporter:
         """Export the newest checkpoint, and every later one, until the run has finished.
 
         Args:
-            policy: how long to go on when the coordinator, the destination or a disk fails.
+            policy: how long to retry when the coordinator, the destination or a disk fails.
         """
         await follow_checkpoints(self._run, self._follow_one, policy, self._say)
 

@@ -42,7 +42,7 @@ class DataReport:
         sequences, tokens: of one pass; None if it is endless or they are not known.
         mix: of a mix, each source's samples in a period, in its first phase.
         schedule: of a mix whose weights change, the same of every phase with its first data index.
-        largest_token: of all files if their manifest names it, else of the samples that were looked at; None if there
+        largest_token: of all files if their manifest names it, else of the samples that were inspected; None if there
             are no tokens.
         sample_parts: the first sample's first document, by what of it is learnt; empty if it cannot be decoded.
         profile: lengths and frequencies; None if they were not asked for.

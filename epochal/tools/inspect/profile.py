@@ -47,7 +47,7 @@ class LengthBucket:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """How often a token was seen."""
+    """The count of a token."""
 
     token: int
     count: int
@@ -59,11 +59,11 @@ class DataProfile:
 
     Attributes:
         unit: of the lengths: `tokens`, or `bytes` of records that a task encoder has yet to encode.
-        samples, tokens: that were looked at; bytes of records.
+        samples, tokens: that were inspected; bytes of records.
         learnt_tokens: those with a label; None where labels are the tokens themselves.
         knows_ends: whether it is known where documents end.
         documents: that were read from beginning to end.
-        endless: those that begin in what was looked at and do not end in the next `MAX_FOLLOWED_BYTES`, or in a file.
+        endless: those that begin in what was inspected and do not end in the next `MAX_FOLLOWED_BYTES`, or in a file.
         median, longest: lengths of these documents; 0 without any.
         lengths: buckets whose bounds double, from the shortest document to the longest.
         distinct_tokens: different tokens seen; 0 for records.

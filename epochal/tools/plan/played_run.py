@@ -85,7 +85,7 @@ class PlayedRun:
     Attributes:
         rounds: those that ended, with an outcome or without.
         clients: the clients, with their stages of each round.
-        phases: when the run came to each phase, and why.
+        phases: when the run reached each phase, and why.
         epoch_gap_s: from the last round of an epoch to the first of the next one; None if that was not played.
         checkpoint_s: from the beginning of Cooldown to its end; None as before.
         coordinator: the coordinator.
@@ -211,11 +211,11 @@ def _end_epoch(
 class Scale:
     """Number of clients that are played, so that thousands take no longer than hundreds.
 
-    Clients that are alike do alike: each played one stands for several, whose bytes and messages take their part of
+    Clients that are alike do alike: each played one represents several, whose bytes and messages take their part of
     the servers' links and of the coordinator's processor. Witnesses are few however many clients there are, and are
     scaled apart.
 
-    Where a round has few batches for its clients, most of them have none: then a result stands for fewer clients than
+    Where a round has few batches for its clients, most of them have none: then a result represents fewer clients than
     the client that made it, so that a played round has enough results. Each group has its part of the played clients,
     and one that is too small for a member has a played client that follows the run and never has work.
 

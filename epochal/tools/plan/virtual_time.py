@@ -1,6 +1,6 @@
 """Virtual time: what happens at a time is a call, and who waits is a generator. Hours pass in milliseconds.
 
-A process is a generator. It yields a number, to go on so many seconds later, or a `Signal`, to go on once that is
+A process is a generator. It yields a number, to continue so many seconds later, or a `Signal`, to continue once that is
 given, with its value. Nothing here reads a clock: the same calls at the same times give the same run.
 """
 

@@ -111,7 +111,7 @@ def publish_appended(made: Finished, folder: Path, working: Path) -> None:
 
     Raises:
         InvalidInput: somebody else has put a file of the same name there.
-        EpochalError: the disk is full or fails; the same call goes on later.
+        EpochalError: the disk is full or fails; the same call continues later.
     """
     try:
         for split in (VALIDATION, TRAIN):

@@ -47,7 +47,7 @@ class Cutter:
         """Yield every portion from a position on.
 
         Raises:
-            SourceUnavailable: a server does not answer; the same preparation can go on later.
+            SourceUnavailable: a server does not answer; the same preparation can continue later.
             InvalidInput: a package that a file needs is not installed.
         """
         waiting: list[Portion] = []  # whole files, until they are enough for a portion
@@ -194,7 +194,7 @@ class _Lines:
         if self._form != "blank-lines":
             return self._held.rfind(b"\n", 0, PORTION_BYTES) + 1
         ends = [found.end() for found in BLANK_LINES.finditer(self._held, 0, PORTION_BYTES)]
-        # at the very end the blank lines may go on
+        # at the very end the blank lines may continue
         return next((end for end in reversed(ends) if end < PORTION_BYTES), 0)
 
     def _first_end(self) -> int:

@@ -103,7 +103,7 @@ def packed_into_rows(
 
     Raises:
         InvalidInput: pyarrow is not installed.
-        EpochalError: the disk is full or fails; the same preparation can go on later.
+        EpochalError: the disk is full or fails; the same preparation can continue later.
     """
     config = PackingConfig(oversized=options.oversized)
     entries: dict[str, dict[str, dict[str, Any]]] = {}

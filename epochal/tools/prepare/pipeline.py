@@ -46,7 +46,7 @@ class PrepareProgress:
     Attributes:
         read_bytes, total_bytes: of the sources, as they are stored.
         documents, tokens: number of those that were kept.
-        resumed: whether it goes on where an earlier one stopped.
+        resumed: whether it continues where an earlier one stopped.
         packed: number of the documents that were packed into rows, once all were read; of conversations only.
     """
 
@@ -86,8 +86,8 @@ def prepare(
     Raises:
         InvalidInput: a source, a document or an option is wrong, an extra is missing, or the folder holds something
             else; the message names the place. The user's fault. Nothing is published.
-        DataError: a server or bucket does not answer, or refuses; the same call goes on later.
-        EpochalError: the disk is full, or a worker was killed; the same call goes on later.
+        DataError: a server or bucket does not answer, or refuses; the same call continues later.
+        EpochalError: the disk is full, or a worker was killed; the same call continues later.
     """
     options = options or PrepareOptions()
     if not sources:
@@ -257,7 +257,7 @@ class _Job:
         counts = self._counts
         for message in [*([portion.bad] if portion.form == "bad" else []), *encoded.bad]:
             if not self._options.skip_bad:
-                self._commit()  # with --skip-bad it goes on from here
+                self._commit()  # with --skip-bad it continues from here
                 raise InvalidInput(f"{message}. Nothing was published; --skip-bad skips what is bad, and names it")
             counts.bad += 1
             self._name(message)

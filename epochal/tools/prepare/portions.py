@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where reading goes on.
+    """The place at which reading resumes.
 
     Attributes:
         file: number of the file among the sources.
@@ -58,7 +58,7 @@ class Portion:
         form: how they lie in `parts`.
         parts: bytes of the sources, as they are there.
         places: where each part begins.
-        after: where reading goes on after this portion.
+        after: where reading continues after this portion.
         bad: what is wrong with what is left out here, by its place, if the form is `bad`.
     """
 

@@ -185,7 +185,7 @@ def publish(
         The names of files of the user's that were left as they are.
 
     Raises:
-        EpochalError: the disk is full or fails; the same call goes on later.
+        EpochalError: the disk is full or fails; the same call continues later.
     """
     try:
         for split, entries in made.entries.items():

@@ -24,7 +24,7 @@ class DoneSoFar:
 
     Raises:
         InvalidInput: the file is damaged; from every method.
-        EpochalError: the disk is full or fails; from every method. The preparation can go on later.
+        EpochalError: the disk is full or fails; from every method. The preparation can continue later.
     """
 
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:

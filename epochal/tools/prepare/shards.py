@@ -1,7 +1,7 @@
 """The shards of one split: files of tokens and nothing else, each of whole samples but the last.
 
 The rule kept here: a shard's bytes beyond the length in the ledger never happened; they are cut off when a preparation
-goes on.
+continues.
 """
 
 import os
@@ -35,7 +35,7 @@ class ShardWriter:
         first_number: of the first shard.
 
     Raises:
-        EpochalError: a file cannot be written; the disk may be full. The preparation can go on later.
+        EpochalError: a file cannot be written; the disk may be full. The preparation can continue later.
     """
 
     def __init__(

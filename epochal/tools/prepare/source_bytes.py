@@ -151,7 +151,7 @@ class DecompressedReader:
 
     Raises:
         BadFile: it is damaged, or expands to more than `MAX_SPOOLED_BYTES`.
-        EpochalError: the disk is full or fails; the same call goes on later.
+        EpochalError: the disk is full or fails; the same call continues later.
     """
 
     def __init__(self, name: str, stream: TextStream, folder: Path) -> None:

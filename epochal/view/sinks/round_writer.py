@@ -24,7 +24,7 @@ class FollowOptions:
     Attributes:
         first: number of the first round, for sinks that hold nothing of the run.
         is_once: whether to end with the rounds that have ended, instead of with the run.
-        policy: how long to go on when the coordinator does not answer.
+        policy: how long to retry when the coordinator does not answer.
         say: is told in lines what happens.
     """
 

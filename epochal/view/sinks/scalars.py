@@ -1,6 +1,6 @@
 """A row as the values of one point in time, for trackers that draw curves over rounds.
 
-Rows that stand for several rounds become means of each round, so that a curve goes on where older rounds were merged;
+Rows that represent several rounds become means of each round, so that a curve continues where older rounds were merged;
 the point is at the last round's number.
 """
 

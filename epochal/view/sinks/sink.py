@@ -1,7 +1,7 @@
 """A sink: one place where a run's figures are kept, which knows itself how far it has got.
 
 The rule kept here: what was written lies with the sink alone. A follower that is killed anywhere, and started again,
-asks the sink which round comes next, and goes on there; nothing else remembers it.
+asks the sink which round comes next, and continues there; nothing else remembers it.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ class SinkPlace:
 
     Attributes:
         next: number of the round that comes next.
-        lineage: of the last row that was written; None if there is none.
+        lineage: of the last row that was written; None if it is missing.
     """
 
     next: int
@@ -76,7 +76,7 @@ class FigureSink(Protocol):
     def go_back(self, lineage: str, marks: Sequence[Mark]) -> int | None:
         """Forget what is not in the run's history of another lineage; return the number of the round that comes next.
 
-        None stands for the beginning, because the sink keeps each lineage apart.
+        None represents the beginning, because the sink keeps each lineage apart.
 
         Args:
             lineage: the new one.

@@ -1,6 +1,6 @@
 """The state of a client, collected from its events: what its view shows. No clock, no terminal.
 
-The rule kept here: an event costs a few assignments, because training goes on meanwhile, and what is kept is bounded.
+The rule kept here: an event costs a few assignments, because training continues meanwhile, and what is kept is bounded.
 """
 
 from collections import deque

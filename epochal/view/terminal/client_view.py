@@ -1,6 +1,6 @@
 """A client's own view: a panel at the bottom of its terminal, with its log lines above.
 
-The rule kept here: the view draws what `ClientProgress` holds a few times in a second, in a thread of its own, so that
+The rule kept here: the view draws what `ClientProgress` holds a few times in a second, in a separate thread, so that
 neither a slow terminal nor a burst of events holds up training.
 """
 

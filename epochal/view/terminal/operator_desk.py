@@ -65,7 +65,7 @@ ACTIONS = MappingProxyType(
             "The run pauses after this round.",
         ),
         "resume": Action(
-            "resume", (), "Resume the run? It goes on as soon as enough members are there.", "The run goes on."
+            "resume", (), "Resume the run? It continues as soon as enough members are ready.", "The run continues."
         ),
         "finish": Action(
             "finish after a step", (NeededValue("step", "Last step"),),

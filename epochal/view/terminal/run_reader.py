@@ -45,11 +45,11 @@ class RunReader:
 
     Args:
         client: the coordinator.
-        policy: how long to go on when it does not answer.
+        policy: how long to retry when it does not answer.
         picture: to be kept.
 
     Attributes:
-        shown: name of the page that is looked at: its data are read more often.
+        shown: name of the page that is inspected: its data are read more often.
     """
 
     def __init__(self, client: ViewerClient, policy: RetryPolicy, picture: RunPicture) -> None:

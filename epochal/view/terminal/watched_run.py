@@ -38,7 +38,7 @@ async def watch_run(client: ViewerClient, desk: OperatorDesk, policy: RetryPolic
     Args:
         client: the coordinator.
         desk: for an operator's actions, with the coordinator's address as the user gave it, without a password.
-        policy: how long to go on when it does not answer.
+        policy: how long to retry when it does not answer.
 
     Raises:
         CoordinatorUnreachable, Refused, InvalidDocument: as `RunReader.run`.

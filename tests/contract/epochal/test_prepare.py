@@ -169,15 +169,15 @@ def test_an_interrupted_one_goes_on_to_the_same_bytes(
 def test_a_killed_one_goes_on_to_the_same_bytes(sources: Path, made: Path, tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
-        "from epochal.tools.prepare import preparing\n"
-        "preparing.COMMIT_EVERY_S = 0.0\n"
+        "from epochal.tools.prepare import pipeline\n"
+        "pipeline.COMMIT_EVERY_S = 0.0\n"
         "left = [int(sys.argv[1])]\n"
         "def show(progress):\n"
         "    left[0] -= 1\n"
         "    if not left[0]:\n"
         "        os.kill(os.getpid(), 9)\n"
-        f"options = preparing.PrepareOptions(**{OPTIONS!r}, workers=1)\n"
-        "preparing.prepare([sys.argv[2]], 'bytes', sys.argv[3], options, show)\n"
+        f"options = pipeline.PrepareOptions(**{OPTIONS!r}, workers=1)\n"
+        "pipeline.prepare([sys.argv[2]], 'bytes', sys.argv[3], options, show)\n"
     )
     arguments = [sys.executable, "-c", program, "4", str(sources), str(tmp_path / "data")]
     assert subprocess.run(arguments, timeout=BOUND_S, check=False).returncode == -signal.SIGKILL
@@ -209,18 +209,18 @@ def test_what_was_taken_before_an_interruption_is_kept(
 def test_workers_end_with_a_killed_preparation(sources: Path, tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
-        "from epochal.tools.prepare import preparing, pool\n"
+        "from epochal.tools.prepare import pipeline, worker_pool\n"
         "def show(progress):\n"
         "    if progress.read_bytes:\n"
         "        print(*(one.pid for one in pools[0]._processes), flush=True)\n"
         "        os.kill(os.getpid(), 9)\n"
         "pools = []\n"
-        "class Kept(pool.EncodingPool):\n"
+        "class Kept(worker_pool.EncodingPool):\n"
         "    def __init__(self, *arguments):\n"
         "        super().__init__(*arguments)\n"
         "        pools.append(self)\n"
-        "preparing.EncodingPool = Kept\n"
-        "preparing.prepare([sys.argv[1]], 'bytes', sys.argv[2], preparing.PrepareOptions(workers=2), show)\n"
+        "pipeline.EncodingPool = Kept\n"
+        "pipeline.prepare([sys.argv[1]], 'bytes', sys.argv[2], pipeline.PrepareOptions(workers=2), show)\n"
     )
     arguments = [sys.executable, "-c", program, str(sources), str(tmp_path / "data")]
     # its output ends when the last process that holds it has ended

@@ -52,8 +52,8 @@ async def test_run_of_a_codec_ends_with_equal_replicas_and_a_clean_audit(name: s
 
 OLDER_VERSION = """
 import sys
-from epochal.state.codecs import named
-named.SPOKEN = tuple(sys.argv.pop(1).split(","))
+from epochal.state.codecs import codecs_by_name
+codecs_by_name.SPOKEN = tuple(sys.argv.pop(1).split(","))
 from epochal.cli.main import main
 main()
 """
