@@ -40,7 +40,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class KnownSoFar:
-    """What is known of the rounds that have ended, and of earlier notices.
+    """The rounds that have ended, and earlier notices, as far as they are known.
 
     Attributes:
         failures: of the last round: each client that said it failed, with its report.

@@ -45,7 +45,7 @@ Submit = Callable[[JournalCompacted], Awaitable[None]]
 
 
 class Fold(Protocol):
-    """What is made of the records of a journal, one after the other, and is kept in a proof in their place."""
+    """A value that takes in the records of a journal one after the other, and is kept in a proof in their place."""
 
     def take(self, instructions: Iterable[Instruction], version: int) -> object:
         """Take in what the machine gave with a stimulus, and the version that was published with its record."""

@@ -263,7 +263,7 @@ def _unknown(details: Sequence[RoundDetail]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """What a part of the time went into.
+    """The use of a part of the time, in words.
 
     Attributes:
         share: of the whole time, from 0 to 1.
