@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check constraints supply-audit image-digests clean
+.PHONY: help setup demo quick test coverage test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -32,6 +32,13 @@ quick: $(STAMP)  ## while one works: lint, types of the changed modules, the uni
 
 test: $(STAMP)  ## the tests, without those that take long
 	$(BIN)/python -m pytest -n auto -m 'not nightly'
+
+coverage: $(STAMP)  ## the same tests, with the branches counted that they take in any process: below the floor it fails
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/python -m coverage run -m pytest -n auto -m 'not nightly'
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered --sort=-miss > build/coverage/report.txt; found=$$?; \
+	  tail -n 2 build/coverage/report.txt; exit $$found
 
 test-all: $(STAMP)  ## every test, with more examples of each property
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto
