@@ -10,13 +10,13 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from docs import command_page, rest_page
+from docs import command_page
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site by the file of the repository that holds them."""
 
-BODIES = {"commands": command_page.body, "routes": rest_page.body}
+BODIES = {"commands": command_page.body}
 """Makers of the bodies that only the site has, by the name in a page's `<!-- made with the site: NAME -->`."""
 
 _PLACE = re.compile(r"<!-- made with the site: ([a-z]+) -->")

@@ -3,26 +3,36 @@
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Depends, Header, Request, Security
+from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, read_body, steady_body_pieces
+from epochal.runtime.http.openapi import BYTES, BytesResponse, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.wire import canonical_json, parse_document
 from epochal.trainers.remote.service_messages import (
     IDEMPOTENCY_KEY,
     SESSIONS,
+    ChunkAnswer,
     OptimStepRequest,
+    SessionOpened,
     SessionRequest,
     decode_examples,
 )
 from epochal.training_service.body_room import sender_of_request
-from epochal.training_service.route_facts import MAX_KEY_CHARACTERS
 from epochal.training_service.service import TrainingService
 from epochal.training_service.sessions import TrainingSession
 
 MAX_MESSAGE_BYTES = 64 * 1024
+MAX_KEY_CHARACTERS = 128
+TOKEN = Security(
+    HTTPBearer(scheme_name="token", description="The service's token, if it was started with one.", auto_error=False)
+)
+"""The token for the description; the routes check it themselves."""
+_TENSORS = takes(body=BYTES, media_type=BytesResponse.media_type)
+_KEEP_LAST = in_query("keep_last", {"type": "boolean"}, default=False)
 
 IdempotencyKey = Annotated[str, Header(alias=IDEMPOTENCY_KEY, min_length=1, max_length=MAX_KEY_CHARACTERS)]
 
@@ -35,16 +45,20 @@ class SessionRoutes:
 
     def router(self) -> APIRouter:
         """Return the routes; each checks the token first."""
-        router = APIRouter(prefix=SESSIONS, dependencies=[Depends(self._check_token)])
+        router = APIRouter(prefix=SESSIONS, dependencies=[TOKEN, Depends(self._check_token)])
         one, rounds = "/{session_id}", "/{session_id}/rounds/{round_key}"
-        router.add_api_route("", self.open, methods=["POST"], status_code=201)
-        router.add_api_route(one, self.close, methods=["DELETE"], status_code=204)
-        router.add_api_route(rounds, self.begin_round, methods=["PUT"])
         step = rounds + "/steps/{local_step}"
-        router.add_api_route(step + "/forward_backward", self.forward_backward, methods=["POST"])
-        router.add_api_route(step + "/parameters", self.parameters, methods=["GET"])
-        router.add_api_route(one + "/optim_step", self.optim_step, methods=["POST"])
-        router.add_api_route(one + "/discard", self.discard, methods=["POST"])
+        takes_session, takes_step = takes(body=SessionRequest), takes(body=OptimStepRequest)
+        begins = {**_TENSORS, "parameters": [_KEEP_LAST]}
+        router.post("", status_code=201, response_model=SessionOpened, openapi_extra=takes_session)(self.open)
+        router.delete(one, status_code=204)(self.close)
+        router.put(rounds, response_model=dict, openapi_extra=begins)(self.begin_round)
+        router.post(f"{step}/forward_backward", response_model=ChunkAnswer, openapi_extra=_TENSORS)(
+            self.forward_backward
+        )
+        router.get(f"{step}/parameters", response_class=BytesResponse)(self.parameters)
+        router.post(f"{one}/optim_step", response_model=ChunkAnswer, openapi_extra=takes_step)(self.optim_step)
+        router.post(f"{one}/discard", response_model=dict)(self.discard)
         return router
 
     async def open(self, request: Request) -> Response:
@@ -71,7 +85,7 @@ class SessionRoutes:
                 return await self._once(session_id, request, key, act)
 
     async def forward_backward(
-        self, session_id: str, round_key: str, local_step: str, request: Request, key: IdempotencyKey
+        self, session_id: str, round_key: str, local_step: Number, request: Request, key: IdempotencyKey
     ) -> Response:
         """Add the gradient of the examples in the body to the local step's."""
         number = parse_whole("local_step", local_step)
@@ -98,11 +112,11 @@ class SessionRoutes:
         await self._service.run(session_id, TrainingSession.discard)
         return _json(b"{}")
 
-    async def parameters(self, session_id: str, round_key: str, local_step: str) -> Response:
+    async def parameters(self, session_id: str, round_key: str, local_step: Number) -> Response:
         """Return the parameters after this number of local steps, as a tensor file."""
         number = parse_whole("local_step", local_step)
         data = await self._service.run(session_id, lambda session: session.parameters(round_key, number))
-        return Response(data, media_type="application/octet-stream")
+        return BytesResponse(data)
 
     async def _check_token(self, request: Request) -> None:
         self._service.options.check_token(bearer_token(request.headers) or "", "asks for its token")

@@ -7,20 +7,25 @@ from starlette.responses import PlainTextResponse, Response
 
 from epochal.runtime.clock import Clock
 from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
-from epochal.runtime.http.openapi import description_routes, only_get
+from epochal.runtime.http.help_pages import help_routes
+from epochal.runtime.http.openapi import DescribedApp
 from epochal.runtime.http.route_errors import answer_errors
 from epochal.runtime.metrics.metrics_registry import MeasuredRequests, metrics_route, new_registry
 from epochal.runtime.worker_thread import Worker
 from epochal.training_service.metrics import MeasuredWorker, TrainingMetrics
-from epochal.training_service.route_facts import SUMMARY, describe
 from epochal.training_service.routes import SessionRoutes
 from epochal.training_service.service import TrainingService, TrainingServiceOptions
+
+SUMMARY = """Trains for clients that have no device of their own.
+
+A refused request is answered with application/problem+json, whose type says why. A path that is not listed here is
+answered with 404, another method of a path with 405 and the header Allow, both as problems too."""
 
 
 def create_app(
     options: TrainingServiceOptions, worker: Worker, clock: Clock, hosts: frozenset[str] | None = ANY_HOST
 ) -> FastAPI:
-    """Return the service's application. Its page is at `/docs`.
+    """Return the service's application. Its description is at `/openapi.json`.
 
     Args:
         options: of the service.
@@ -32,11 +37,10 @@ def create_app(
     worker = MeasuredWorker(worker, metrics)
     service = TrainingService(options, worker, clock, metrics)
     metrics.watch_sessions("epochal", lambda: len(service.sessions))
-    app = FastAPI(title="Epochal training service", description=SUMMARY, openapi_url=None)
+    app = DescribedApp(title="Epochal training service", description=SUMMARY)
     app.add_middleware(CheckedHosts, allowed=hosts)
     app.add_middleware(MeasuredRequests, metrics=metrics.http)
-    app.router.routes.append(only_get(metrics_route(metrics.registry)))
-    app.router.routes += description_routes(lambda: describe(app))
+    app.router.routes += [metrics_route(metrics.registry), *help_routes()]
     answer_errors(app)
     app.add_api_route("/healthz", _healthz, methods=["GET"])
     app.add_api_route("/readyz", _ready_route(service), methods=["GET"], response_class=PlainTextResponse)

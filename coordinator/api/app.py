@@ -4,29 +4,25 @@ What every request passes through, and the hot routes, stand before the framewor
 memory for a request that waits.
 """
 
-from fastapi import FastAPI
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from epochal.coordinator.api.access_routes import access_routes
 from epochal.coordinator.api.blob_routes import blob_routes
 from epochal.coordinator.api.check_routes import check_routes
 from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
+from epochal.coordinator.api.document_route import document_routes
 from epochal.coordinator.api.fresh_view import FreshView
-from epochal.coordinator.api.history_routes import EventsEndpoint, history_routes
+from epochal.coordinator.api.history_routes import history_routes
 from epochal.coordinator.api.hot_routes import HotRoutes
 from epochal.coordinator.api.join_route import join_routes
-from epochal.coordinator.api.long_poll_route import RunDocumentEndpoint
 from epochal.coordinator.api.member_routes import member_routes
 from epochal.coordinator.api.membership_routes import membership_routes
-from epochal.coordinator.api.operator_routes import evaluation_routes, health_routes, operator_routes, origin_routes
+from epochal.coordinator.api.operator_routes import health_routes, operator_routes, status_routes
 from epochal.coordinator.api.page_routes import dashboard_routes
 from epochal.coordinator.api.past_routes import past_routes
 from epochal.coordinator.api.probe_routes import probe_routes
-from epochal.coordinator.api.public_route_facts import SUMMARY, describe
 from epochal.coordinator.api.reading_routes import reading_routes
-from epochal.coordinator.api.request_parts import RUN
-from epochal.coordinator.api.trust_routes import trust_routes
+from epochal.coordinator.api.trust_routes import audit_routes, trust_routes
 from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
@@ -38,13 +34,19 @@ from epochal.coordinator.insight.viewers import Viewers
 from epochal.coordinator.operator_requests import OperatorRequests
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
-from epochal.runtime.http.openapi import description_routes, only_get
+from epochal.runtime.http.help_pages import help_routes
+from epochal.runtime.http.openapi import DescribedApp
 from epochal.runtime.http.route_errors import answer_errors
 from epochal.runtime.metrics.metrics_registry import MeasuredRequests, metrics_route, new_registry
 from epochal.runtime.worker_thread import SharedThreads
 
+SUMMARY = """Holds one training run.
 
-class CoordinatorApp(FastAPI):
+A refused request is answered with application/problem+json, whose type says why. A path that is not listed here is
+answered with 404, another method of a path with 405 and the header Allow, both as problems too."""
+
+
+class CoordinatorApp(DescribedApp):
     """The framework's application, and what a request passes through before it.
 
     Attributes:
@@ -67,7 +69,7 @@ def create_app(
     metrics: CoordinatorMetrics | None = None,
     hosts: frozenset[str] | None = ANY_HOST,
     join_hosts: JoinHosts | None = None,
-) -> FastAPI:
+) -> CoordinatorApp:
     """Return the application over these handlers.
 
     Args:
@@ -82,39 +84,37 @@ def create_app(
         title="Epochal coordinator",
         version=version,
         description=SUMMARY,
-        openapi_url=None,
         redirect_slashes=False,  # a redirect would name the host and scheme that the request names
     )
     answer_errors(app)
     polls = LongPolls()
-    document = only_get(Route(RUN, RunDocumentEndpoint(handlers, polls), methods=["GET"], name="run_document"))
+    document = document_routes(handlers, polls)
     insight, access = handlers.insight, ViewerAccess(handlers)
     views = HistoryViews(insight, SharedThreads())
     viewers = app.state.viewers = Viewers(insight, views)
     metrics.watch(handlers.service, insight, polls, handlers.arrivals, viewers)
     requests = OperatorRequests(handlers.service, insight)
-    events = only_get(Route(EventsEndpoint.path, EventsEndpoint(access, viewers), methods=["GET"], name="events"))
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers, join_hosts or JoinHosts())
-    hot = HotRoutes(app.behind, document=document, routes=[*reading.routes, *membership.routes])
+    hot = HotRoutes(app.behind, document=document.routes[0], routes=[*reading.routes, *membership.routes])
     app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)
     for router in (
+        document,
         reading,
         membership,
         blob_routes(handlers),
         check_routes(handlers),
+        status_routes(handlers),
         operator_routes(handlers),
-        origin_routes(handlers),
-        evaluation_routes(handlers),
-        history_routes(access, views),
+        history_routes(access, views, viewers),
         member_routes(access, MemberViews(insight, SharedThreads(), metrics.http.refusals)),
         past_routes(access, PastViews(insight, views)),
-        trust_routes(handlers, access, TrustViews(insight, metrics.http.refusals), requests),
+        trust_routes(access, TrustViews(insight, metrics.http.refusals), requests),
+        audit_routes(handlers, requests),
         access_routes(handlers, requests),
         join_routes(handlers, access, version),
         probe_routes(),
         health_routes(handlers, metrics.http.notes),
     ):
         app.router.routes += router.routes  # `include_router` would put each together once more, at the first request
-    app.router.routes += [document, events, only_get(metrics_route(metrics.registry))]
-    app.router.routes += [*dashboard_routes(), *description_routes(lambda: describe(app))]
+    app.router.routes += [metrics_route(metrics.registry), *dashboard_routes(), *help_routes()]
     return app

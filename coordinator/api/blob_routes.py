@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from epochal.coordinator.api.request_parts import blob_reader, caller, sha256_of
+from epochal.coordinator.api.request_parts import ADMIN, MEMBER, blob_reader, caller, sha256_of
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.transfers import Transfer
 from epochal.coordinator.handlers import Handlers
@@ -23,8 +23,8 @@ from epochal.runtime.http.bodies import (
     content_length,
     document_response,
     has_gone,
-    openapi_answer,
 )
+from epochal.runtime.http.openapi import BYTES, WHOLE, BytesResponse, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query
 from epochal.runtime.http.problem_json import problem_response
 from epochal.state.errors import EpochalError, Refused
@@ -42,6 +42,8 @@ SENT_WITHIN_S = 0.25
 """A part that takes longer is followed by a smaller one."""
 MAX_RANGE_DIGITS = 18
 """Maximum length of a number in a `Range`: longer ones are beyond every blob's end."""
+_CONTENT_RANGE = {"type": "string", "pattern": "^bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18}$"}
+_LOOKS = "1: it is not where an earlier answer led; 2: it has other bytes there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,8 @@ class BlobPart:
     status: int
 
 
-class BlobResponse(Response):
+class BlobResponse(BytesResponse):
     """A blob in pieces, with a place among the downloads. If the download must end, so does its connection."""
-
-    media_type = "application/octet-stream"
 
     def __init__(self, handlers: Handlers, client_id: ClientId, part: BlobPart, headers: dict[str, str]) -> None:
         super().__init__(None, part.status, headers)
@@ -137,7 +137,17 @@ def blob_routes(handlers: Handlers) -> APIRouter:
     """Return the routes by which blobs are delivered and read."""
     router = APIRouter()
 
-    @router.put("/v1/blobs/{sha256}", summary="Deliver an announced result or checkpoint", status_code=201)
+    rest = "`bytes FIRST-LAST/SIZE`: the body is the rest of a blob of which the bytes before have arrived."
+
+    @router.put(
+        "/v1/blobs/{sha256}",
+        summary="Deliver an announced result or checkpoint",
+        status_code=201,
+        dependencies=[MEMBER],
+        openapi_extra=takes(
+            in_header("Content-Range", rest, _CONTENT_RANGE), body=BYTES, media_type=BytesResponse.media_type
+        ),
+    )
     async def put_blob(sha256: str, request: Request) -> Response:
         client_id = caller(handlers, request)
         digest = sha256_of(sha256)
@@ -148,7 +158,8 @@ def blob_routes(handlers: Handlers) -> APIRouter:
     @router.get(
         "/v1/blobs/{sha256}/upload",
         summary="How much has arrived of an announced result or checkpoint",
-        responses=openapi_answer(UploadProgress),
+        response_model=UploadProgress,
+        dependencies=[MEMBER],
     )
     async def upload_progress(sha256: str, request: Request) -> Response:
         client_id = caller(handlers, request)
@@ -157,7 +168,8 @@ def blob_routes(handlers: Handlers) -> APIRouter:
     @router.post(
         "/v1/blobs/{sha256}/grant",
         summary="Where to put an announced result or checkpoint",
-        responses=openapi_answer(UploadGrant),
+        response_model=UploadGrant,
+        dependencies=[MEMBER],
     )
     async def grant_upload(sha256: str, request: Request) -> Response:
         client_id = caller(handlers, request)
@@ -169,6 +181,8 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         "/v1/blobs/{sha256}/arrival",
         summary="An announced blob is in the object store: take it in",
         status_code=201,
+        responses={202: {"description": "Being taken in: ask again"}},
+        dependencies=[MEMBER],
     )
     async def note_arrival(sha256: str, request: Request) -> Response:
         client_id = caller(handlers, request)
@@ -176,7 +190,15 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         return Response(status_code=201 if is_counted else 202)
 
     @router.get(
-        "/v1/blobs/{sha256}", summary="A result or checkpoint, for members and the operator; ranges are supported"
+        "/v1/blobs/{sha256}",
+        summary="A result or checkpoint, for members and the operator; ranges are supported",
+        response_class=BytesResponse,
+        responses={
+            206: {"description": "The range", "content": {BytesResponse.media_type: {"schema": BYTES}}},
+            307: {"description": "It is in an object store"},
+        },
+        dependencies=[MEMBER, ADMIN],
+        openapi_extra=takes(in_header("Range", "One range of bytes."), in_query("looks", WHOLE, _LOOKS, default=0)),
     )
     async def get_blob(sha256: str, request: Request) -> Response:
         client_id = blob_reader(handlers, request)

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack, aclosing
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.datastructures import Headers
@@ -11,12 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from epochal.coordinator.api.encoded_documents import takes_gzip
 from epochal.coordinator.api.request_parts import RUN
-from epochal.coordinator.api.viewer_access import ViewerAccess
-from epochal.coordinator.insight.history_views import DEFAULT_POINTS, EncodedPage, HistoryViews
+from epochal.coordinator.api.viewer_access import ViewerAccess, viewer_router
+from epochal.coordinator.insight.history_views import DEFAULT_POINTS, MAX_POINTS, EncodedPage, HistoryViews
 from epochal.coordinator.insight.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
 from epochal.coordinator.run.long_polls import Reader
 from epochal.runtime.connections.shedding import vouch_for
-from epochal.runtime.http.bodies import bearer_token, has_gone, json_response, openapi_answer
+from epochal.runtime.http.bodies import bearer_token, has_gone, json_response
+from epochal.runtime.http.openapi import WHOLE, Number, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.runtime.http.problem_json import problem_response
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
@@ -26,17 +28,29 @@ EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = "last-event-id"
 ASK_AGAIN_HEADER = "Epochal-Ask-Again"
 """Seconds after which a viewer may ask for the same again: the more viewers there are, the longer."""
+_SEEN = in_header("If-None-Match")
+_SAME: dict[int | str, dict[str, Any]] = {304: {"description": "The reader has it"}}
+CACHED: dict[str, Any] = {"responses": _SAME, "openapi_extra": takes(_SEEN)}
+"""What the routes declare whose answer a reader may have already (`sent_page`)."""
+_MOST_CLIENTS = in_query("slowest", WHOLE, "Maximum number of a round's clients, the slowest first; all by default.")
+_SLOWEST = {**CACHED, "openapi_extra": takes(_MOST_CLIENTS, _SEEN)}
+_FROM = in_query("from", WHOLE, "Number of the first round.", default=0)
+_TO = in_query("to", WHOLE, "Number of the last one; the last of all by default.")
+_POINTS = in_query(
+    "points", {**WHOLE, "minimum": 1, "maximum": MAX_POINTS}, "Maximum number of rows.", default=DEFAULT_POINTS
+)
 
 
-def history_routes(access: ViewerAccess, views: HistoryViews) -> APIRouter:
-    """Return the routes of the history: rows, one round, and the run as it was."""
-    router = APIRouter()
-
-    def check(run_id: str, request: Request) -> None:
-        access.check(run_id, bearer_token(request.headers))
+def history_routes(access: ViewerAccess, views: HistoryViews, viewers: Viewers) -> APIRouter:
+    """Return the routes of the history: rows, one round, the run as it was, and its news."""
+    router = viewer_router(access)
 
     @router.get(
-        f"{RUN}/history", summary="The figures of rounds that have ended", responses=openapi_answer(HistoryPage)
+        f"{RUN}/history",
+        summary="The figures of rounds that have ended",
+        response_model=HistoryPage,
+        responses=_SAME,
+        openapi_extra=takes(_FROM, _TO, _POINTS, _SEEN),
     )
     async def history(run_id: str, request: Request) -> Response:
         viewer, query = viewer_of(access, run_id, request.scope), Query(request.scope["query_string"])
@@ -46,38 +60,50 @@ def history_routes(access: ViewerAccess, views: HistoryViews) -> APIRouter:
     @router.get(
         f"{RUN}/history/rounds/{{number}}",
         summary="One of the last rounds, with each of its clients",
-        responses=openapi_answer(RoundDetail),
+        response_model=RoundDetail,
+        **_SLOWEST,
     )
-    async def one_round(run_id: str, number: str, request: Request) -> Response:
-        check(run_id, request)
+    async def one_round(number: Number, request: Request) -> Response:
         return sent_page(await views.round(parse_whole("number", number), _slowest(request)), request)
 
     @router.get(
         f"{RUN}/history/explanation",
         summary="Why the run is not faster: where the time of its last rounds went",
-        responses=openapi_answer(SpeedExplanation),
+        response_model=SpeedExplanation,
+        **CACHED,
     )
-    async def explanation(run_id: str, request: Request) -> Response:
-        check(run_id, request)
+    async def explanation(request: Request) -> Response:
         return sent_page(await views.explanation(), request)
 
     @router.get(
         f"{RUN}/history/present",
         summary="The run as it is, or was a moment ago: the same answer for all who ask at about the same time",
-        responses=openapi_answer(Moment),
+        response_model=Moment,
+        **_SLOWEST,
     )
-    async def present(run_id: str, request: Request) -> Response:
-        check(run_id, request)
+    async def present(request: Request) -> Response:
         return sent_page(await views.present(_slowest(request)), request)
 
     @router.get(
         f"{RUN}/history/versions/{{version}}",
         summary="The run as it was at a version of its document",
-        responses=openapi_answer(Moment),
+        response_model=Moment,
+        **_SLOWEST,
     )
-    async def moment(run_id: str, version: str, request: Request) -> Response:
+    async def moment(run_id: str, version: Number, request: Request) -> Response:
         viewer = viewer_of(access, run_id, request.scope)
         return sent_page(await views.moment(viewer, parse_whole("version", version), _slowest(request)), request)
+
+    @router.get(
+        f"{RUN}/events",
+        summary="News of the run without end: `document` (RunDocument), `rounds` (HistoryPage), `now` (RunNow), "
+        "`reset`, `dropped` (with a `detail`)",
+        status_code=200,
+        response_class=EventStream,
+        openapi_extra=takes(in_header("Last-Event-ID", "Of the last event received: what was missed is sent first.")),
+    )
+    async def events(run_id: str, request: Request) -> Response:
+        return EventStream(viewer_of(access, run_id, request.scope), viewers)
 
     return router
 
@@ -108,13 +134,14 @@ def sent_page(page: EncodedPage, request: Request) -> Response:
     return response
 
 
-class EventsEndpoint:
-    """`GET /v1/runs/{run_id}/events`: server-sent events, until the viewer or the coordinator leaves."""
+class EventStream(Response):
+    """Server-sent events, until the viewer or the coordinator leaves."""
 
-    path = f"{RUN}/events"
+    media_type = EVENT_STREAM
 
-    def __init__(self, access: ViewerAccess, viewers: Viewers) -> None:
-        self._access = access
+    def __init__(self, viewer: Reader, viewers: Viewers) -> None:
+        super().__init__()
+        self._viewer = viewer
         self._viewers = viewers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,14 +154,12 @@ class EventsEndpoint:
             await self._stream(seen, receive, send)
 
     async def _admitted(self, scope: Scope, held: ExitStack) -> EventPlace | None:
-        """Return the last event that the viewer has seen, once it may be told what follows. Raise `Refused`."""
-        headers = Headers(scope=scope)
-        viewer = viewer_of(self._access, scope["path_params"]["run_id"], scope)
-        if not viewer.is_stranger:
-            vouch_for(scope, f"viewer {viewer.name}")
-        last = headers.get(LAST_EVENT_ID)
+        """Return the last event that the viewer has seen, once it may be sent what follows. Raise `Refused`."""
+        if not self._viewer.is_stranger:
+            vouch_for(scope, f"viewer {self._viewer.name}")
+        last = Headers(scope=scope).get(LAST_EVENT_ID)
         seen = None if not last else parse_place(last)
-        held.enter_context(self._viewers.place(viewer))
+        held.enter_context(self._viewers.place(self._viewer))
         await self._viewers.ready()
         return seen
 

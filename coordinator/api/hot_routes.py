@@ -5,29 +5,20 @@ call in ways that none of these needs: together that takes longer than the answe
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from inspect import signature
-from re import Pattern
 from typing import Any
 
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from epochal.runtime.http.problem_json import problem_response
 
 Endpoint = Callable[..., Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A route: its path, and what answers it."""
-
-    route: BaseRoute
-    path: Pattern[str]
-    answer: Callable[[Scope, Receive, Send], Awaitable[None]]
+_Found = tuple[APIRoute, ASGIApp]
+"""A route, and what answers it."""
 
 
 class HotRoutes:
@@ -40,34 +31,33 @@ class HotRoutes:
             parameters of the path by name, and the request.
     """
 
-    def __init__(self, app: ASGIApp, document: Route, routes: Iterable[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, document: BaseRoute, routes: Iterable[BaseRoute]) -> None:
+        assert isinstance(document, APIRoute)
         self._app = app
-        self._document = _Found(document, document.path_regex, document.app)
+        self._document: _Found = (document, _answering(document.endpoint))
         self._found: dict[tuple[str, str], list[_Found]] = {}
         for route in routes:
             word = route.path.rpartition("/")[2] if isinstance(route, APIRoute) else "{"
             if isinstance(route, APIRoute) and not word.startswith("{"):
-                found = _Found(route, route.path_regex, _answering(route.endpoint))
                 for method in route.methods or ():
-                    self._found.setdefault((method, word), []).append(found)
+                    self._found.setdefault((method, word), []).append((route, _answering(route.endpoint)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._match(scope) if scope["type"] == "http" and not scope.get("root_path") else None
         await (self._app if found is None else found)(scope, receive, send)
 
-    def _match(self, scope: Scope) -> Callable[[Scope, Receive, Send], Awaitable[None]] | None:
+    def _match(self, scope: Scope) -> ASGIApp | None:
         method, path = scope["method"], scope["path"]
         candidates = self._found.get((method, path.rpartition("/")[2]), ())
-        for found in (*candidates, self._document) if method == "GET" else candidates:
-            match = found.path.match(path)
+        for route, answer in (*candidates, self._document) if method == "GET" else candidates:
+            match = route.path_regex.match(path)
             if match is not None:
-                scope["path_params"], scope["route"] = match.groupdict(), found.route
-                scope["endpoint"] = getattr(found.route, "endpoint", None)
-                return found.answer
+                scope["path_params"], scope["route"], scope["endpoint"] = match.groupdict(), route, route.endpoint
+                return answer
         return None
 
 
-def _answering(endpoint: Endpoint) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+def _answering(endpoint: Endpoint) -> ASGIApp:
     """Return an ASGI application that calls the endpoint, and answers its refusals."""
     takes_request = "request" in signature(endpoint).parameters
 

@@ -1,13 +1,12 @@
 """The route that says how a machine joins the run, for those whom `[access] dashboard` lets see the run."""
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
 from epochal.coordinator.api.request_parts import RUN
-from epochal.coordinator.api.viewer_access import ViewerAccess
+from epochal.coordinator.api.viewer_access import ViewerAccess, viewer_router
 from epochal.coordinator.handlers import Handlers
-from epochal.runtime.http.bodies import bearer_token, document_response, openapi_answer
+from epochal.runtime.http.bodies import document_response
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.shown.join_guide import JoinGuide, JoinRoom, join_guide, room_of
@@ -21,11 +20,10 @@ def join_routes(handlers: Handlers, access: ViewerAccess, version: str) -> APIRo
         access: says who may see the run.
         version: the program's.
     """
-    router = APIRouter()
+    router = viewer_router(access)
 
-    @router.get(f"{RUN}/join", summary="How a machine joins the run", responses=openapi_answer(JoinGuide))
-    async def join(run_id: str, request: Request) -> Response:
-        access.check(run_id, bearer_token(request.headers))
+    @router.get(f"{RUN}/join", summary="How a machine joins the run", response_model=JoinGuide)
+    async def join() -> Response:
         room = await _room(handlers)
         return document_response(join_guide(handlers.service.run.state_file, version, room), "no-cache")
 

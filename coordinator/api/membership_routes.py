@@ -4,13 +4,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from epochal.coordinator.api.request_parts import RUN, caller
+from epochal.coordinator.api.request_parts import MEMBER, RUN, caller
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
 from epochal.runtime.connections.per_address import sender_of
-from epochal.runtime.http.bodies import document_response, openapi_answer, openapi_body, read_message, read_short_body
+from epochal.runtime.http.bodies import document_response, read_message, read_short_body
+from epochal.runtime.http.openapi import BYTES, takes
 from epochal.state.messages import requests as messages
-from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, parse_delivery
+from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, parse_delivery
 from epochal.state.messages.requests import Challenge, ChallengeRequest, JoinRequest, Session, Standing
 
 REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
@@ -32,14 +33,14 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
     @router.post(
         f"{clients}/challenge",
         summary="A nonce to sign",
-        openapi_extra=openapi_body(ChallengeRequest),
-        responses=openapi_answer(Challenge),
+        response_model=Challenge,
+        openapi_extra=takes(body=ChallengeRequest),
     )
     async def challenge(run_id: str, request: Request) -> Response:
         handlers.check_run(run_id)
         return document_response(handlers.challenge(await read_message(request, ChallengeRequest)))
 
-    @router.post(clients, summary="Join", openapi_extra=openapi_body(JoinRequest), responses=openapi_answer(Session))
+    @router.post(clients, summary="Join", response_model=Session, openapi_extra=takes(body=JoinRequest))
     async def join(run_id: str, request: Request) -> Response:
         handlers.check_run(run_id)
         joining = await read_message(request, JoinRequest)
@@ -48,18 +49,25 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
         address = None if request.client is None else sender_of(request.client.host)
         return document_response(await handlers.join(joining, address))
 
-    @router.get(f"{clients}/me", summary="Which of my messages have arrived", responses=openapi_answer(Standing))
+    @router.get(
+        f"{clients}/me", summary="Which of my messages have arrived", response_model=Standing, dependencies=[MEMBER]
+    )
     async def standing(run_id: str, request: Request) -> Response:
         del run_id
         return document_response(handlers.standing(caller(handlers, request)))
 
-    @router.delete(f"{clients}/me", summary="Withdraw", status_code=204)
+    @router.delete(f"{clients}/me", summary="Withdraw", status_code=204, dependencies=[MEMBER])
     async def withdraw(run_id: str, request: Request) -> Response:
         del run_id
         await handlers.withdraw(caller(handlers, request))
         return Response(status_code=204)
 
-    @router.post(f"{clients}/me/token", summary="Renew the token and the ticket", responses=openapi_answer(Session))
+    @router.post(
+        f"{clients}/me/token",
+        summary="Renew the token and the ticket",
+        response_model=Session,
+        dependencies=[MEMBER],
+    )
     async def renew(run_id: str, request: Request) -> Response:
         del run_id
         client_id = caller(handlers, request)
@@ -67,7 +75,11 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
         return document_response(handlers.renew(client_id))
 
     @router.post(
-        f"{RUN}/deliveries", summary="Commit to a small result, which comes along", responses=openapi_answer(Standing)
+        f"{RUN}/deliveries",
+        summary="Commit to a small result: a ResultCommitment on a line of JSON, and the result's bytes",
+        response_model=Standing,
+        dependencies=[MEMBER],
+        openapi_extra=takes(body=BYTES, media_type=MEDIA_TYPE),
     )
     async def deliver(run_id: str, request: Request) -> Response:
         del run_id
@@ -82,8 +94,9 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
             f"{RUN}/{place}",
             name=f"report_{place}",
             summary=summary,
-            openapi_extra=openapi_body(kind),
-            responses=openapi_answer(Standing),
+            response_model=Standing,
+            dependencies=[MEMBER],
+            openapi_extra=takes(body=kind),
         )
         async def report(run_id: str, request: Request) -> Response:
             del run_id

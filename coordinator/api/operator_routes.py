@@ -8,22 +8,14 @@ from starlette.responses import PlainTextResponse, Response
 
 from epochal.coordinator.api.compressed import long_document
 from epochal.coordinator.api.encoded_documents import EncodedDocuments
-from epochal.coordinator.api.request_parts import RUN, sha256_of
-from epochal.coordinator.auth.admin import OPERATOR
+from epochal.coordinator.api.request_parts import RUN, open_router, operator_router, sha256_of
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.machine.run import Run
-from epochal.runtime.connections.shedding import vouch_for
-from epochal.runtime.http.bodies import (
-    bearer_token,
-    body_pieces,
-    content_length,
-    document_response,
-    openapi_answer,
-    openapi_body,
-    read_message,
-)
+from epochal.runtime.http.bodies import body_pieces, content_length, document_response, read_message
+from epochal.runtime.http.openapi import BYTES, BytesResponse, takes
 from epochal.state.documents import CheckpointRef
 from epochal.state.generations import DataAppendSetting, DataHistory
+from epochal.state.messages.blob_messages import CheckerToken
 from epochal.state.messages.evaluation_reports import EvaluationHistory, EvaluationReport
 from epochal.state.messages.requests import (
     DataServerToken,
@@ -70,136 +62,105 @@ class StatusBytes:
         return await long_document(self._encoded, str(self._made_count), body, request)
 
 
-def operator_routes(handlers: Handlers) -> APIRouter:
-    """Return the operator's routes. Those that change the run need the admin token."""
-    router = APIRouter()
+def status_routes(handlers: Handlers) -> APIRouter:
+    """Return the routes of what an operator sees, which anyone may read."""
+    router = open_router(handlers)
     status_bytes = StatusBytes(handlers)
 
-    def check(run_id: str, request: Request) -> None:
-        check_operator(handlers, run_id, request)
-
-    @router.get(f"{RUN}/status", summary="The run as an operator sees it", responses=openapi_answer(RunStatus))
-    async def status(run_id: str, request: Request) -> Response:
-        handlers.check_run(run_id)
+    @router.get(f"{RUN}/status", summary="The run as an operator sees it", response_model=RunStatus)
+    async def status(request: Request) -> Response:
         return await status_bytes.answer(request)
 
-    @router.post(f"{RUN}/pause", summary="Pause after this round (admin token)", status_code=204)
-    async def pause(run_id: str, request: Request) -> Response:
-        check(run_id, request)
+    @router.get(f"{RUN}/quarantine", summary="The data that failed, and why", response_model=FailedData)
+    async def quarantine() -> Response:
+        return document_response(handlers.failed_data())
+
+    @router.get(f"{RUN}/evaluations", summary="The run's evaluations", response_model=EvaluationHistory)
+    async def evaluations() -> Response:
+        return document_response(await handlers.evaluations(), "no-cache")
+
+    @router.get(f"{RUN}/data-generations", summary="The run's data, as they grew", response_model=DataHistory)
+    async def data_generations() -> Response:
+        return document_response(DataHistory(handlers.service.run.state_file.data_generations), "no-cache")
+
+    return router
+
+
+def operator_routes(handlers: Handlers) -> APIRouter:
+    """Return the routes that change the run; they need the admin token."""
+    router = operator_router(handlers)
+
+    @router.post(f"{RUN}/pause", summary="Pause after this round", status_code=204)
+    async def pause() -> Response:
         await handlers.pause()
         return Response(status_code=204)
 
-    @router.post(f"{RUN}/resume", summary="Continue (admin token)", status_code=204)
-    async def resume(run_id: str, request: Request) -> Response:
-        check(run_id, request)
+    @router.post(f"{RUN}/resume", summary="Continue", status_code=204)
+    async def resume() -> Response:
         await handlers.resume()
         return Response(status_code=204)
 
-    @router.post(f"{RUN}/clients/{{client_id}}/eject", summary="Remove a client (admin token)", status_code=204)
-    async def eject(run_id: str, client_id: str, request: Request) -> Response:
-        check(run_id, request)
+    @router.post(f"{RUN}/clients/{{client_id}}/eject", summary="Remove a client", status_code=204)
+    async def eject(client_id: str) -> Response:
         await handlers.eject(ClientId(client_id))
         return Response(status_code=204)
 
-    @router.post(
-        f"{RUN}/tokens/data-server",
-        summary="A new token for a data server (admin token)",
-        responses=openapi_answer(DataServerToken),
-    )
-    async def data_server_token(run_id: str, request: Request) -> Response:
-        check(run_id, request)
+    @router.post(f"{RUN}/tokens/data-server", summary="A new token for a data server", response_model=DataServerToken)
+    async def data_server_token() -> Response:
         return document_response(handlers.data_server_token())
 
-    @router.get(f"{RUN}/quarantine", summary="The data that failed, and why", responses=openapi_answer(FailedData))
-    async def quarantine(run_id: str) -> Response:
-        handlers.check_run(run_id)
-        return document_response(handlers.failed_data())
+    @router.post(f"{RUN}/tokens/checker", summary="A new token for a checker", response_model=CheckerToken)
+    async def checker_token() -> Response:
+        return document_response(handlers.checker_token())
 
     @router.post(
         f"{RUN}/quarantine/release",
-        summary="Attempt quarantined batches again (admin token)",
-        openapi_extra=openapi_body(QuarantineRelease),
-        responses=openapi_answer(QuarantineRelease),
+        summary="Attempt quarantined batches again",
+        response_model=QuarantineRelease,
+        openapi_extra=takes(body=QuarantineRelease),
     )
-    async def release(run_id: str, request: Request) -> Response:
-        check(run_id, request)
+    async def release(request: Request) -> Response:
         return document_response(await handlers.release(await read_message(request, QuarantineRelease)))
-
-    return router
-
-
-def evaluation_routes(handlers: Handlers) -> APIRouter:
-    """Return the routes of the run's evaluations. Anyone may read them."""
-    router = APIRouter()
-
-    @router.get(f"{RUN}/evaluations", summary="The run's evaluations", responses=openapi_answer(EvaluationHistory))
-    async def evaluations(run_id: str) -> Response:
-        handlers.check_run(run_id)
-        return document_response(await handlers.evaluations(), "no-cache")
 
     @router.post(
         f"{RUN}/evaluations",
-        summary="Record the loss of a checkpoint (admin token)",
+        summary="Record the loss of a checkpoint",
         status_code=204,
-        openapi_extra=openapi_body(EvaluationReport),
+        openapi_extra=takes(body=EvaluationReport),
     )
-    async def record_evaluation(run_id: str, request: Request) -> Response:
-        check_operator(handlers, run_id, request)
+    async def record_evaluation(request: Request) -> Response:
         await handlers.record_evaluation(await read_message(request, EvaluationReport))
         return Response(status_code=204)
 
-    return router
-
-
-def check_operator(handlers: Handlers, run_id: str, request: Request) -> None:
-    """Raise `Refused` unless the request has the admin token, and is about the run that is served."""
-    handlers.check_run(run_id)
-    handlers.check_admin(bearer_token(request.headers))
-    vouch_for(request.scope, OPERATOR)
-
-
-def origin_routes(handlers: Handlers) -> APIRouter:
-    """Return the routes by which an operator decides what a run starts from: its model and its data."""
-    router = APIRouter()
-
     @router.put(
         f"{RUN}/genesis/{{sha256}}",
-        summary="Deliver the run's first checkpoint (admin token)",
+        summary="Deliver the run's first checkpoint",
         status_code=201,
-        responses=openapi_answer(CheckpointRef, 201),
+        response_model=CheckpointRef,
+        openapi_extra=takes(body=BYTES, media_type=BytesResponse.media_type),
     )
-    async def put_genesis(run_id: str, sha256: str, request: Request) -> Response:
-        check_operator(handlers, run_id, request)
+    async def put_genesis(sha256: str, request: Request) -> Response:
         digest = sha256_of(sha256)
         held = await handlers.receive_genesis(digest, body_pieces(request), content_length(request))
         return document_response(held, status=201)
 
     @router.put(
         f"{RUN}/fingerprint",
-        summary="Pin the data that the run trains on (admin token)",
+        summary="Pin the data that the run trains on",
         status_code=204,
-        openapi_extra=openapi_body(FingerprintSetting),
+        openapi_extra=takes(body=FingerprintSetting),
     )
-    async def put_fingerprint(run_id: str, request: Request) -> Response:
-        check_operator(handlers, run_id, request)
+    async def put_fingerprint(request: Request) -> Response:
         await handlers.set_fingerprint(await read_message(request, FingerprintSetting))
         return Response(status_code=204)
 
-    @router.get(
-        f"{RUN}/data-generations", summary="The run's data, as they grew", responses=openapi_answer(DataHistory)
-    )
-    async def data_generations(run_id: str) -> Response:
-        handlers.check_run(run_id)
-        return document_response(DataHistory(handlers.service.run.state_file.data_generations), "no-cache")
-
     @router.put(
         f"{RUN}/data-generations",
-        summary="Append files to the run's data (admin token)",
-        openapi_extra=openapi_body(DataAppendSetting),
-        responses=openapi_answer(DataHistory),
+        summary="Append files to the run's data",
+        response_model=DataHistory,
+        openapi_extra=takes(body=DataAppendSetting),
     )
-    async def put_data_generations(run_id: str, request: Request) -> Response:
-        check_operator(handlers, run_id, request)
+    async def put_data_generations(request: Request) -> Response:
         await handlers.append_data((await read_message(request, DataAppendSetting)).appended)
         return document_response(DataHistory(handlers.service.run.state_file.data_generations))
 
@@ -213,13 +174,17 @@ def health_routes(handlers: Handlers, notes: Callable[[], Iterable[str]]) -> API
         handlers: the coordinator.
         notes: returns lines on what is refused to some although the coordinator is ready.
     """
-    router = APIRouter()
+    router = APIRouter(default_response_class=PlainTextResponse)
 
     @router.get("/healthz", summary="Whether the process is alive")
     async def healthz() -> Response:
         return PlainTextResponse("ok\n")
 
-    @router.get("/readyz", summary="Whether the run is loaded and messages are accepted")
+    @router.get(
+        "/readyz",
+        summary="Whether the run is loaded and messages are accepted",
+        responses={503: {"description": "Not accepting messages, and why", "content": {"text/plain": {}}}},
+    )
     async def readyz() -> Response:
         service = handlers.service
         if service.accepting:

@@ -5,7 +5,6 @@ routes of the history for, which know who may see it.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,7 +12,6 @@ from starlette.routing import Route
 
 from epochal.coordinator.api.encoded_documents import takes_gzip
 from epochal.coordinator.page.page_files import INDEX, PageFile, page_files
-from epochal.runtime.http.openapi import Operation, Operations, Parameter, content, only_get
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 
@@ -51,29 +49,7 @@ def dashboard_routes() -> list[Route]:
             raise Refused(Refusal.NOT_FOUND, "the page has no such file")
         return _sent(found, request, "Accept-Encoding")
 
-    routes = [Route(PAGE, page, methods=["GET"]), Route(f"{FILES}/{{file:path}}", file, methods=["GET"])]
-    return [only_get(route) for route in routes]
-
-
-def dashboard_operations() -> Operations:
-    """Return the descriptions of the routes."""
-    seen = Parameter("If-None-Match", {"type": "string"}, "header")
-    same: dict[int | str, Any] = {304: {"description": "The reader has it"}}
-    page, file = content("text/html", "A page for people"), {"description": "HTML, CSS, JavaScript or plain text"}
-    return {
-        ("GET", PAGE): Operation(
-            (Refusal.NOT_FOUND,),
-            parameters=(seen,),
-            answers={200: page, **same},
-            summary="The run in a browser; not found for who does not accept HTML",
-        ),
-        ("GET", f"{FILES}/{{file}}"): Operation(
-            (Refusal.NOT_FOUND,),
-            parameters=(seen,),
-            answers={200: file, **same},
-            summary="A file that the page loads",
-        ),
-    }
+    return [Route(PAGE, page), Route(f"{FILES}/{{file:path}}", file)]
 
 
 def _takes_html(accepted: Iterable[str]) -> bool:

@@ -4,11 +4,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from epochal.coordinator.api.history_routes import sent_page, viewer_of
+from epochal.coordinator.api.history_routes import CACHED, sent_page, viewer_of
 from epochal.coordinator.api.request_parts import RUN
 from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.insight.version_views import PastViews
-from epochal.runtime.http.bodies import openapi_answer
+from epochal.runtime.http.openapi import Number
 from epochal.runtime.http.parameters import parse_whole
 from epochal.state.messages.member_rows import MembersPage
 from epochal.state.shown.explanation import SpeedExplanation
@@ -26,24 +26,25 @@ def past_routes(access: ViewerAccess, past: PastViews) -> APIRouter:
     """
     router = APIRouter()
 
-    @router.get(f"{VERSION}/members", summary="The members at a version", responses=openapi_answer(MembersPage))
-    async def members(run_id: str, version: str, request: Request) -> Response:
+    @router.get(f"{VERSION}/members", summary="The members at a version", response_model=MembersPage, **CACHED)
+    async def members(run_id: str, version: Number, request: Request) -> Response:
         viewer = viewer_of(access, run_id, request.scope)
         return sent_page(await past.members(viewer, parse_whole("version", version)), request)
 
     @router.get(
-        f"{VERSION}/trust", summary="What was checked and refused by a version", responses=openapi_answer(TrustView)
+        f"{VERSION}/trust", summary="What was checked and refused by a version", response_model=TrustView, **CACHED
     )
-    async def trust(run_id: str, version: str, request: Request) -> Response:
+    async def trust(run_id: str, version: Number, request: Request) -> Response:
         viewer = viewer_of(access, run_id, request.scope)
         return sent_page(await past.trust(viewer, parse_whole("version", version)), request)
 
     @router.get(
         f"{VERSION}/explanation",
         summary="Why the run was not faster at a version: where the time of its last rounds went",
-        responses=openapi_answer(SpeedExplanation),
+        response_model=SpeedExplanation,
+        **CACHED,
     )
-    async def explanation(run_id: str, version: str, request: Request) -> Response:
+    async def explanation(run_id: str, version: Number, request: Request) -> Response:
         viewer = viewer_of(access, run_id, request.scope)
         return sent_page(await past.explanation(viewer, parse_whole("version", version)), request)
 

@@ -19,7 +19,8 @@ from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.connections.per_address import sender_of
 from epochal.runtime.connections.shedding import end_connection
 from epochal.runtime.connections.token_buckets import TokenBuckets
-from epochal.runtime.http.bodies import document_response, has_gone, openapi_answer, steady_body_pieces
+from epochal.runtime.http.bodies import document_response, has_gone, steady_body_pieces
+from epochal.runtime.http.openapi import BYTES, WHOLE, BytesResponse, in_query, takes
 from epochal.runtime.http.parameters import Query
 from epochal.runtime.http.problem_json import problem_response
 from epochal.state.errors import Refused
@@ -64,10 +65,8 @@ class Probes:
             self._count -= 1
 
 
-class ProbeResponse(Response):
+class ProbeResponse(BytesResponse):
     """Bytes of a speed test, with a place among the transfers while they are sent."""
-
-    media_type = "application/octet-stream"
 
     def __init__(self, probes: Probes, piece: bytes, count: int) -> None:
         super().__init__(None, 200, {"Cache-Control": "no-store", "Content-Length": str(count)})
@@ -101,14 +100,24 @@ def probe_routes() -> APIRouter:
     router, probes, clock = APIRouter(), Probes(), SystemClock()
     piece = os.urandom(PIECE_BYTES)  # which nothing on the way compresses
 
-    @router.get(PROBE, summary="Bytes for a speed test")
+    @router.get(
+        PROBE,
+        summary="Bytes for a speed test",
+        response_class=BytesResponse,
+        openapi_extra=takes(in_query("bytes", {**WHOLE, "minimum": 1, "maximum": MAX_PROBE_BYTES}, "Their number.")),
+    )
     async def download(request: Request) -> Response:
         count = Query(request.scope["query_string"]).whole("bytes", MAX_PROBE_BYTES)
         if not 1 <= count <= MAX_PROBE_BYTES:
             raise Refused(Refusal.INVALID_PARAMETER, f"bytes={count}; allowed: 1 to {MAX_PROBE_BYTES}")
         return ProbeResponse(probes, piece, count)
 
-    @router.post(PROBE, summary="Take the bytes of a speed test", responses=openapi_answer(ProbeReport))
+    @router.post(
+        PROBE,
+        summary="Take the bytes of a speed test",
+        response_model=ProbeReport,
+        openapi_extra=takes(body={**BYTES, "minLength": 1}, media_type=BytesResponse.media_type),
+    )
     async def upload(request: Request) -> Response:
         received = 0
         with probes.place("" if request.client is None else request.client.host):

@@ -1,6 +1,7 @@
 """Routes that anyone may read: round documents, results as they arrive, outcomes, the last checkpoint."""
 
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -8,7 +9,7 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.compressed import long_document
 from epochal.coordinator.api.encoded_documents import EncodedDocuments
-from epochal.coordinator.api.request_parts import RUN, reader_of, sha256_of
+from epochal.coordinator.api.request_parts import RUN, WAIT_S, reader_of, sha256_of
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.http.bodies import (
@@ -16,8 +17,8 @@ from epochal.runtime.http.bodies import (
     document_response,
     has_gone,
     json_response,
-    openapi_answer,
 )
+from epochal.runtime.http.openapi import WHOLE, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
@@ -30,7 +31,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     """Return the routes that anyone may read."""
     router = APIRouter()
 
-    @router.get("/v1/runs", summary="The run that this coordinator serves")
+    @router.get("/v1/runs", summary="The run that this coordinator serves", response_model=dict[str, list[str]])
     async def runs() -> Response:
         return document_response({"runs": [handlers.service.run.state_file.run_id]})
 
@@ -39,9 +40,10 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     @router.get(
         f"{RUN}/rounds/{{step}}/results",
         summary="Verified results of the round under way, as they arrive; long poll",
-        responses=openapi_answer(ResultsPage),
+        response_model=ResultsPage,
+        openapi_extra=takes(in_query("attempt", WHOLE, default=0), in_query("after", WHOLE, default=0), WAIT_S),
     )
-    async def results(run_id: str, step: str, request: Request) -> Response:
+    async def results(run_id: str, step: Number, request: Request) -> Response:
         handlers.check_run(run_id)
         reader = reader_of(handlers, request.scope)
         query, number = Query(request.scope["query_string"]), parse_whole("step", step)
@@ -57,9 +59,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         blobs = await handlers.intake.recent.of_page(handlers.service.run, page, reader.client_id)
         return Response(encoded_bundle(body, blobs), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
-    @router.get(
-        f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", responses=openapi_answer(CheckpointRef)
-    )
+    @router.get(f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", response_model=CheckpointRef)
     async def latest_checkpoint(run_id: str) -> Response:
         handlers.check_run(run_id)
         return document_response(handlers.latest_checkpoint(), "no-cache")
@@ -67,7 +67,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     @router.get(
         f"{RUN}/checkpoints",
         summary="Every verified checkpoint that is held, the newest last",
-        responses=openapi_answer(KeptCheckpoints),
+        response_model=KeptCheckpoints,
     )
     async def kept_checkpoints(run_id: str) -> Response:
         handlers.check_run(run_id)
@@ -89,18 +89,19 @@ def _add_documents(router: APIRouter, handlers: Handlers) -> None:
 
     for place, kind in (("rosters", Roster), ("work", WorkList)):
         path = f"{RUN}/{place}/{{sha256}}"
-        router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", responses=openapi_answer(kind))
+        router.add_api_route(path, immutable, summary=f"A {kind.__name__} by digest", response_model=kind)
     router.add_api_route(
         f"{RUN}/manifests/{{sha256}}",
         immutable,
         summary="The parts of a checkpoint by digest",
-        responses=openapi_answer(CheckpointManifest),
+        response_model=CheckpointManifest,
     )
-    router.add_api_route(f"{RUN}/config/{{sha256}}", immutable, summary="The run's configuration by digest")
-    router.add_api_route(f"{RUN}/model/{{sha256}}", immutable, summary="The run's model document by digest")
+    for place, words in (("config", "The state file, as JSON,"), ("model", "The model's spec, as JSON,")):
+        path, model = f"{RUN}/{place}/{{sha256}}", dict[str, Any]
+        router.add_api_route(path, immutable, summary=f"{words} by digest", response_model=model)
 
-    @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", responses=openapi_answer(Outcome))
-    async def outcome(run_id: str, step: str, request: Request) -> Response:
+    @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", response_model=Outcome)
+    async def outcome(run_id: str, step: Number, request: Request) -> Response:
         handlers.check_run(run_id)
         found = handlers.outcome(parse_whole("step", step))
         name = f"{handlers.service.run.identity.lineage} {found.step} {found.attempt} {found.seed}"

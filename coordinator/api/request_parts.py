@@ -1,5 +1,9 @@
 """Parts of a request: its sender, and the digest in its path."""
 
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Security
+from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
@@ -9,6 +13,7 @@ from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import Reader, ReaderKind
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token
+from epochal.runtime.http.openapi import SECONDS, in_query
 from epochal.runtime.metrics.refusal_counts import SENDER_IN_SCOPE
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
@@ -18,6 +23,39 @@ RUN = "/v1/runs/{run_id}"
 STALE_HEADER = "epochal-stale"
 """Header of an answer that may be older than its request."""
 _HEX = frozenset("0123456789abcdef")
+
+
+def _token(name: str, description: str) -> Any:
+    """Return a token for the API's description. The routes check it themselves."""
+    return Security(HTTPBearer(scheme_name=name, description=description, auto_error=False))
+
+
+MEMBER = _token("session token", "A member's, from its join.")
+CHECKER = _token("checker token", "A checker's, from `epochal token checker`.")
+ADMIN = _token("admin token", "The operator's, printed at the run's first start.")
+WAIT_S = in_query("wait_s", SECONDS, "Maximum time to wait for news.", default=0)
+PublicKey = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
+"""A raw Ed25519 public key in a path."""
+
+
+def operator_router(handlers: Handlers) -> APIRouter:
+    """Return a router for routes of the run that need the admin token."""
+
+    async def check(run_id: str, request: Request) -> None:
+        handlers.check_run(run_id)
+        handlers.check_admin(bearer_token(request.headers))
+        vouch_for(request.scope, OPERATOR)
+
+    return APIRouter(dependencies=[ADMIN, Depends(check)])
+
+
+def open_router(handlers: Handlers) -> APIRouter:
+    """Return a router for routes of the run that anyone may read."""
+
+    async def check(run_id: str) -> None:
+        handlers.check_run(run_id)
+
+    return APIRouter(dependencies=[Depends(check)])
 
 
 def caller(handlers: Handlers, request: Request) -> ClientId:

@@ -2,9 +2,13 @@
 
 import contextlib
 
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+
 from epochal.coordinator.auth.admin import OPERATOR
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
+from epochal.runtime.http.bodies import bearer_token
 from epochal.state.errors import Refused
 
 
@@ -51,3 +55,12 @@ class ViewerAccess:
             with contextlib.suppress(Refused):
                 return Reader(ReaderKind.MEMBER, self._handlers.member_of(token))
         return stranger_at(host)
+
+
+def viewer_router(access: ViewerAccess) -> APIRouter:
+    """Return a router for routes of the run that those may read whom `[access] dashboard` lets see it."""
+
+    async def check(run_id: str, request: Request) -> None:
+        access.check(run_id, bearer_token(request.headers))
+
+    return APIRouter(dependencies=[Depends(check)])

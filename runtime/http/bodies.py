@@ -1,10 +1,9 @@
-"""HTTP requests and responses: bounded bodies, strict parsing, and descriptions for OpenAPI."""
+"""HTTP requests and responses: bounded bodies and strict parsing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -24,7 +23,6 @@ MIN_BODY_BYTES_PER_S = 64 * 1024
 """Minimum average rate of a large body."""
 BODY_GRACE_S = 10.0
 """Time that such a body has beyond what its bytes need at its minimum rate."""
-_SCHEMAS = "#/components/schemas/"
 _BEARER = "bearer "
 
 T = TypeVar("T")
@@ -195,27 +193,3 @@ def document_response(document: Any, cache: str = "no-store", status: int = 200)
 def json_response(body: bytes, cache: str = "no-store", status: int = 200) -> Response:
     """Return a response with serialised JSON."""
     return Response(body, status, headers={"Cache-Control": cache}, media_type="application/json")
-
-
-def openapi_body(kind: Any) -> dict[str, Any]:
-    """Return the OpenAPI description of a request's message."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
-
-
-def openapi_answer(kind: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI description of an answer."""
-    return {status: {"description": kind.__name__, "content": {"application/json": {"schema": _schema_ref(kind)}}}}
-
-
-def _schema_ref(kind: Any) -> dict[str, str]:
-    return {"$ref": f"{_SCHEMAS}{kind.__name__}"}
-
-
-def openapi_schemas(kinds: Iterable[Any]) -> dict[str, Any]:
-    """Return, by name, the schemas to which `openapi_body` and `openapi_answer` refer, with all nested ones."""
-    schemas: dict[str, Any] = {}
-    for kind in kinds:
-        schema = TypeAdapter(kind).json_schema(ref_template=f"{_SCHEMAS}{{model}}")
-        schemas |= schema.pop("$defs", {})
-        schemas[kind.__name__] = schema
-    return schemas

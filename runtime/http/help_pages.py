@@ -40,10 +40,7 @@ def help_routes() -> list[Route]:
             raise HTTPException(404)
         return _page(request, found.words, _body(found))
 
-    routes = [Route(path, show, methods=["GET"]) for path in (HELP_PATH.rstrip("/"), f"{HELP_PATH}{{kind}}")]
-    for route in routes:
-        route.methods = {"GET"}
-    return routes
+    return [Route(path, show) for path in (HELP_PATH.rstrip("/"), f"{HELP_PATH}{{kind}}")]
 
 
 def html_of(text: str) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, NoReturn
 
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Depends, Request, Security
+from fastapi.security import APIKeyHeader
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
@@ -33,6 +34,7 @@ from epochal.training_service.tinker.sdk_messages import (
 from epochal.training_service.tinker.sdk_service import ServedModel, TinkerService, number_of
 
 PREFIX = "/api/v1"
+API_KEY = APIKeyHeader(name="X-API-Key", description="`tml-` and the service's token.", auto_error=False)
 MAX_TELEMETRY_BYTES = 8 * 1024**2
 RETRIEVE_WAIT_S = 20.0
 """Time that a request for a result waits for it; then the SDK repeats the request."""
@@ -43,8 +45,8 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 def tinker_router(service: TinkerService) -> APIRouter:
     """Return the SDK's routes; all but `healthz` check the service's token."""
 
-    async def check_key(key: Annotated[str, Header(alias="X-API-Key")] = "") -> None:
-        service.check_key(key)
+    async def check_key(key: Annotated[str | None, Security(API_KEY)]) -> None:
+        service.check_key(key or "")
 
     router = APIRouter(prefix=PREFIX)
     router.add_api_route("/healthz", _healthz, methods=["GET"])

@@ -48,7 +48,6 @@ from epochal.state.phase_names import RunState
 from epochal.state.refusals import PROBLEM_TYPE_PREFIX, Refusal
 from epochal.state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.bounds import BOUND_S
-from tests.support.contract import check_described
 from tests.support.data.states import state_file
 from tests.support.drive.hand_client import HandClient, NamedRound
 from tests.support.servers.plain_http import PLAIN
@@ -201,7 +200,6 @@ def problem(answer: httpx.Response) -> str:
     kind = str(body["type"]).removeprefix(PROBLEM_TYPE_PREFIX)
     assert (body["status"], answer.status_code) == (Refusal.of(kind).status,) * 2
     assert body["detail"]
-    check_described(answer)
     return kind
 
 

@@ -81,12 +81,5 @@ def test_page_of_commands_has_every_command_with_its_options(site: Path) -> None
     assert "<code>--leave-within" in page
 
 
-def test_page_of_routes_has_the_routes_and_documents(site: Path) -> None:
-    page = (site / "rest-routes.html").read_text(encoding="utf-8")
-    assert "POST /v1/runs/{run_id}/clients" in page.replace("&#123;", "{").replace("&#125;", "}")
-    assert '<h3 id="rundocument">' in page
-    assert 'href="#rundocument"' in page
-
-
 def test_picture_draws_every_transition_of_the_phases() -> None:
     assert set(PHASE_PATHS) == {(source, goal) for source, goal, _ in PHASES.conditions()}
