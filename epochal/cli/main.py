@@ -53,7 +53,7 @@ COMMANDS = {
         "Say how a run will go before it starts: time of a round, bytes, machines, days, bottleneck, what to change."
     ),
     "operate.status:status": "Show a run: phase, progress, clients, loss.",
-    "show.watch:watch": "Show a run as a full-screen view, or with --to write its figures to where you keep yours.",
+    "show.watch:watch": "Show a run as a live screen, or with --to write its figures to where you keep yours.",
     "operate.status:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
     "operate.status:resume": "Let a paused run continue.",
     "operate.status:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
@@ -88,7 +88,7 @@ COMMANDS = {
         "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
     ),
     "show.explain:explain": (
-        "Explain a refusal, an error or a warning of the log: why it happens and what to do. Without KIND, list them."
+        "Explain a refusal, an error, a warning of the log, or a word of a run's views. Without KIND, list them."
     ),
     "show.export:export": (
         "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."

@@ -1,7 +1,7 @@
 """A run in a terminal: a panel that is redrawn as the run progresses, or one line."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -61,6 +61,53 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
         notes: lines below everything else.
         explains: whether to say what the phase means. What the other words mean, `status_words` says.
     """
+    parts = list(status_parts(status, MAX_SHOWN_MEMBERS))
+    if explains:
+        parts.insert(1, Text(f"{status.run_state.value}: {PHASES[status.run_state]}", style="dim"))
+    parts.extend(Text(note, style="dim") for note in notes)
+    title = Text(visible(f"Epochal · run {status.run_id}"))
+    return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
+
+
+def status_parts(
+    status: RunStatus, most_members: int, rounds: Iterable[RenderableType] = ()
+) -> Iterator[RenderableType]:
+    """Yield the parts of a run's picture: its progress, why it is not faster, its members, and its data.
+
+    Args:
+        status: of the run.
+        most_members: maximum number of members that are shown.
+        rounds: parts about its rounds, which come before the members.
+    """
+    yield _head(status)
+    if status.evaluations:
+        yield _evaluations(status.evaluations)
+    if status.store_problem is not None:
+        yield Text(visible(f"The coordinator cannot keep anything: {status.store_problem}"), style="bold red")
+    if status.pausing and status.run_state is not RunState.PAUSED:
+        yield Text("An operator asked for a pause, which begins after the round.", style="yellow")
+    if status.finish_after is not None and status.run_state is not RunState.FINISHED:
+        yield Text(f"An operator ends the run after round {status.finish_after}.", style="yellow")
+    if status.run_state is RunState.FINISHED:
+        yield Text("The coordinator continues to serve the finished run until it is stopped.", style="dim")
+    losses = [loss for _, loss in status.loss_history]
+    if len(losses) > 1:
+        yield Text(curve(losses), style="green")
+    yield from _in_words(status)
+    yield from rounds
+    if status.members:
+        yield _members(status.members, status.member_count, most_members)
+    ahead = _fetched_ahead(status.members)
+    if ahead is not None:
+        yield Text(ahead, style="dim")
+    if status.data_generations:
+        yield Text(_grown_data(status))
+    if len(status.datasets) > 1:
+        yield Text(_different_data(status), style="bold yellow")
+    yield from _failed_data(status)
+
+
+def _head(status: RunStatus) -> Table:
     head = Table.grid(padding=(0, 2))
     phase = Text(status.run_state.value, style=_PHASE_STYLE.get(status.run_state, ""))
     remaining = "" if status.phase_remaining_s is None else f" ≤ {status.phase_remaining_s:.0f} s"
@@ -73,35 +120,7 @@ def status_panel(status: RunStatus, notes: Sequence[str] = (), *, explains: bool
     losses = [loss for _, loss in status.loss_history]
     if losses:
         head.add_row("loss", f"{losses[-1]:.3f} nats/token", "first", f"{losses[0]:.3f}")
-    parts: list[RenderableType] = [head]
-    if explains:
-        parts.append(Text(f"{status.run_state.value}: {PHASES[status.run_state]}", style="dim"))
-    if status.evaluations:
-        parts.append(_evaluations(status.evaluations))
-    if status.store_problem is not None:
-        parts.append(Text(visible(f"The coordinator cannot keep anything: {status.store_problem}"), style="bold red"))
-    if status.pausing and status.run_state is not RunState.PAUSED:
-        parts.append(Text("An operator asked for a pause, which begins after the round.", style="yellow"))
-    if status.finish_after is not None and status.run_state is not RunState.FINISHED:
-        parts.append(Text(f"An operator ends the run after round {status.finish_after}.", style="yellow"))
-    if status.run_state is RunState.FINISHED:
-        parts.append(Text("The coordinator continues to serve the finished run until it is stopped.", style="dim"))
-    if len(losses) > 1:
-        parts.append(Text(curve(losses), style="green"))
-    if status.members:
-        parts.append(_members(status.members, status.member_count))
-    ahead = _fetched_ahead(status.members)
-    if ahead is not None:
-        parts.append(Text(ahead, style="dim"))
-    parts.extend(_in_words(status))
-    if status.data_generations:
-        parts.append(Text(_grown_data(status)))
-    if len(status.datasets) > 1:
-        parts.append(Text(_different_data(status), style="bold yellow"))
-    parts.extend(_failed_data(status))
-    parts.extend(Text(note, style="dim") for note in notes)
-    title = Text(visible(f"Epochal · run {status.run_id}"))
-    return Panel(Group(*parts), title=title, subtitle=Text(visible(status.reason)))
+    return head
 
 
 def _in_words(status: RunStatus) -> list[RenderableType]:
@@ -186,7 +205,7 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
     return shown
 
 
-def _members(members: Sequence[MemberView], total: int) -> Table:
+def _members(members: Sequence[MemberView], total: int, most: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     has_missed = any(member.missed for member in members)
     has_waits = any(member.data_wait is not None for member in members)
@@ -198,7 +217,7 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
     columns = ("client", *names_column, "state", "trainer", "share", *part_column, "last loss", *waits_column, "heard")
     for column in (*columns, *missed_columns):
         table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"))
-    for member in sorted(members, key=lambda member: -member.missed)[:MAX_SHOWN_MEMBERS]:
+    for member in sorted(members, key=lambda member: -member.missed)[:most]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         if member.rest_s is not None:
             state = f"rests {member.rest_s:.0f} s"
@@ -211,8 +230,9 @@ def _members(members: Sequence[MemberView], total: int) -> Table:
         lowered = "" if member.factor is None else f", counted × {member.factor:.2g}"
         part = (f"{member.part:.0%}{lowered}",) * has_parts
         table.add_row(member.client_id[:12], *name, state, trainer, share, *part, loss, *waits, heard, *missed)
-    if total > MAX_SHOWN_MEMBERS:
-        table.add_row(f"… {total - MAX_SHOWN_MEMBERS} more")
+    shown = min(most, len(members))
+    if total > shown:
+        table.add_row(f"… {total - shown} more")
     return table
 
 

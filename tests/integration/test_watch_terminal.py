@@ -1,4 +1,4 @@
-"""`epochal watch` on a real pseudo-terminal: how it ends, and where there is no terminal."""
+"""`epochal watch` on a real pseudo-terminal: its keys, another size, and how it ends."""
 
 import signal
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from tests.support.drive.restarted_run import restarted_run
 from tests.support.drive.terminals import LEAVE_SCREEN, Terminal, in_terminal
 from tests.support.thinned import thinned
 
-CTRL_C = "\x03"
+CTRL_C, PAGE_DOWN = "\x03", "\x1b[6~"
 
 
 def press_q(terminal: Terminal) -> None:
@@ -21,6 +21,20 @@ def press_ctrl_c(terminal: Terminal) -> None:
 
 def terminate(terminal: Terminal) -> None:
     terminal.process.send_signal(signal.SIGTERM)
+
+
+async def test_screen_scrolls_by_keys_and_follows_the_terminals_size(tmp_path: Path) -> None:
+    async with restarted_run(tmp_path / "run") as run, in_terminal("watch", run.url) as terminal:
+        await run.play(2)
+        await terminal.until("round 1: step 2")
+        terminal.resize(60, 10)
+        await terminal.until("lines 1 to 7 of")
+        terminal.press(PAGE_DOWN)
+        await terminal.until("lines 8 to 14 of")
+        terminal.press("k")
+        await terminal.until("lines 7 to 13 of")
+        terminal.press("q")
+        assert await terminal.end() == 0, terminal.text[-2000:]
 
 
 @thinned("leave", [press_q, press_ctrl_c, terminate])

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -12,6 +13,8 @@ from rich.console import Console
 
 from epochal.cli.options.admin_token import AdminToken, required_token
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument, trusted
+from epochal.cli.output.printing import run_to_end
+from epochal.cli.output.screens import can_be_drawn_on
 from epochal.coordinator_client.operator import check_client_id, connect_operator, finish_run, pause_run, resume_run
 from epochal.coordinator_client.operator import eject as eject_client
 from epochal.coordinator_client.operator_client import OperatorClient
@@ -55,16 +58,25 @@ def status(
 ) -> None:
     """Show a run: phase, progress, clients, loss."""
     if watch:
-        from epochal.view.watched_status import watch_status
-
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(watch_status(url, tls_ca, RetryPolicy(bound_s=reconnect_s), as_json=as_json))
+            run_to_end(_watch(url, tls_ca, RetryPolicy(bound_s=reconnect_s), as_json=as_json))
         return
     found = ask(url, tls_ca, lambda operator: operator.status())
     if as_json:
         typer.echo(canonical_json(found).decode())
     else:
         Console().print(status_panel(found))
+
+
+async def _watch(url: str, tls_ca: Path | None, policy: RetryPolicy, *, as_json: bool) -> None:
+    from epochal.coordinator_client.viewer_client import ViewerClient
+    from epochal.view.watched_run import watch_as_lines, watch_in_place
+
+    async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
+        if as_json or not can_be_drawn_on(sys.stdout):
+            await watch_as_lines(client, policy, as_json=as_json)
+        else:
+            await watch_in_place(client, policy)
 
 
 def pause(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:

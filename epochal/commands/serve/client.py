@@ -77,7 +77,7 @@ from epochal.tools.saved_replicas import SavedReplicas
 from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
 from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
-from epochal.view.terminal.client_observer import ObserverOptions, may_have_view, observing
+from epochal.view.client.client_observer import ObserverOptions, may_have_view, observing
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`epochal explain`: why a refusal, an error or a warning happens, and what to do."""
+"""`epochal explain`: why a refusal, an error or a warning happens and what to do, and what a word means."""
 
 import textwrap
 from typing import Annotated
@@ -8,6 +8,7 @@ import typer
 from epochal.cli.output.printing import say
 from epochal.runtime.explanations import GROUPS, explanation_of, explanations, kinds_like
 from epochal.state.errors import InvalidInput
+from epochal.state.shown.glossary import WORDS
 
 WIDTH = 100
 """Width of the explanation, in characters."""
@@ -17,16 +18,19 @@ KindArgument = Annotated[
     typer.Argument(
         metavar="[KIND]",
         help="The kind that a message names: of a refusal (key-in-use), an error (StoreFailed)"
-        " or a log line (still_waits).",
+        " or a log line (still_waits); or a word of a run's views (witness).",
         show_default=False,
     ),
 ]
 
 
 def explain(kind: KindArgument = None) -> None:
-    """Explain a refusal, an error or a warning of the log: why it happens and what to do. Without KIND, list them."""
+    """Explain a refusal, an error, a warning of the log, or a word of a run's views. Without KIND, list them."""
     if kind is None:
         _list()
+        return
+    if kind in WORDS:
+        say(textwrap.fill(f"{kind}: {WORDS[kind]}", WIDTH))
         return
     found = explanation_of(kind)
     if found is None:
@@ -47,3 +51,6 @@ def _list() -> None:
                     f"  {found.kind:{KIND_WIDTH}} {textwrap.shorten(found.means, WIDTH - KIND_WIDTH, placeholder=' …')}"
                 )
         say("")
+    say("Words of a run's views:")
+    for word, means in WORDS.items():
+        say(f"  {word:{KIND_WIDTH}} {textwrap.shorten(means, WIDTH - KIND_WIDTH, placeholder=' …')}")

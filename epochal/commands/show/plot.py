@@ -1,7 +1,6 @@
 """`epochal plot`: a run's charts as files."""
 
 import asyncio
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from epochal.cli.options.admin_token import AdminToken, given_token
 from epochal.cli.options.shared import CoordinatorCaOption
 from epochal.cli.output.printing import say
 from epochal.runtime.visible_text import visible
-from epochal.state.errors import ExtraMissing, InvalidInput
+from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.run_address import RunArgument
 
 
@@ -22,12 +21,11 @@ def plot(
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Draw a run's loss, members, throughput, bytes, waits and its last round as SVG and PNG (epochal\\[plot])."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ExtraMissing("epochal plot needs matplotlib: pip install 'epochal[plot]'")
     from epochal.view.figures.charts import charts_of
-    from epochal.view.figures.matplotlib_files import draw_files
+    from epochal.view.figures.plots import draw_files, ensure_matplotlib
     from epochal.view.figures.run_record import read_record
 
+    ensure_matplotlib("epochal plot")
     record = asyncio.run(read_record(run, given_token(admin_token), tls_ca))
     charts = charts_of(record)
     if not charts:

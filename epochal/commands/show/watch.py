@@ -13,7 +13,6 @@ from epochal.cli.output.screens import can_be_drawn_on
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.run_address import DEFAULT_RECONNECT_S
 
 
@@ -40,11 +39,10 @@ def watch(
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
-    """Show a run as a full-screen view, or with --to write its figures to where you keep yours."""
+    """Show a run as a live screen, or with --to write its figures to where you keep yours."""
     policy = RetryPolicy(bound_s=reconnect_s)
     token = given_token(admin_token)
     if not to:
-        _check_terminal()
         run_to_end(_view(url, policy, token, tls_ca))
         return
     from epochal.view.sinks.round_writer import FollowOptions, follow_into
@@ -60,24 +58,16 @@ def watch(
     run_to_end(main())
 
 
-def _check_terminal() -> None:
-    if not can_be_drawn_on(sys.stdin, sys.stdout):
-        raise InvalidInput(
-            "the view of a run needs a terminal, and standard input or output is none; allowed here: "
-            "--to KIND:PLACE, such as --to csv:run.csv, or epochal status URL --watch"
-        )
-
-
 async def _view(url: str, policy: RetryPolicy, token: str | None, tls_ca: Path | None) -> None:
-    from epochal.coordinator_client.operator import connect_operator
-    from epochal.view.terminal.operator_desk import OperatorDesk
-    from epochal.view.terminal.watched_run import watch_run
+    from epochal.view.run_screen import show_screen
+    from epochal.view.watched_run import watch_as_lines
 
-    address = without_password(url.partition("/v1/")[0])
-    desk = OperatorDesk(lambda shown: connect_operator(url, shown, trusted(tls_ca)), address, token)
     async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
         client.show(token)
-        await watch_run(client, desk, policy)
+        if can_be_drawn_on(sys.stdin, sys.stdout):
+            await show_screen(client, policy, without_password(url.partition("/v1/")[0]))
+        else:
+            await watch_as_lines(client, policy)
 
 
 def _note(text: str) -> None:

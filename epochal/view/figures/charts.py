@@ -1,7 +1,6 @@
-"""The charts of a run as data: what is drawn, with units, and nothing of how. Two programs draw them: `svg.py` without
-any package for pages, `matplotlib_files.py` for papers.
+"""The curves of a run as data: what is drawn, with units, and nothing of how; `plots.py` draws them.
 
-Series differ in colour and in line or hatching, so that they can be told apart without colours.
+Series differ in colour and in dashes, so that they can be told apart without colours.
 """
 
 import math
@@ -9,26 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from epochal.runtime.visible_text import visible
-from epochal.state.messages.history_rows import ClientFigures, RoundDetail, RoundFigures, thinned
-from epochal.state.shown.explanation import settled_rounds, shown_member
-from epochal.state.shown.glossary import FATES, PARTS
+from epochal.state.messages.history_rows import RoundFigures, thinned
+from epochal.state.shown.explanation import settled_rounds
 from epochal.view.figures.run_record import RunRecord
+from epochal.view.waterfall import Waterfall, shortened, waterfall
 
 MAX_POINTS = 1500
 """Maximum number of rows in a chart; more are merged, as a coordinator does."""
-MAX_WATERFALL_CLIENTS = 40
-"""Maximum number of clients in the waterfall: those whose results came last."""
 SMOOTHED_ROUNDS = 20
 """Number of rounds over which the smoothed loss is an exponential mean."""
 MAX_MARKS = 64
 """Maximum number of points of a line that are drawn as marks, too; more would hide what is below them."""
-MAX_LABEL_CHARS = 48
 MB = 1_000_000
-PART_NAMES = tuple(PARTS)
-"""Names of the parts of a client's round, in their order."""
-PART_WORDS = tuple(PARTS.values())
-"""The same, with their letters and labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +49,6 @@ class LineChart:
     y_label: str
     lines: tuple[Line, ...]
     from_zero: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A part of a row: from `start_s`, for `length_s` seconds; `part` is a place in `PART_NAMES`."""
-
-    start_s: float
-    length_s: float
-    part: int
-
-
-@dataclass(frozen=True, slots=True)
-class BarRow:
-    """One client's bars. `note` is the outcome of its work."""
-
-    label: str
-    note: str
-    bars: tuple[Bar, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Waterfall:
-    """A round, client by client. `ends_s` is its length in seconds."""
-
-    name: str
-    title: str
-    note: str
-    x_label: str
-    rows: tuple[BarRow, ...]
-    ends_s: float
 
 
 Chart = LineChart | Waterfall
@@ -210,77 +171,3 @@ def _waits(rows: Sequence[RoundFigures]) -> LineChart:
     whole = (rows[-1].train_s + rows[-1].witness_s) / rows[-1].rounds
     note = f"seconds that each round waited, and for what; the last took {whole:.3g} s"
     return LineChart("waits", "Where rounds wait", note, "round", "seconds in a round", lines)
-
-
-def waterfall(detail: RoundDetail, names: dict[str, str]) -> Waterfall:
-    """Return a round as bars, the clients in the order in which their results came.
-
-    Args:
-        detail: the round.
-        names: that clients chose, by client.
-    """
-    figures = detail.figures
-    ends_s = figures.train_s + figures.witness_s
-    ordered = sorted(detail.clients, key=lambda one: (_late(one), one.client_id))
-    shown = ordered[-MAX_WATERFALL_CLIENTS:]
-    rows = tuple(
-        BarRow(
-            shortened(shown_member(one.client_id, names.get(one.client_id, one.name))),
-            FATES[one.fate],
-            _bars(one, ends_s),
-        )
-        for one in shown
-    )
-    left = f", the {len(shown)} slowest of {len(ordered)} clients" if len(shown) < len(ordered) else ""
-    return Waterfall(
-        "waterfall",
-        f"Round {figures.number} (step {figures.step}), client by client",
-        f"what each client did when in a round of {ends_s:.3g} s{left}",
-        "seconds since the round began",
-        rows,
-        ends_s,
-    )
-
-
-def _late(client: ClientFigures) -> float:
-    return math.inf if client.delivered_s is None else client.delivered_s
-
-
-def _bars(client: ClientFigures, ends_s: float) -> tuple[Bar, ...]:
-    """Return what a client did: until its result was there one after the other, then its attestation, then the rest.
-
-    A client's own times only divide what the coordinator saw: nothing before its result lies behind that, and nothing
-    after the round is longer than the round, whatever it claims.
-    """
-    at_s, latest_s, bars = 0.0, ends_s if client.delivered_s is None else client.delivered_s, list[Bar]()
-    for part, name in enumerate(PART_NAMES):
-        length_s = max(0.0, getattr(client, f"{name}_s") or 0.0)
-        if name == "attest":
-            attested_s = min(client.attested_s or 0.0, ends_s)
-            start_s = max(0.0, attested_s - length_s)
-            length_s = attested_s - start_s
-            at_s, latest_s = ends_s, 2 * ends_s
-        else:
-            start_s, length_s = at_s, min(length_s, max(0.0, latest_s - at_s))
-            at_s += length_s
-        if length_s > 0:
-            bars.append(Bar(start_s, length_s, part))
-    return tuple(bars)
-
-
-def shortened(text: str) -> str:
-    """Return text from another machine as a label: on one line, with what a terminal would obey as escapes."""
-    shown = visible(text)
-    return shown if len(shown) <= MAX_LABEL_CHARS else shown[: MAX_LABEL_CHARS - 1] + "…"
-
-
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers between two, at most `most` + 1 of them."""
-    span = high - low
-    if not math.isfinite(span) or span <= 0:
-        return [low]
-    step = 10.0 ** math.floor(math.log10(span / most))
-    while span / step > most:
-        step = next(step * factor for factor in (2, 2.5, 5, 10) if span / (step * factor) <= most or factor == 10)
-    first = math.ceil(low / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]

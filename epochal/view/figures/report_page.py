@@ -23,15 +23,17 @@ from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.shown.glossary import CHECKS, time_label
-from epochal.view.figures.charts import Waterfall, charts_of
+from epochal.view.figures.charts import Chart, charts_of
+from epochal.view.figures.plots import drawn, has_matplotlib
 from epochal.view.figures.run_record import RunRecord
-from epochal.view.figures.svg import chart_svg
+from epochal.view.waterfall import Waterfall
 
 REPORT_NAME = "report.html"
 """Name of the file that `epochal up` and `epochal report` write."""
 MAX_MEMBERS = 500
 """Maximum number of members in the page, those with most tokens; the page shows the total."""
 MAX_CONFIG_CHARS = 200_000
+NO_CHARTS = "The charts are missing, because they need matplotlib: <code>pip install 'epochal[plot]'</code>"
 MB = 1_000_000
 STYLE = """
 :root{color-scheme:light dark}
@@ -39,7 +41,7 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1r
 h1,h2{line-height:1.2}
 figure{margin:1.5rem 0}
 figcaption,.quiet{opacity:.75;font-size:.9rem}
-svg{width:100%;height:auto}
+img{width:100%;height:auto;background:#fff}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem;overflow-wrap:normal}
 th,td{text-align:left;padding:.2rem .7rem .2rem 0}
@@ -79,8 +81,8 @@ def report_html(record: RunRecord) -> str:
     body = "\n".join(_body(record))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'\">"
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        f"style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'\">"
         '<meta name="referrer" content="no-referrer"><meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n{body}\n</body></html>\n"
     )
@@ -92,17 +94,26 @@ def _body(record: RunRecord) -> Iterator[str]:
     if record.explanation.unknown:
         yield f'<p class="quiet">{_text(record.explanation.unknown)}</p>'
     yield "<h2>The run</h2>" + _table(_summary(record))
-    for chart in charts_of(record):
-        what = "the clients of one round" if isinstance(chart, Waterfall) else chart.y_label
-        yield (
-            f"<figure><h2>{_text(chart.title)}</h2><div class=wide>{chart_svg(chart)}</div>"
-            f"<figcaption>{_text(what)}: {_text(chart.note)}</figcaption></figure>"
-        )
+    if has_matplotlib():
+        yield from map(_figure, charts_of(record))
+    else:
+        yield f'<p class="noted">{NO_CHARTS}</p>'
     yield from _time(record)
     yield from _audit(record.audit)
     yield from _members(record)
     yield "<h2>Configuration</h2><p class=quiet>As clients read it: without access and notices.</p>"
     yield f"<pre>{escape(_config(record.config))}</pre>"
+
+
+def _figure(chart: Chart) -> str:
+    ((_, svg),) = drawn(chart, "svg")
+    what = "the clients of one round" if isinstance(chart, Waterfall) else chart.y_label
+    caption = f"{_text(what)}: {_text(chart.note)}"
+    return (
+        f'<figure><h2>{_text(chart.title)}</h2><div class=wide><img alt="{caption}" '
+        f'src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"></div>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
 
 
 def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:

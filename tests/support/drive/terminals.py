@@ -66,6 +66,10 @@ class Terminal:
         """Press keys."""
         os.write(self._master, keys.encode())
 
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the terminal another size, of which the kernel tells the process."""
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
     def hang_up(self) -> None:
         """Close the terminal, as its window's end does. A second time does nothing."""
         if self._is_open:

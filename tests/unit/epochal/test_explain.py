@@ -7,6 +7,7 @@ import pytest
 
 from epochal.cli.output.logs import TextFormatter
 from epochal.runtime.explanations import explanations
+from epochal.state.shown.glossary import WORDS
 from tests.support.drive.cli import run_main
 
 
@@ -22,6 +23,11 @@ def test_explanation_says_cause_and_remedy() -> None:
     ran.expect(0, "key-in-use (refusals)")
     ran.expect(0, "Another process takes part in the run with the same key.")
     ran.expect(0, "What to do: End the other process")
+
+
+def test_word_of_a_runs_views_is_explained() -> None:
+    assert "  witness " in run_main("explain").out
+    run_main("explain", "witness").expect(0, f"witness: {WORDS['witness']}")
 
 
 def test_unknown_kind_is_answered_with_the_nearest() -> None:

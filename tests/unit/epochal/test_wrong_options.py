@@ -176,9 +176,3 @@ def test_trainer_token_that_cannot_be_sent_is_refused(
 ) -> None:
     monkeypatch.setenv("EPOCHAL_TRAINER_TOKEN", token)
     run_main(*arguments).expect(2, "EPOCHAL_TRAINER_TOKEN is empty or not a token")
-
-
-def test_watch_without_a_terminal_says_what_else_there_is() -> None:
-    run_main("watch", "http://127.0.0.1:9").expect(
-        2, "needs a terminal", "--to KIND:PLACE", "epochal status URL --watch"
-    )

@@ -13,7 +13,7 @@ from epochal.run_manager.events import RoundPart
 from epochal.state.messages.history_rows import ClientFate, ClientFigures
 from epochal.state.shown.critical_path import PartKind
 from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, WHOSE_NOBODY, WORDS, time_label
-from epochal.view.figures.charts import PART_WORDS
+from epochal.view.waterfall import PART_WORDS
 
 PAGE = files("epochal.coordinator.page") / "assets"
 SCRIPTS = ("glossary.js", "pieces.js", "waterfall.js", "panels/round.js", "panels/member.js", "panels/run.js")

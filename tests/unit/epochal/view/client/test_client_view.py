@@ -20,8 +20,8 @@ from epochal.run_manager.events import (
 )
 from epochal.runtime.long_work import BYTES, LongWork
 from epochal.state.wire import ClientId, Sha256
-from epochal.view.terminal.client_progress import MAX_LOSSES, ClientProgress
-from epochal.view.terminal.client_view import MAX_WAITING_LINES, ClientView, client_panel
+from epochal.view.client.client_progress import MAX_LOSSES, ClientProgress
+from epochal.view.client.client_view import MAX_WAITING_LINES, ClientView, client_panel
 
 
 def trained(step: int, loss: float = 2.5, train_s: float = 4.0) -> RoundTrained:

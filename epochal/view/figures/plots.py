@@ -1,21 +1,31 @@
-"""Charts as SVG and PNG files, drawn by matplotlib (`epochal[plot]`), for a paper or an issue.
+"""Charts drawn by matplotlib (`epochal[plot]`): as files for a paper or an issue, and as pictures for a page.
 
 The same record gives the same bytes with the same matplotlib: no dates, no random ids.
 """
 
+import importlib.util
 import io
 import math
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from epochal.runtime.files.durable_files import replace_file
-from epochal.view.figures.charts import PART_WORDS, Chart, LineChart, Waterfall
-from epochal.view.figures.svg import COLOURS, DASHES, MAX_DRAWN
+from epochal.state.errors import ExtraMissing
+from epochal.view.figures.charts import Chart, LineChart
+from epochal.view.waterfall import PART_WORDS, Waterfall
 
 SIZE_IN = (6.4, 3.4)
 ROW_IN = 0.26
 DPI = 200
+MAX_DRAWN = 1e30
+"""Greater values are not drawn: absurd ones that a client has claimed."""
+COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#332288", "#882255", "#44aa99",
+)  # fmt: skip
+"""Those of Okabe and Ito (jfly.uni-koeln.de/color), which all kinds of colour vision tell apart."""
+DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 4", "12 5")
 HATCHES = ("", "//", "\\\\", "xx", "..", "||", "--", "++", "oo", "**")
 SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "epochal",
@@ -29,32 +39,50 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
+def ensure_matplotlib(purpose: str) -> None:
+    """Raise `ExtraMissing` unless matplotlib is installed."""
+    if not has_matplotlib():
+        raise ExtraMissing(f"{purpose} needs matplotlib: pip install 'epochal[plot]'")
+
+
+def has_matplotlib() -> bool:
+    """Return whether charts can be drawn."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def draw_files(charts: tuple[Chart, ...], folder: Path) -> list[Path]:
     """Write each chart as SVG and as PNG into a folder, and return the files.
 
     Raises:
         OSError: they cannot be written.
     """
+    written = []
+    for chart in charts:
+        for kind, data in drawn(chart, "svg", "png"):
+            path = folder / f"{chart.name}.{kind}"
+            replace_file(path, data)
+            written.append(path)
+    return written
+
+
+def drawn(chart: Chart, *kinds: str) -> Iterator[tuple[str, bytes]]:
+    """Yield a chart as each of these kinds of file, which are `svg` and `png`."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    written = []
+    metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # names are in any script
-        for chart in charts:
-            figure = Figure(figsize=_size(chart), layout="constrained")
-            FigureCanvasAgg(figure)
-            axes = figure.add_subplot()
-            _draw(axes, chart)
-            for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
-                path, data = folder / f"{chart.name}.{kind}", io.BytesIO()
-                figure.savefig(data, format=kind, dpi=DPI, metadata=metadata)
-                replace_file(path, data.getvalue())
-                written.append(path)
-    return written
+        figure = Figure(figsize=_size(chart), layout="constrained")
+        FigureCanvasAgg(figure)
+        _draw(figure.add_subplot(), chart)
+        for kind in kinds:
+            data = io.BytesIO()
+            figure.savefig(data, format=kind, dpi=DPI, metadata=metadata[kind])
+            yield kind, data.getvalue()
 
 
 def _size(chart: Chart) -> tuple[float, float]:
@@ -109,7 +137,7 @@ def _draw_waterfall(axes: Any, chart: Waterfall) -> None:
     axes.axvline(chart.ends_s, color="black", linestyle="--", linewidth=0.8)
     axes.set_yticks(range(len(chart.rows)), [f"{row.label} · {row.note}" for row in chart.rows], fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel(f"{chart.x_label}; dashed: its end")
+    axes.set_xlabel("seconds since the round began; dashed: its end")
     axes.set_xlim(left=0)
     used = sorted({bar.part for row in chart.rows for bar in row.bars})
     patches = [

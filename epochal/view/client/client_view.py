@@ -24,8 +24,8 @@ from epochal.run_manager.events import Event
 from epochal.runtime.long_work import LongWork, shown_on
 from epochal.runtime.visible_text import visible
 from epochal.state.shown.glossary import PARTS, PHASES
+from epochal.view.client.client_progress import ClientProgress, Traffic
 from epochal.view.status_panel import curve
-from epochal.view.terminal.client_progress import ClientProgress, Traffic
 
 REFRESH_PER_S = 2.0
 CURVE_CHARS = 24

@@ -69,7 +69,7 @@ async def observing(options: ObserverOptions, url: str, client_id: ClientId) -> 
             stack.enter_context(requests_traced_by(traces))
             stack.callback(traces.end)
         if options.has_view:
-            from epochal.view.terminal.client_view import open_view
+            from epochal.view.client.client_view import open_view
 
             view = open_view(url)
             observers.append(view.observe)

@@ -1,0 +1,1 @@
+"""A client's own view in its terminal, and the observers of its events."""

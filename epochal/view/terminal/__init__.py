@@ -1,1 +1,0 @@
-"""Views in a terminal: a client's own, and a run's."""
