@@ -6,7 +6,7 @@ Older rows may be merged with their neighbours: a merged row says how many round
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import reduce
 from heapq import nsmallest
 from typing import Annotated, Literal
@@ -339,39 +339,6 @@ def merged(first: RoundFigures, second: RoundFigures) -> RoundFigures:
         carried_batches=second.carried_batches,
         quarantined_batches=second.quarantined_batches,
         result_bytes=first.result_bytes + second.result_bytes,
-    )
-
-
-def without(row: RoundFigures, known: RoundFigures) -> RoundFigures:
-    """Return the rest of a row whose first rounds are those of `known`: of both, `merged` makes the row again.
-
-    When the first round of the rest began is not known: `started_s` is when the one before it ended.
-
-    Args:
-        row: represents more rounds than `known`.
-        known: begins with the same round.
-    """
-    loss, loss_tokens = row.loss, row.loss_tokens
-    if row.loss is not None and known.loss is not None:
-        loss_tokens = row.loss_tokens - known.loss_tokens
-        total = row.loss * row.loss_tokens - known.loss * known.loss_tokens
-        loss, loss_tokens = (total / loss_tokens, loss_tokens) if loss_tokens > 0 else (None, 0)
-    return replace(
-        row,
-        number=known.next_number,
-        rounds=row.rounds - known.rounds,
-        started_s=known.ended_s,
-        train_s=max(0.0, row.train_s - known.train_s),
-        witness_s=max(0.0, row.witness_s - known.witness_s),
-        applied_rounds=max(0, row.applied_rounds - known.applied_rounds),
-        loss=loss,
-        loss_tokens=loss_tokens,
-        tokens=max(0, row.tokens - known.tokens),
-        results=max(0, row.results - known.results),
-        batches=max(0, row.batches - known.batches),
-        applied_batches=max(0, row.applied_batches - known.applied_batches),
-        lost_batches=max(0, row.lost_batches - known.lost_batches),
-        result_bytes=max(0, row.result_bytes - known.result_bytes),
     )
 
 

@@ -140,5 +140,5 @@ async def test_operating_does_what_the_page_says(tmp_path: Path) -> None:
     assert "max_round_train_time" in printed
     assert "the run will end after step 90000" in printed
     assert "the run will not end early" in printed
-    assert len((tmp_path / "A" / "month.csv").read_text().splitlines()) > 1
+    assert len((tmp_path / "A" / "month.jsonl").read_text().splitlines()) > 0
     assert "withdrawn with replica" in printed

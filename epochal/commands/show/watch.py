@@ -23,13 +23,10 @@ def watch(
         typer.Option(
             "--to",
             metavar="KIND:PLACE",
-            help="Write the figures of each round there: tensorboard:DIR, wandb:PROJECT, trackio:PROJECT, csv:FILE or "
-            "parquet:FILE; repeat for several. Started again, it resumes after the last round that was written.",
+            help="Write the figures of each round there: jsonl:FILE, tensorboard:DIR or wandb:PROJECT; repeat for "
+            "several. Started again, it resumes after the last round that was written.",
         ),
     ] = None,
-    first: Annotated[
-        int, typer.Option("--from", min=0, metavar="N", help="With --to: begin with round N where nothing was written.")
-    ] = 0,
     once: Annotated[
         bool, typer.Option("--once", help="With --to: end with the rounds that have ended, not with the run.")
     ] = False,
@@ -45,15 +42,14 @@ def watch(
     if not to:
         run_to_end(_view(url, policy, token, tls_ca))
         return
-    from epochal.view.sinks.round_writer import FollowOptions, follow_into
-    from epochal.view.sinks.sinks_by_name import named_sinks
+    from epochal.view.sinks.followers import FollowOptions, follow_into, named_sink
 
-    sinks = named_sinks(to)
+    sinks = [named_sink(text) for text in to]
 
     async def main() -> None:
         async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
             client.show(token)
-            await follow_into(client, sinks, FollowOptions(first, once, policy, _note))
+            await follow_into(client, sinks, FollowOptions(once, policy, _note))
 
     run_to_end(main())
 

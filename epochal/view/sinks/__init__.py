@@ -1,1 +1,1 @@
-"""Destinations for a run's figures, which `epochal watch --to` writes."""
+"""Places for a run's figures, which `epochal watch --to` writes."""
