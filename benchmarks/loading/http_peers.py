@@ -90,7 +90,7 @@ def _peers(job: dict[str, Any], folder: Path) -> dict[str, Cost]:
     # nginx does not look at signatures, but boto3 wants to make them.
     credentials = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
     environment = os.environ | credentials | {"PYTHONPATH": str(ROOT / "benchmarks" / "stubs")}
-    command = [str(PYTHON), str(ROOT / "benchmarks" / "peer_http.py"), str(path)]
+    command = [str(PYTHON), str(ROOT / "benchmarks" / "loading" / "peer_http.py"), str(path)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     if ran.returncode:
         raise EpochalError(f"the peers failed:\n{ran.stderr[-2000:]}")

@@ -1,7 +1,8 @@
 """Reads samples before they are requested, because their order is known: large units hide a server's latency.
 
 Who knows which data indices follow says so (`expecting`); without that, two requests one after the other in the order
-are taken as the beginning of a sequence, which is read ahead by at most what it has used so far. The rules kept here:
+are taken as the beginning of a sequence, which is read ahead by one request, or by `GUESSED_SHARE` of what it has used
+so far if that is more. The rules kept here:
 
 - what is held and not yet requested has one bound for the process, `READ_AHEAD_BYTES`, of which nobody takes more than
   half of what is free, so that the sources of a mix share it;
@@ -9,6 +10,8 @@ are taken as the beginning of a sequence, which is read ahead by at most what it
   server sends what is needed first;
 - where answers come at once, nothing is read ahead: there is nothing to hide, and memory that is used again at once is
   faster than more of it;
+- where requests overlap that nobody announced, nothing is read ahead either: they hide the latency themselves, and one
+  that overtakes another would be taken for a jump elsewhere;
 - an error is raised only for the samples that are requested: what failed ahead is requested again, by itself.
 """
 
@@ -27,6 +30,8 @@ READ_AHEAD_BYTES = 64 * 1024**2
 """Maximum number of bytes that a process holds, or fetches, ahead of requests."""
 FETCH_UNIT_BYTES = 4 * 1024**2
 """A unit does not grow beyond this, unless one request is larger."""
+GUESSED_SHARE = 0.1
+"""Maximum number of bytes that are read ahead because they may follow, for each byte of the sequence so far."""
 MAX_UNITS_UNDER_WAY = 4
 AT_ONCE_S = 0.025
 AT_ONCE_BYTES_PER_S = 250e6
@@ -78,12 +83,14 @@ class _Plan:
         step: samples of one request, as far as is known.
         unit_samples: samples of the next unit.
         window_bytes: maximum number of bytes of its units.
+        used_bytes: number of bytes that were requested one after the other.
     """
 
     left: deque[DataIds]
     step: int
     unit_samples: int
     window_bytes: float = math.inf
+    used_bytes: int = 0
     units: deque[_Unit] = field(default_factory=deque)
 
     @property
@@ -125,11 +132,19 @@ class ReadAhead:
         self._under_way: set[asyncio.Task[None]] = set()
         self._closed = False
         self._slow_answers_left = 0
+        self._requests_under_way = 0
         self.discarded_bytes = 0
         """Number of bytes that were fetched, or begun to be, and never requested."""
 
     async def get(self, data_ids: DataIds) -> Tokens:
         """Return the samples of these data indices, `(count · sequence_length,)`. Raises as `fill`."""
+        self._requests_under_way += 1
+        try:
+            return await self._get(data_ids)
+        finally:
+            self._requests_under_way -= 1
+
+    async def _get(self, data_ids: DataIds) -> Tokens:
         plan = self._plan_for(data_ids)
         pieces, direct = self._taken(plan, data_ids)
         plan.step = data_ids.count
@@ -196,14 +211,15 @@ class ReadAhead:
         for plan in self._told:
             if plan.next == data_ids.start:
                 return plan
-        guessed = self._guessed
+        guessed, overlaps = self._guessed, self._requests_under_way > 1
         if guessed is not None and guessed.next == data_ids.start:
             used_bytes = data_ids.count * self._spec.sequence_bytes
-            guessed.window_bytes = min(guessed.window_bytes + used_bytes, READ_AHEAD_BYTES)
+            guessed.used_bytes = 0 if overlaps else guessed.used_bytes + used_bytes
+            guessed.window_bytes = 0 if overlaps else max(used_bytes, guessed.used_bytes * GUESSED_SHARE)
             return guessed
-        if guessed is not None:
+        if guessed is not None and not overlaps:
             self._discard(guessed)
-        if self._told or data_ids.end >= MAX_INDEX:
+        if self._told or data_ids.end >= MAX_INDEX or (guessed is not None and overlaps):
             return _Plan(deque(), data_ids.count, data_ids.count)
         after = DataIds(data_ids.end + 1, MAX_INDEX)
         self._guessed = _Plan(deque([after]), data_ids.count, data_ids.count, window_bytes=0)
@@ -233,10 +249,13 @@ class ReadAhead:
         while plan.left and not self._closed and self._slow_answers_left:
             under_way = sum(not unit.task.done() for unit in plan.units)
             first = plan.left[0]
-            wanted = DataIds(first.start, min(first.end, first.start + max(plan.unit_samples, plan.step) - 1))
+            most_bytes = plan.window_bytes - sum(unit.tokens.nbytes for unit in plan.units)
+            count = max(plan.unit_samples, plan.step)
+            if count * self._spec.sequence_bytes > most_bytes:
+                count = plan.step
+            wanted = DataIds(first.start, min(first.end, first.start + count - 1))
             size_bytes = wanted.count * self._spec.sequence_bytes
-            held_bytes = sum(unit.tokens.nbytes for unit in plan.units)
-            if under_way >= MAX_UNITS_UNDER_WAY or held_bytes + size_bytes > plan.window_bytes:
+            if under_way >= MAX_UNITS_UNDER_WAY or size_bytes > most_bytes:
                 return
             if not self._budget.take(size_bytes):
                 return

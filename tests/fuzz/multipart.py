@@ -23,14 +23,8 @@ def fuzz_one(data: bytes) -> None:
     body, at = data[1:], 0
     try:
         while at < len(body):
-            direct = reader.direct()
             piece = body[at : at + step]
-            if direct is not None and data[0] & 128:  # as a connection does that receives into the destination
-                piece = piece[: len(direct)]
-                direct[: len(piece)] = piece
-                reader.wrote(len(piece))
-            else:
-                reader.feed(memoryview(piece))
+            reader.feed(memoryview(piece))
             at += len(piece)
         if data and data[0] & 64:
             reader.break_off()

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Sequence
 
 import httpx
+from aiohttp import ClientResponse
 
 from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.http.filled_buffer import Filling
-from epochal.data_providers.sources.http.http1 import Head
 from epochal.data_providers.sources.http.multipart import MultipartReader, boundary_of, most_bytes
 from epochal.data_providers.sources.http.range_answers import (
     SeveralBody,
@@ -83,7 +83,7 @@ def range_field(targets: Sequence[Filling]) -> str:
     return "bytes=" + ",".join(f"{target.start + target.filled}-{target.stop - 1}" for target in targets)
 
 
-def several_body(head: Head, url: str, file: SourceFile, targets: Sequence[Filling]) -> SeveralBody:
+def several_body(head: ClientResponse, url: str, file: SourceFile, targets: Sequence[Filling]) -> SeveralBody:
     """Return what puts the parts of an answer in place.
 
     Raises:
@@ -91,14 +91,14 @@ def several_body(head: Head, url: str, file: SourceFile, targets: Sequence[Filli
         SourceUnavailable: the status says that the request may succeed later.
     """
     check_temporary(head, url)
-    boundary = boundary_of(head.fields.get("content-type", ""))
+    boundary = boundary_of(head.headers.get("content-type", ""))
     most = most_bytes(targets)
     if head.status != httpx.codes.PARTIAL_CONTENT or boundary is None:
         raise UnfitAnswer(
-            f"{url} answered {head.status} {visible(head.reason)} to a request for several ranges", url=url
+            f"{url} answered {head.status} {visible(head.reason or '')} to a request for several ranges", url=url
         )
     if is_encoded(head) or version_of(head) != file.version:
         raise UnfitAnswer(f"{url} answered several ranges of something else", url=url)
-    if head.length is not None and head.length > most:
-        raise UnfitAnswer(f"{url} promised {head.length} bytes for ranges that need at most {most}", url=url)
+    if head.content_length is not None and head.content_length > most:
+        raise UnfitAnswer(f"{url} promised {head.content_length} bytes for ranges that need at most {most}", url=url)
     return SeveralBody(MultipartReader(boundary, targets, file.size_bytes), most, url)

@@ -66,19 +66,6 @@ class MultipartReader:
         """Whether the delimiter after the last part was seen."""
         return self._number == len(self._targets)
 
-    def direct(self) -> memoryview | None:
-        """Return where the next bytes of the body belong; None between parts. Report what was written with `wrote`."""
-        if not self._in_body:
-            return None
-        target = self._targets[self._number]
-        return target.into[target.filled :]
-
-    def wrote(self, count: int) -> None:
-        """Note that `count` bytes were written to the beginning of `direct()`."""
-        target = self._targets[self._number]
-        target.filled += count
-        self._in_body = target.missing > 0
-
     def feed(self, data: memoryview) -> None:
         """Take the next bytes of the body.
 

@@ -4,11 +4,12 @@ import re
 import time
 
 import httpx
+from aiohttp import ClientResponse
 
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
 from epochal.data_providers.sources.http.filled_buffer import Filling
-from epochal.data_providers.sources.http.http1 import Body, Head
 from epochal.data_providers.sources.http.multipart import BadMultipart, MultipartReader
+from epochal.data_providers.sources.http.requester import Body
 from epochal.runtime.http.http_client import is_temporary
 from epochal.runtime.retry import retry_after_s
 
@@ -23,18 +24,18 @@ class UnfitAnswer(SourceUnavailable):
     """The answer to a request for several ranges does not hold them; each is then requested by itself."""
 
 
-def check_temporary(head: Head, url: str) -> None:
+def check_temporary(head: ClientResponse, url: str) -> None:
     """Raise `SourceUnavailable` with the server's delay if the status means that the request may succeed later."""
     if is_temporary(head.status):
         raise SourceUnavailable(
-            f"{url} answered {head.status} {visible(head.reason)}",
+            f"{url} answered {head.status} {visible(head.reason or '')}",
             url=url,
             status=head.status,
-            retry_after_s=retry_after_s(head.fields.get("retry-after"), time.time()),
+            retry_after_s=retry_after_s(head.headers.get("retry-after"), time.time()),
         )
 
 
-def announced_range(head: Head, url: str, ranges: str) -> tuple[int, int, int]:
+def announced_range(head: ClientResponse, url: str, ranges: str) -> tuple[int, int, int]:
     """Return the bytes `[first, stop)` of the file that the body holds, and the file's size.
 
     Args:
@@ -51,21 +52,21 @@ def announced_range(head: Head, url: str, ranges: str) -> tuple[int, int, int]:
             f"{url} is sent with a content encoding, so that its bytes cannot be addressed", url=url, status=head.status
         )
     if head.status == httpx.codes.OK:
-        if head.length is None or head.length > MAX_WHOLE_FILE_BYTES:
-            whole = f"the whole file ({'unknown' if head.length is None else head.length} bytes)"
+        if head.content_length is None or head.content_length > MAX_WHOLE_FILE_BYTES:
+            whole = f"the whole file ({'unknown' if head.content_length is None else head.content_length} bytes)"
             raise Rejected(
                 f"{url} answers a range request with {whole}; use a server with range support",
                 url=url,
                 status=head.status,
             )
-        return 0, head.length, head.length
-    said = head.fields.get("content-range")
+        return 0, head.content_length, head.content_length
+    said = head.headers.get("content-range")
     match = _CONTENT_RANGE.fullmatch(said or "")
     if head.status == httpx.codes.PARTIAL_CONTENT and match and match["first"]:
         return int(match["first"]), int(match["last"]) + 1, int(match["size"])
     if head.status == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and match and not match["first"]:
         return 0, 0, int(match["size"])
-    answered = f"{url} answered {head.status} {visible(head.reason)}"
+    answered = f"{url} answered {head.status} {visible(head.reason or '')}"
     if head.status == httpx.codes.PARTIAL_CONTENT:
         answered += (
             f" with {'no Content-Range' if said is None else f'Content-Range: {visible(said)}'} to a request for "
@@ -79,14 +80,15 @@ def visible(text: str) -> str:
     return repr(text[:MAX_SHOWN_CHARS])[1:-1] + ("…" if len(text) > MAX_SHOWN_CHARS else "")
 
 
-def is_encoded(head: Head) -> bool:
+def is_encoded(head: ClientResponse) -> bool:
     """Return whether the body has a content encoding."""
-    return head.fields.get("content-encoding", "identity") != "identity"
+    return head.headers.get("content-encoding", "identity") != "identity"
 
 
-def version_of(head: Head) -> str:
+def version_of(head: ClientResponse) -> str:
     """Return a value that changes with the file's content, its ETag or else its modification time; "" without."""
-    return head.fields.get("etag") or head.fields.get("last-modified") or ""
+    found: str = head.headers.get("etag") or head.headers.get("last-modified") or ""
+    return found.encode("utf-8", "surrogateescape").decode("latin-1")  # it may be any bytes
 
 
 def check_covers(url: str, sent: tuple[int, int], wanted: tuple[int, int]) -> None:
@@ -115,17 +117,6 @@ class RangeBody(Body):
         self._announced = announced
         self._received = 0
         self._url = url
-
-    def direct(self) -> memoryview | None:
-        """Return the rest of the target, unless bytes are to be skipped first."""
-        if self._received < self._skip or not self._target.missing:
-            return None
-        return self._target.into[self._target.filled :]
-
-    def wrote(self, count: int) -> None:
-        """Count bytes that are in place."""
-        self._received += count
-        self._target.filled += count
 
     def feed(self, data: memoryview) -> None:
         """Append what is wanted of the bytes. Raise `SourceUnavailable` if there are more than announced."""
@@ -158,15 +149,6 @@ class SeveralBody(Body):
         self._reader = reader
         self._left = most
         self._url = url
-
-    def direct(self) -> memoryview | None:
-        """Return the rest of the part under way, if there is one."""
-        return self._reader.direct()
-
-    def wrote(self, count: int) -> None:
-        """Count bytes that are in place."""
-        self._left -= count
-        self._reader.wrote(count)
 
     def feed(self, data: memoryview) -> None:
         """Put the next bytes in place."""

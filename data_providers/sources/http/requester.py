@@ -9,20 +9,26 @@ a time limit; messages show neither the user, password or query of a URL nor the
 import asyncio
 import errno
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+import aiohttp
 import httpx
+from aiohttp import ClientResponse
 
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
-from epochal.data_providers.sources.http.connection_pool import MAX_CONNECTIONS, ConnectionPool
-from epochal.data_providers.sources.http.http1 import Body, BrokenConnection, Discarded, Head, SilentConnection
-from epochal.data_providers.sources.http.http2 import MAX_STREAMS
 from epochal.data_providers.sources.http.target import Target
 from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.environment_proxies import Proxies
+from epochal.runtime.http.session import open_session
 from epochal.runtime.tracing.request_spans import traced_request
 from epochal.state.errors import DataError
 
+MAX_CONNECTIONS = 16
+"""Maximum number of requests under way at a time, each over its own connection."""
 ANSWER_TIMEOUT_S = 60.0
 """Time limit for one answer from its request to its last byte; the bytes received until then are kept."""
+SILENCE_TIMEOUT_S = 20.0
+"""Maximum time without a byte of the answer."""
 MAX_REDIRECTS = 5
 REDIRECT_KEPT_S = 60.0
 """Time for which requests go to the last redirect's target; after an answer without the bytes it is asked again."""
@@ -32,7 +38,21 @@ WITH_BYTES = frozenset({200, 206})
 _DEFAULT_FIELDS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "epochal"}
 _NOT_THE_USERS = frozenset({"range", "connection", "content-length", "transfer-encoding", "host"})
 
-Choose = Callable[[Head], Body]
+
+class Body(Protocol):
+    """Takes the bytes of a body. Its methods may raise `DataError`, which ends the answer."""
+
+    def feed(self, data: memoryview) -> None:
+        """Take the next bytes, which are valid only during the call."""
+        ...
+
+    def finish(self) -> None:
+        """Note the body's end."""
+        ...
+
+
+Choose = Callable[[ClientResponse], Body | None]
+"""Returns what takes the body of an answer; None if nobody wants it."""
 Took = Callable[[float], None]
 
 
@@ -55,48 +75,36 @@ class Requester:
     def __init__(
         self, urls: Sequence[str], headers: Mapping[str, Mapping[str, str]], reach: Reach | None = None
     ) -> None:
-        self.pool = ConnectionPool(reach)
+        self._proxies = Proxies()
         self._own = set()
         for url in urls:
             try:
-                self._own.add(Target.of(httpx.URL(url)).origin)
+                self._own.add(Target.of(httpx.URL(url)).server)
             except (httpx.InvalidURL, UnicodeError):
                 continue  # refused when it is requested
         self._headers = {
-            origin: {name.lower(): value for name, value in found.items() if name.lower() not in _NOT_THE_USERS}
-            for origin in self._own
-            if origin.scheme == "https" and (found := headers.get(origin.netloc.lower())) is not None
+            (scheme, netloc): {
+                name.lower(): value for name, value in found.items() if name.lower() not in _NOT_THE_USERS
+            }
+            for scheme, netloc in self._own
+            if scheme == "https" and (found := headers.get(netloc)) is not None
         }
+        self._session = open_session(reach, connections=MAX_CONNECTIONS, silence_s=SILENCE_TIMEOUT_S)
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
-        self._streams = asyncio.Semaphore(MAX_STREAMS)
         self._targets: dict[str, Target] = {}
         self._led_to: dict[str, tuple[Target, float]] = {}
+        self.requests = 0
+        """Number of requests that were sent."""
+        self.received_bytes = 0
+        """Number of bytes of bodies that came."""
 
-    def width(self, url: str, *, is_single: bool) -> int:
-        """Return how many requests for a file may be under way at a time.
-
-        Args:
-            url: of the file.
-            is_single: whether its server sends one range at a time.
-        """
-        return MAX_STREAMS if self._multiplexes(url, is_single) else MAX_CONNECTIONS
-
-    def _multiplexes(self, url: str, is_single: bool) -> bool:
-        led_to, until_s = self._led_to.get(url, (None, 0.0))
-        is_led = led_to is not None and until_s > asyncio.get_running_loop().time()
-        target = led_to if is_led and led_to is not None else self._target(url)
-        return is_single and self.pool.multiplexes(target.origin)
-
-    async def ask(
-        self, url: str, ranges: str, choose: Choose, *, is_single: bool = False, took: Took = _ignore
-    ) -> Head:
-        """Request ranges of a file, and return the head of the answer once its body is in the places from `choose`.
+    async def ask(self, url: str, ranges: str, choose: Choose, *, took: Took = _ignore) -> ClientResponse:
+        """Request ranges of a file, and return the answer once its body is in the places from `choose`.
 
         Args:
             url: of the file.
             ranges: the value of the `Range` header.
             choose: returns what takes the body of an answer that is not a redirect.
-            is_single: whether its server sends one range at a time, so that HTTP/2 may help.
             took: is told the seconds from the request to the end of its answer, also of one that fails.
 
         Raises:
@@ -105,35 +113,34 @@ class Requester:
             NotAllowed: it leads to an address that may not be connected.
             DataError: as raised by `choose` or the body.
         """
+        shown = without_secrets(url)
         try:
-            turns = self._streams if self._multiplexes(url, is_single) else self._turns
-            async with turns:
+            async with self._turns:
                 begun_s = asyncio.get_running_loop().time()
                 try:
                     async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                        with traced_request("ask data source", self._target(url).origin.netloc) as parent:
-                            return await self._ask(url, ranges, choose, is_single, parent)
+                        with traced_request("ask data source", self._target(url).netloc) as parent:
+                            return await self._ask(url, ranges, choose, parent)
                 finally:
                     took(asyncio.get_running_loop().time() - begun_s)
         except DataError:
             self._led_to.pop(url, None)
             raise
-        except (TimeoutError, SilentConnection) as error:
+        except TimeoutError as error:
             self._led_to.pop(url, None)
-            shown = without_secrets(url)
             raise SourceUnavailable(f"{shown} does not answer in time", url=shown) from error
+        except aiohttp.InvalidURL as error:
+            raise Rejected(f"{shown} cannot be requested: it names no valid host", url=shown) from error
         except (httpx.InvalidURL, UnicodeError) as error:
             # `UnicodeError`: a redirect to a host that is not a valid name.
-            shown = without_secrets(url)
             raise Rejected(f"{shown} cannot be requested: {error}", url=shown) from error
-        except (BrokenConnection, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             self._led_to.pop(url, None)
-            shown = without_secrets(url)
             raise SourceUnavailable(f"{shown} cannot be read: {_reason(error, shown)}", url=shown) from error
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self.pool.aclose()
+        await self._session.close()
 
     def shown(self, url: str) -> str:
         """Return a URL for messages. Raise `Rejected` if it cannot be requested."""
@@ -145,58 +152,69 @@ class Requester:
 
     def server(self, url: str) -> object:
         """Return a value that is the same for all URLs of one server."""
-        return self._target(url).origin
+        return self._target(url).server
 
     def _target(self, url: str) -> Target:
         if url not in self._targets:
             self._targets[url] = Target.of(httpx.URL(url))
         return self._targets[url]
 
-    async def _ask(self, url: str, ranges: str, choose: Choose, is_single: bool, parent: str | None) -> Head:
+    async def _ask(self, url: str, ranges: str, choose: Choose, parent: str | None) -> ClientResponse:
         begin = target = self._target(url)
-        now_s = asyncio.get_running_loop().time()
         led_to, until_s = self._led_to.get(url, (begin, 0.0))
-        is_remembered = until_s > now_s
+        is_remembered = until_s > asyncio.get_running_loop().time()
         if is_remembered:
             target = led_to
         redirects = 0
         while True:
-            remembered = is_remembered
+            fields = {**self._fields(begin, target), "range": ranges}
+            if parent is not None and target.server in self._own:
+                fields["traceparent"] = parent
 
-            def chosen(head: Head, remembered: bool = remembered) -> Body:
-                if head.status in _REDIRECTS or (remembered and head.status not in WITH_BYTES):
-                    return Discarded()
-                return choose(head)
+            def chosen(answer: ClientResponse, is_remembered: bool = is_remembered) -> Body | None:
+                is_elsewhere = is_remembered and answer.status not in WITH_BYTES
+                return None if answer.status in _REDIRECTS or is_elsewhere else choose(answer)
 
-            fields = self._fields(begin, target) + f"Range: {ranges}\r\n"
-            if parent is not None and target.origin in self._own:
-                fields += f"Traceparent: {parent}\r\n"
-            head = await self.pool.exchange(target, fields, chosen, is_single=is_single)
-            if is_remembered and head.status not in WITH_BYTES:  # a signature may have expired: once more from here
+            answer = await self._answer(target, fields, chosen)
+            if is_remembered and answer.status not in WITH_BYTES:  # a signature may have expired: once more from here
                 del self._led_to[url]
                 is_remembered, target = False, begin
                 continue
-            place = head.fields.get("location")
-            if head.status not in _REDIRECTS or place is None:
-                if redirects and head.status in WITH_BYTES:
+            place = answer.headers.get("location")
+            if answer.status not in _REDIRECTS or place is None:
+                if redirects and answer.status in WITH_BYTES:
                     self._keep(url, target)
-                return head
+                return answer
             redirects += 1
             if redirects > MAX_REDIRECTS:
                 raise httpx.InvalidURL(f"more than {MAX_REDIRECTS} redirects")
             target = _redirected(target, place)
+
+    async def _answer(self, target: Target, fields: Mapping[str, str], chosen: Choose) -> ClientResponse:
+        """Send one request, and return its answer once its body is in its places."""
+        if self._session.closed:
+            raise ConnectionError("the source was closed")
+        self.requests += 1
+        proxy = self._proxies.of(target.sent)
+        async with self._session.get(target.sent, headers=fields, proxy=proxy, allow_redirects=False) as answer:
+            body = chosen(answer)
+            if body is not None:
+                async for data, _ in answer.content.iter_chunks():
+                    self.received_bytes += len(data)
+                    body.feed(memoryview(data))
+                body.finish()
+        return answer
 
     def _keep(self, url: str, target: Target) -> None:
         while len(self._led_to) >= MAX_KEPT_REDIRECTS:
             del self._led_to[next(iter(self._led_to))]
         self._led_to[url] = target, asyncio.get_running_loop().time() + REDIRECT_KEPT_S
 
-    def _fields(self, begin: Target, target: Target) -> str:
-        own = self._headers.get(target.origin, {}) if target.origin == begin.origin else {}
-        fields = _written(_DEFAULT_FIELDS | own)
-        if begin.authorization and target.origin == begin.origin and "authorization" not in own:
-            return f"{fields}Authorization: {begin.authorization}\r\n"
-        return fields
+    def _fields(self, begin: Target, target: Target) -> dict[str, str]:
+        if target.server != begin.server:
+            return dict(_DEFAULT_FIELDS)
+        given = {"authorization": begin.authorization} if begin.authorization else {}
+        return _DEFAULT_FIELDS | given | self._headers.get(target.server, {})
 
 
 def without_secrets(url: str) -> str:
@@ -209,19 +227,29 @@ def without_secrets(url: str) -> str:
 
 def _redirected(target: Target, place: str) -> Target:
     try:
-        return Target.of(target.url.join(place.encode("latin-1").decode("utf-8", "replace")))
+        return Target.of(target.url.join(place))
     except (httpx.InvalidURL, UnicodeError) as error:
         raise httpx.InvalidURL("it redirects to what cannot be requested") from error
 
 
-def _written(fields: Mapping[str, str]) -> str:
-    return "".join(f"{name.title()}: {value}\r\n" for name, value in fields.items())
-
-
 def _reason(error: Exception, shown: str) -> str:
-    """Return why a server did not answer, with a hint if the URL's scheme may be wrong."""
-    reason = str(error) or type(error).__name__
-    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in reason:
-        return "connection refused"
-    is_silent = isinstance(error, BrokenConnection) and error.is_unanswered and shown.startswith("http:")
-    return f"{reason} (does it serve https:// there?)" if is_silent else reason
+    """Return why a server did not answer, with a hint if the URL's scheme may be wrong.
+
+    The library's own texts may name the place to which a server redirects.
+    """
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return f"the proxy answered {error.status} {error.message!a}"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "what came is not HTTP"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the body broke off"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the server closed the connection" + (
+            " (does it serve https:// there?)" if shown.startswith("http:") else ""
+        )
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return str(error.certificate_error)
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    reason = str(cause) or type(cause).__name__
+    is_refused = isinstance(cause, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in reason
+    return "connection refused" if is_refused else reason

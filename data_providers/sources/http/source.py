@@ -15,6 +15,7 @@ from typing import Self
 from urllib.parse import unquote
 
 import httpx
+from aiohttp import ClientResponse
 
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from epochal.data_providers.sources.byte_source import (
@@ -25,9 +26,7 @@ from epochal.data_providers.sources.byte_source import (
     run_bounded,
 )
 from epochal.data_providers.sources.http.attempts import Attempts
-from epochal.data_providers.sources.http.connection_pool import MAX_CONNECTIONS
 from epochal.data_providers.sources.http.filled_buffer import Filling
-from epochal.data_providers.sources.http.http1 import Body, Discarded, Head
 from epochal.data_providers.sources.http.multi_ranges import Servers, plan_groups, range_field, several_body
 from epochal.data_providers.sources.http.range_answers import (
     RangeBody,
@@ -38,7 +37,7 @@ from epochal.data_providers.sources.http.range_answers import (
     version_of,
     visible,
 )
-from epochal.data_providers.sources.http.requester import WITH_BYTES, Requester, without_secrets
+from epochal.data_providers.sources.http.requester import MAX_CONNECTIONS, WITH_BYTES, Body, Requester, without_secrets
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.http.http_client import is_temporary
 from epochal.runtime.retry import Backoff, RetryPolicy
@@ -153,12 +152,12 @@ class HttpSource:
     @property
     def requests(self) -> int:
         """Number of requests that were sent so far."""
-        return self._requester.pool.requests
+        return self._requester.requests
 
     @property
     def received_bytes(self) -> int:
-        """Number of bytes that came so far, heads included; of TLS connections, decrypted."""
-        return self._requester.pool.received_bytes
+        """Number of bytes of bodies that came so far."""
+        return self._requester.received_bytes
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes, as `ByteSource.read_into`; continue an interrupted body where it ended."""
@@ -172,13 +171,7 @@ class HttpSource:
         groups = [
             (self._by_name[name], group) for name, targets in by_file.items() for group in self._grouped(name, targets)
         ]
-        await run_bounded(self._read_group, groups, max((self._width(file) for file, _ in groups), default=1))
-
-    def _width(self, file: _RemoteFile) -> int:
-        return self._requester.width(file.url, is_single=self._is_single(file))
-
-    def _is_single(self, file: _RemoteFile) -> bool:
-        return not self._servers.takes_several(self._requester.server(file.url))
+        await run_bounded(self._read_group, groups, MAX_CONNECTIONS)
 
     def _grouped(self, name: str, targets: Sequence[Filling]) -> list[list[Filling]]:
         if self._servers.takes_several(self._requester.server(self._by_name[name].url)):
@@ -193,14 +186,14 @@ class HttpSource:
         async def fill(target: Filling) -> None:
             await self._fill(file, target)
 
-        await run_bounded(fill, [target for target in targets if target.missing], self._width(file))
+        await run_bounded(fill, [target for target in targets if target.missing], MAX_CONNECTIONS)
 
     async def _ask_several(self, file: _RemoteFile, targets: list[Filling]) -> None:
         """Request several ranges at once, once; what the answer does not hold is still missing afterwards."""
         server, url = self._requester.server(file.url), file.listed.place
         bodies: list[SeveralBody] = []
 
-        def parts(head: Head) -> Body:
+        def parts(head: ClientResponse) -> Body:
             bodies.append(several_body(head, url, file.listed, targets))
             return bodies[-1]
 
@@ -232,9 +225,9 @@ class HttpSource:
         begin, stop, url = target.start + target.filled, target.stop, file.listed.place
         ranges = range_field((target,))
 
-        def into_target(head: Head) -> Body:
+        def into_target(head: ClientResponse) -> Body | None:
             if is_temporary(head.status):
-                return Discarded()
+                return None
             first, end, size_bytes = announced_range(head, url, ranges)
             if (size_bytes, version_of(head)) != (file.listed.size_bytes, file.listed.version):
                 raise CorruptData(
@@ -245,15 +238,15 @@ class HttpSource:
                     **({"status": head.status} if head.status == httpx.codes.OK else {}),  # maybe of something else
                 )
             check_covers(url, (first, end), (begin, stop))
-            if head.length is not None and head.length > end - first:
+            promised = head.content_length
+            if promised is not None and promised > end - first:
                 raise SourceUnavailable(
-                    f"{url} promises {head.length} bytes where it announces {end - first}: bytes {first}-{end - 1}",
+                    f"{url} promises {promised} bytes where it announces {end - first}: bytes {first}-{end - 1}",
                     url=url,
                 )
             return RangeBody(target, begin - first, end - first, url)
 
-        is_single = self._is_single(file)
-        head = await self._requester.ask(file.url, ranges, into_target, is_single=is_single, took=attempts.spend)
+        head = await self._requester.ask(file.url, ranges, into_target, took=attempts.spend)
         if head.status not in WITH_BYTES:
             announced_range(head, url, ranges)
 
@@ -262,10 +255,9 @@ class HttpSource:
         backoff = self._options.retry.begin()
         shown, ranges = self._requester.shown(url), f"bytes=0-{PROBE_BYTES - 1}"
 
-        def probed(head: Head) -> Body:
+        def probed(head: ClientResponse) -> None:
             if not is_temporary(head.status):
                 announced_range(head, shown, ranges)
-            return Discarded()
 
         while True:
             try:
@@ -316,9 +308,9 @@ def file_names(urls: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _distinction(url: str, head: Head) -> str:
+def _distinction(url: str, head: ClientResponse) -> str:
     """Return a digest of the whole URL, its query included; "" if an ETag distinguishes the file from others.
 
     With an ETag the query does not count: it may be a signature that changes every hour.
     """
-    return "" if head.fields.get("etag") else hashlib.sha256(url.encode()).hexdigest()
+    return "" if head.headers.get("etag") else hashlib.sha256(url.encode()).hexdigest()

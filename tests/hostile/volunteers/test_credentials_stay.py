@@ -3,7 +3,6 @@
 import asyncio
 import json
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,6 @@ from epochal.coordinator_client.mirrors import Mirror
 from epochal.data_providers.locations import parse_location, permissions_of_owner
 from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.data_providers.sources.http import connection_pool
 from epochal.data_providers.sources.http.requester import Requester
 from epochal.data_providers.sources.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource
 from epochal.data_providers.sources.http.target import Target
@@ -122,15 +120,13 @@ def test_data_option_lends_credentials_to_what_it_names(text: str) -> None:
 
 
 @pytest.fixture
-def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ssl.SSLContext]:
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     """The TLS context of a server that clients trust."""
     certificate, key = self_signed(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    connection_pool.trusted.cache_clear()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
-    yield context
-    connection_pool.trusted.cache_clear()
+    return context
 
 
 def name_headers(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,5 +267,5 @@ async def test_headers_of_a_host_follow_no_redirect_of_another(begin: str, is_se
     own = "https://own.example/y"
     requester = Requester([begin, own], {"own.example": {"Authorization": "Bearer secret"}})
     fields = requester._fields(Target.of(httpx.URL(begin)), Target.of(httpx.URL(own)))
-    assert ("secret" in fields) is is_sent
+    assert ("Bearer secret" in fields.values()) is is_sent
     await requester.aclose()

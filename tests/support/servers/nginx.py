@@ -27,12 +27,10 @@ events {{ worker_connections 256; }}
 http {{
     log_format ranges '$uri "$http_range" $status $body_bytes_sent';
     access_log {prefix}/access.log ranges;
-    log_format protocols '$uri $server_protocol $connection';
-    access_log {prefix}/protocols.log protocols;
     client_body_temp_path {prefix}/body; proxy_temp_path {prefix}/proxy; fastcgi_temp_path {prefix}/fastcgi;
     uwsgi_temp_path {prefix}/uwsgi; scgi_temp_path {prefix}/scgi;
     server {{
-        listen 127.0.0.1:{port}{tls}
+        listen 127.0.0.1:{port};
         location /data/ {{ alias {root}/; {limits} }}
         location /whole/ {{ alias {root}/; max_ranges 0; }}
         location /slow/ {{ alias {root}/; limit_rate 64k; }}
@@ -114,32 +112,12 @@ class Nginx:
                 return [line for line in lines if not line.startswith("/denied/marker-")]
         raise RuntimeError("nginx does not log what it answers")
 
-    def protocols(self) -> list[str]:
-        """The protocol of each answer so far."""
-        self.requests()
-        return [line.split(" ")[1] for line in self.log_path.with_name("protocols.log").read_text().splitlines()]
-
 
 @contextmanager
-def nginx(
-    prefix: Path,
-    root: Path,
-    port: int | None = None,
-    *,
-    max_ranges: int | None = None,
-    certificate: tuple[Path, Path] | None = None,
-    settings: str = "",
-) -> Iterator[Nginx]:
-    """nginx over the files of `root`; everything that it writes is in `prefix`. Skips where there is no nginx.
-
-    With a certificate and its key it speaks TLS, and in it HTTP/2 or HTTP/1.1. `settings` are more of its lines.
-    """
+def nginx(prefix: Path, root: Path, port: int | None = None, *, max_ranges: int | None = None) -> Iterator[Nginx]:
+    """nginx over the files of `root`; everything that it writes is in `prefix`. Skips where there is no nginx."""
     limits = "" if max_ranges is None else f"max_ranges {max_ranges};"
-    tls = ";"
-    if certificate is not None:
-        tls = f" ssl http2; ssl_certificate {certificate[0]}; ssl_certificate_key {certificate[1]}; {settings}"
-    scheme = "http" if certificate is None else "https"
-    with _started(prefix, CONFIG, port or free_port(), scheme, root=str(root), limits=limits, tls=tls) as started:
+    with _started(prefix, CONFIG, port or free_port(), "http", root=str(root), limits=limits) as started:
         yield started
 
 

@@ -62,19 +62,6 @@ def test_multipart_part_goes_on_where_an_earlier_answer_ended() -> None:
     assert bytes(targets[2].into) == DATA[20:40]
 
 
-def test_multipart_body_is_received_into_its_place() -> None:
-    targets = targets_of()
-    reader = MultipartReader(BOUNDARY, targets, SIZE_BYTES)
-    assert reader.direct() is None
-    reader.feed(memoryview(PARTS[0][:-2]))
-    direct = reader.direct()
-    assert direct is not None
-    direct[:] = DATA[3:5]
-    reader.wrote(2)
-    assert bytes(targets[0].into) == DATA[2:5]
-    assert reader.direct() is None
-
-
 MISTAKES: dict[str, bytes] = {
     "nothing": b"",
     "cut in a head": BODY[:20],

@@ -159,7 +159,7 @@ SAID: dict[str, tuple[Fault, str]] = {
     ),
     "long": (
         lambda reply: with_header(reply, "Content-Range", "x\x9b" + "x" * 2000),
-        f"with Content-Range: x\\x9b{'x' * (MAX_SHOWN_CHARS - 2)}… to a request",
+        f"with Content-Range: x\\udc9b{'x' * (MAX_SHOWN_CHARS - 2)}… to a request",
     ),
     "short": (
         lambda reply: replace(reply, body=reply.body[:-3]),

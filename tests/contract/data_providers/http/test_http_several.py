@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import epochal.data_providers.sources.http.http1
+import epochal.data_providers.sources.http.requester
 from epochal.data_providers.protocol import CorruptData, SourceUnavailable
 from epochal.data_providers.sources.byte_source import Wanted
 from epochal.data_providers.sources.http.filled_buffer import Filling
@@ -226,8 +226,7 @@ async def test_several_ranges_wait_as_the_server_asks(folder: Path) -> None:
 
 async def test_several_ranges_from_a_silent_server_end_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Several(folder, lambda request, reply: replace(reply, body=b"", announced_bytes=102_000, hangs=True))
-    # Before the connection is opened: the timer that began with its first request is the one that ends the next.
-    monkeypatch.setattr(epochal.data_providers.sources.http.http1, "SILENCE_TIMEOUT_S", SILENCE_S)
+    monkeypatch.setattr(epochal.data_providers.sources.http.requester, "SILENCE_TIMEOUT_S", SILENCE_S)
     async with http_server(server) as url:
         source = await HttpSource.open([f"{url}/a.bin"], ONE_TRY)
         with pytest.raises(SourceUnavailable, match="in time"):

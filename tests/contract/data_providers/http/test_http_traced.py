@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 
-from epochal.data_providers.sources.http.http1 import Discarded, Head
 from epochal.data_providers.sources.http.requester import Requester
 from epochal.runtime.tracing.request_spans import requests_traced_by
 from tests.support.servers.data_http import HttpReply, HttpRequest, http_server
@@ -48,5 +47,5 @@ async def test_traceparent_goes_to_own_servers_and_not_where_they_redirect() -> 
     assert tracer.asked == [("ask data source", url.removeprefix("http://"))]
 
 
-def discarded(_: Head) -> Discarded:
-    return Discarded()
+def discarded(_: object) -> None:
+    """Nobody wants the body."""
