@@ -60,10 +60,10 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     )
     from epochal.remote.history_arrays import HistoryArrays as HistoryArrays
     from epochal.remote.run_local import LocalTraining as LocalTraining, run_local as run_local
-    from epochal.tools.plan.scenario import ClientGroup as ClientGroup, Link as Link, parse_clients as parse_clients
+    from epochal.tools.plan.scenario import parse_clients as parse_clients
     from epochal.tools.plan.planner import plan_run as plan_run
     from epochal.tools.plan.plans import Plan as Plan, PlanOptions as PlanOptions
-    from epochal.tools.plan.played_run import Links as Links
+    from epochal.state.round_model import ClientGroup as ClientGroup, Link as Link, Links as Links
     from epochal.tools.prepare.prepare_options import PrepareOptions as PrepareOptions
     from epochal.tools.prepare.pipeline import PrepareProgress as PrepareProgress, prepare as prepare
     from epochal.tools.prepare.publishing import Preparation as Preparation
@@ -109,10 +109,10 @@ _EXPORTS = {
     "epochal.tools.prepare.prepare_options": "PrepareOptions",
     "epochal.tools.prepare.publishing": "Preparation",
     "epochal.tools.prepare.text_tokenizer": "TokenizerIdentity",
+    "epochal.state.round_model": "ClientGroup Link Links",
     "epochal.tools.plan.planner": "plan_run",
     "epochal.tools.plan.plans": "Plan PlanOptions",
-    "epochal.tools.plan.played_run": "Links",
-    "epochal.tools.plan.scenario": "ClientGroup Link parse_clients",
+    "epochal.tools.plan.scenario": "parse_clients",
     "epochal.batching.packing.samples": "RawSample EncodedSample",
     "epochal.batching.packing.task_encoder": "TaskEncoder EncoderContext SkipSample stateless",
     "epochal.batching.packing.packer": "Packer PackingCounts packed",

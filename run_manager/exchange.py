@@ -21,11 +21,11 @@ from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.refusals import Refusal
+from epochal.state.round_model import MAX_CONCURRENT_FETCHES
 from epochal.state.wire import Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
 
-MAX_CONCURRENT_FETCHES = 8
 FETCHES_BEFORE_GIVING_UP = 3
 """Maximum number of fetches of one blob whose bytes have a wrong digest, or are too many."""
 KEPT_ROUNDS = 2

@@ -16,11 +16,9 @@ import pytest
 
 from epochal.state.config.state_file import parse_state
 from epochal.state.phase_names import RunState
-from epochal.tools.plan.costs import Costs
+from epochal.state.round_model import ClientGroup, Costs, Link, Links
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
-from epochal.tools.plan.played_run import Links
-from epochal.tools.plan.scenario import ClientGroup, Link
 from tests.support.drive.processes import RealRun, in_training, prepared_run
 from tests.support.models.timed_trainer import SPEED_FILE
 from tests.support.servers.limited_link import LimitedLink, ServerBuckets, limited_link

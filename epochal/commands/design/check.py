@@ -19,7 +19,7 @@ from epochal.tools.state_files import read_text, unpinned_data
 from epochal.trainers.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
-    from epochal.tools.plan.scenario import ClientGroup
+    from epochal.state.round_model import ClientGroup
     from epochal.tools.run_inputs import NamedFiles
 
 HINT = "--no-files leaves out the data, checkpoint and task encoder that the files name"
@@ -153,14 +153,14 @@ class _Checked:
         """
         if self._state is None or self._state[2] or self._state[0].model.LLM.spec.dummy:
             return
+        from epochal.state.round_model import Links
         from epochal.tools.plan.planner import check_groups, plan_run
-        from epochal.tools.plan.played_run import Links
-        from epochal.tools.plan.sizes import RunSizes
+        from epochal.tools.plan.sizes import sizes_of
         from epochal.tools.plan.timers import modest_clients, timer_notes
 
         state, path, _ = self._state
         try:
-            sizes = RunSizes.of(state)
+            sizes = sizes_of(state)
         except (InvalidInput, Unsupported):
             return
         if groups:

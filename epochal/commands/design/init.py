@@ -13,6 +13,7 @@ from epochal.cli.output.printing import say
 from epochal.commands.operate.access import checked_keys
 from epochal.runtime.files.durable_files import create_file
 from epochal.state.errors import InvalidInput
+from epochal.state.round_model import UNLIMITED, ClientGroup, Links
 from epochal.state.shown.join_guide import data_of
 from epochal.state.wire import sha256_hex
 from epochal.tools.init.choices import (
@@ -30,8 +31,7 @@ from epochal.tools.init.next_commands import next_commands
 from epochal.tools.plan.plan_text import plan_text
 from epochal.tools.plan.planner import check_groups
 from epochal.tools.plan.plans import PlanOptions
-from epochal.tools.plan.played_run import Links
-from epochal.tools.plan.scenario import UNLIMITED, ClientGroup, parse_clients, parse_link
+from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.prepare.run_files import run_id_of
 
 MODELS = ", ".join((NGRAM, *LLAMAS))

@@ -7,13 +7,12 @@ import typer
 
 from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import JsonOption
+from epochal.state.round_model import UNLIMITED, Links
 from epochal.tools.plan.advice import advised
-from epochal.tools.plan.costs import Costs, calibrated
 from epochal.tools.plan.plan_text import plan_json, plan_text
 from epochal.tools.plan.planner import check_groups, plan_run
 from epochal.tools.plan.plans import PlanOptions
-from epochal.tools.plan.played_run import Links
-from epochal.tools.plan.scenario import UNLIMITED, parse_clients, parse_count, parse_link
+from epochal.tools.plan.scenario import parse_clients, parse_count, parse_link
 from epochal.tools.state_files import read_supported_state
 
 
@@ -47,9 +46,6 @@ def plan(
             metavar="NUMBER", help='The model\'s parameters, where the state file does not say, as in "124M".'
         ),
     ] = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure what hashing, encoding and merging take on this machine.")
-    ] = False,
     no_advice: Annotated[
         bool, typer.Option("--no-advice", help="Leave out what to change, which takes longest.")
     ] = False,
@@ -68,10 +64,9 @@ def plan(
         UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator"),
         UNLIMITED if store is None else parse_link(store, "--store"),
     )
-    costs = Costs()
-    if calibrate:
-        costs = calibrated(state.merge.codec, state.merge.codec_name, costs)
-    options = PlanOptions(links, costs, None if parameters is None else parse_count(parameters, "--parameters"))
+    options = PlanOptions(
+        links, parameter_count=None if parameters is None else parse_count(parameters, "--parameters")
+    )
     found = plan_run(state, groups, options)
     if not no_advice:
         found = advised(state, groups, options, found)

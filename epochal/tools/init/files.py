@@ -18,10 +18,10 @@ from epochal.state.config.data_file import DataConfig, parse_data_config
 from epochal.state.config.schema import TokenSize
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import EpochalError, InternalError
+from epochal.state.round_model import ClientGroup
 from epochal.tools.init.choices import ChosenData, ChosenModel
+from epochal.tools.init.proposal import Proposal, proposed
 from epochal.tools.plan.plans import PlanOptions
-from epochal.tools.plan.proposal import Proposal, proposed
-from epochal.tools.plan.scenario import ClientGroup
 
 WARM_UP_PART = 50
 """One part in so many of the local steps warms the learning rate up."""

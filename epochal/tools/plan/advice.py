@@ -12,9 +12,9 @@ from epochal.state.config.blob_place import GcsBlobs
 from epochal.state.config.state_file import MAX_LOCAL_STEPS, StateFile
 from epochal.state.documents import MAX_SHARE
 from epochal.state.election import witness_count
+from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
-from epochal.tools.plan.scenario import ClientGroup, Link
 from epochal.tools.plan.timers import SHORTER_THAN_EPOCHS, timer_notes
 
 PLAYED_FOR_ADVICE = 64

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from epochal.tools.plan.plans import PARTS, GroupPlan, Plan
+from epochal.state.round_model import PARTS
+from epochal.tools.plan.plans import GroupPlan, Plan
 from epochal.tools.plan.timers import shown_bytes
 
 LEFT = 22
@@ -69,7 +70,6 @@ def _lines(plan: Plan) -> Iterator[str]:
         if math.isfinite(found.faster):
             effect = f"{found.faster:.2g} x the tokens/s, {effect}"
         yield _row("" if number else "what to change", f"- {found.change}: {effect}")
-    yield _row("work of machines", plan.costs.source)
 
 
 def _round(plan: Plan) -> Iterator[str]:

@@ -10,18 +10,19 @@ from dataclasses import replace
 from statistics import median
 
 from epochal.coordinator.blobs.room import room_needed
+from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
 from epochal.state.config.state_file import RunConfig, StateFile
 from epochal.state.errors import InvalidInput
+from epochal.state.round_model import PARTS, ClientGroup, RoundModel, RunSizes
 from epochal.state.schedule import global_batch_size
 from epochal.tools.plan.bottleneck import bottleneck
 from epochal.tools.plan.exceeded_limits import round_notes
-from epochal.tools.plan.plans import PARTS, Machines, Plan, PlanOptions
-from epochal.tools.plan.played_coordinator import PlayedRound
-from epochal.tools.plan.played_line import ANSWER_BYTES
-from epochal.tools.plan.played_run import PlayedRun, Scale, play
-from epochal.tools.plan.round_figures import applied_batches, group_plans, path_of
-from epochal.tools.plan.scenario import MAX_CLIENTS, ClientGroup
-from epochal.tools.plan.sizes import RunSizes
+from epochal.tools.plan.figures import Traffic, applied_batches, group_plans, path_of, traffic
+from epochal.tools.plan.plans import Machines, Plan, PlanOptions
+from epochal.tools.plan.played_run import PlayedRound, PlayedRun
+from epochal.tools.plan.scale import Scale
+from epochal.tools.plan.scenario import MAX_CLIENTS
+from epochal.tools.plan.sizes import client_disk_bytes, client_memory_bytes, sizes_of
 from epochal.tools.plan.timers import timer_notes
 
 SETTLING_ROUNDS = 11
@@ -63,73 +64,77 @@ def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
     """
     options = options or PlanOptions()
     check_groups(groups)
-    sizes = RunSizes.of(state, options.parameter_count)
+    sizes = sizes_of(state, options.parameter_count)
     config = state.config
     notes = tuple(note.text for note in timer_notes(state, sizes, groups, options.links))
     whole = sum(group.count for group in groups)
     if whole < config.init_min_clients:
         text = f"the run waits for config.init_min_clients = {config.init_min_clients} clients, and there are {whole}"
-        return _never(sizes, groups, options, notes, text)
-    batches = config.global_batch_size_end
-    scale = Scale.of(state, groups, batches, options.most_played)
-    rounds = SETTLING_ROUNDS + MEASURED_ROUNDS
-    played = play(scale.state(state), sizes, groups, options.links, options.costs, rounds, scale)
+        return _never(sizes, groups, notes, text)
+    played = _played(state, groups, options, sizes, config.global_batch_size_end)
+    played.play(SETTLING_ROUNDS + MEASURED_ROUNDS)
     measured = [found for found in played.rounds[SETTLING_ROUNDS:] if found.applied_batches]
     if not measured:
         phase_s, phase, reason = played.phases[-1]
         text = f"no round ends with an outcome: after {phase_s:,.0f} s the run is in {phase.value}"
-        return _never(sizes, groups, options, notes, f"{text} ({reason.partition(';')[0]})")
-    found = _figures(state, groups, options, sizes, scale, played, measured)
+        return _never(sizes, groups, notes, f"{text} ({reason.partition(';')[0]})")
+    found = _figures(state, groups, options, played, measured)
     return replace(found, warnings=(*round_notes(state, found), *notes))
+
+
+def _played(
+    state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, sizes: RunSizes, batches: int
+) -> PlayedRun:
+    """Return a run whose rounds have so many batches, before anything has happened in it."""
+    scale = Scale.of(state, groups, batches, options.most_played)
+    whole, in_store = sum(group.count for group in groups), state.blobs.store is not None
+    model = RoundModel(sizes, options.links, options.costs, state.merge.codec, in_store, whole)
+    return PlayedRun(state, groups, model, scale)
 
 
 def _figures(
     state: StateFile,
     groups: Sequence[ClientGroup],
     options: PlanOptions,
-    sizes: RunSizes,
-    scale: Scale,
     played: PlayedRun,
     measured: Sequence[PlayedRound],
 ) -> Plan:
-    clients = {client.client_id: client for client in played.clients}
-    rounds = [found for found in played.rounds if found.started_s >= measured[0].started_s]
-    began_s, ended_s = rounds[0].started_s, rounds[-1].ended_s
+    sizes, client_count = played.model.sizes, played.model.client_count
+    began_s, ended_s = measured[0].started_s, played.rounds[-1].ended_s
     round_s = (ended_s - began_s) / len(measured)
-    paths = [path_of(found, clients) for found in measured]
+    paths = [path_of(found) for found in measured]
     parts = {name: median(path[name] for path in paths) for name in PARTS}
     share = round_s / (sum(parts.values()) or 1.0)
     parts = {name: seconds * share for name, seconds in parts.items()}
-    batches = applied_batches(measured, clients) / len(measured)
-    of_groups = group_plans(groups, scale, played, measured, round_s)
-    epoch_s = state.config.epoch_time
-    gap_s = played.epoch_gap_s
-    rounds_of_epoch = max(1, math.ceil(epoch_s / round_s))
-    between_s = (gap_s or 0.0) / rounds_of_epoch
-    tokens = batches * sizes.tokens_per_batch
+    batches = sum(applied_batches(played, found) for found in measured) / len(measured)
+    of_groups = group_plans(played, measured, round_s)
+    moved = traffic(played)
+    warm_up_s = played.rounds[0].started_s
+    kind, limit, text = bottleneck(parts, played, measured[-1])
+    checkpoint_s = _checkpoint_s(state, played, measured)
+    gap_s = None
+    if checkpoint_s is not None:
+        again_s = max(played.model.heard_s(group) + played.model.reported_s(group, client_count) for group in groups)
+        gap_s = checkpoint_s + state.config.waiting_for_members_extra_time + again_s
+    rounds_of_epoch = max(1, math.ceil(state.config.epoch_time / round_s))
     steps = max(0, state.config.total_steps - state.progress.step + 1)
     work_s = _all_rounds_s(state, groups, options, sizes, round_s)
     epochs = max(1, math.ceil(work_s / (rounds_of_epoch * round_s))) if steps else 0
-    warm_up_s = played.rounds[0].started_s
-    whole_s = warm_up_s + work_s + max(0, epochs - 1) * (gap_s or 0.0) + (played.checkpoint_s or 0.0)
-    server = "the object store" if state.blobs.store is not None else "the coordinator"
-    link = options.links.coordinator if state.blobs.store is None else options.links.store
-    if played.servers.results_from.bytes_per_s < link.up_bytes_per_s:
-        server = "the coordinator, whose processor answers each of these requests"
-    kind, limit, text = bottleneck(parts, measured, clients, sizes.result_bytes, server)
+    whole_s = warm_up_s + work_s + max(0, epochs - 1) * (gap_s or 0.0) + (checkpoint_s or 0.0)
+    tokens = batches * sizes.tokens_per_batch
     return Plan(
         sizes=sizes,
-        client_count=sum(group.count for group in groups),
+        client_count=client_count,
         played_count=len(played.clients),
         batches=round(batches),
         tokens=tokens,
         round_s=round_s,
         parts=parts,
-        tokens_per_s=tokens / (round_s + between_s),
+        tokens_per_s=tokens / (round_s + (gap_s or 0.0) / rounds_of_epoch),
         groups=of_groups,
-        machines=_machines(state, groups, sizes, played, round_s),
+        machines=_machines(state, played.model, moved, round_s),
         warm_up_s=warm_up_s,
-        checkpoint_s=played.checkpoint_s,
+        checkpoint_s=checkpoint_s,
         between_epochs_s=gap_s,
         epochs=epochs,
         days=whole_s / DAY_S,
@@ -137,46 +142,47 @@ def _figures(
         kind=kind,
         limit=limit,
         warnings=(),
-        costs=options.costs,
     )
 
 
-def _machines(
-    state: StateFile,
-    groups: Sequence[ClientGroup],
-    sizes: RunSizes,
-    played: PlayedRun,
-    round_s: float,
-) -> Machines:
-    count = sum(group.count for group in groups)
-    every = state.config.checkpoint_every
-    room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, every)
-    servers, checkpoints = played.servers, count * sizes.checkpoint_bytes
-    written = sizes.checkpoint_bytes if played.checkpoint_s is not None else 0
-    results = servers.results_from.moved_bytes
-    moved = [servers.to_coordinator.moved_bytes, servers.from_coordinator.moved_bytes, 0.0, 0.0]
-    if servers.to_store is not None and servers.from_store is not None:
-        moved[2:] = servers.to_store.moved_bytes, servers.from_store.moved_bytes
-    first = 0 if servers.to_store is None else 2
-    moved[first] -= written
-    moved[first + 1] += results - checkpoints
-    to_coordinator, from_coordinator, to_store, from_store = (max(0.0, one) / len(played.rounds) for one in moved)
-    in_store = servers.to_store is not None
-    answering_s = results / (sizes.result_bytes + ANSWER_BYTES) * played.coordinator.costs.message_s
-    played_s = max(1e-9, played.coordinator.timeline.now_s)
+def _checkpoint_s(state: StateFile, played: PlayedRun, measured: Sequence[PlayedRound]) -> float | None:
+    """Return how long Cooldown takes; None if no client can upload a checkpoint in time.
+
+    One client is asked after the other, each for its turn; which is the first is a matter of chance.
+    """
+    limit_s, took = state.config.cooldown_time, list[float]()
+    for number, group in enumerate(played.groups):
+        held_s = median(
+            stages.held_s - found.started_s
+            for found in measured
+            for stages in found.stages.values()
+            if stages.group == number
+        )
+        took.append(held_s + played.model.checkpoint_s(group))
+    if min(took) > limit_s:
+        return None
+    turn_s = limit_s / TURN_PARTS_OF_ANNOUNCED
+    asked = [one_s if one_s <= turn_s else min(one_s, turn_s + min(took)) for one_s in took]
+    counts = [group.count for group in played.groups]
+    return sum(map(float.__mul__, asked, map(float, counts))) / sum(counts)
+
+
+def _machines(state: StateFile, model: RoundModel, moved: Traffic, round_s: float) -> Machines:
+    sizes, count = model.sizes, model.client_count
+    room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, state.config.checkpoint_every)
     return Machines(
-        client_memory_bytes=sizes.client_memory_bytes(),
-        client_disk_bytes=sizes.client_disk_bytes(state, count),
+        client_memory_bytes=client_memory_bytes(sizes),
+        client_disk_bytes=client_disk_bytes(sizes, state, count),
         coordinator_memory_bytes=COORDINATOR_MEMORY_BYTES + UNREAD_MEMORY_BYTES + count * MEMBER_MEMORY_BYTES,
-        coordinator_disk_bytes=0 if in_store else room,
-        store_disk_bytes=room if in_store else 0,
+        coordinator_disk_bytes=0 if model.through_store else room,
+        store_disk_bytes=room if model.through_store else 0,
         spool_bytes=sizes.checkpoint_bytes,
         journal_bytes_per_day=round(JOURNAL_BYTES * count * DAY_S / round_s),
-        to_coordinator_bytes=to_coordinator,
-        from_coordinator_bytes=from_coordinator,
-        to_store_bytes=to_store,
-        from_store_bytes=from_store,
-        processor_part=(played.coordinator.busy_s + answering_s) / played_s,
+        to_coordinator_bytes=moved.to_coordinator,
+        from_coordinator_bytes=moved.from_coordinator,
+        to_store_bytes=moved.to_store,
+        from_store_bytes=moved.from_store,
+        processor_part=moved.processor_part,
     )
 
 
@@ -203,17 +209,13 @@ def _all_rounds_s(
     rounds = sizes_of_rounds(config, state.progress.step, sizes.tokens_per_batch)
     if start == end or not rounds or rounds[0][0] == end:
         return end_s * sum(count for _, count in rounds)
-    scale = Scale.of(state, groups, start, options.most_played)
-    played = play(
-        scale.state(state), sizes, groups, options.links, options.costs, SETTLING_ROUNDS, scale, with_epoch_end=False
-    )
+    played = _played(state, groups, options, sizes, start)
+    played.play(SETTLING_ROUNDS)
     start_s = median(found.ended_s - found.started_s for found in played.rounds[-MEASURED_ROUNDS:])
     return sum(count * (start_s + (end_s - start_s) * (size - start) / (end - start)) for size, count in rounds)
 
 
-def _never(
-    sizes: RunSizes, groups: Sequence[ClientGroup], options: PlanOptions, warnings: tuple[str, ...], text: str
-) -> Plan:
+def _never(sizes: RunSizes, groups: Sequence[ClientGroup], warnings: tuple[str, ...], text: str) -> Plan:
     """Return the plan of a run that never reaches a round."""
     return Plan(
         sizes=sizes,
@@ -235,5 +237,4 @@ def _never(
         kind="nothing",
         limit="machine",
         warnings=warnings,
-        costs=options.costs,
     )

@@ -2,15 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from epochal.tools.plan.costs import Costs
-from epochal.tools.plan.played_run import Links
-from epochal.tools.plan.scenario import ClientGroup
-from epochal.tools.plan.sizes import RunSizes
+from epochal.state.round_model import ClientGroup, Costs, Links, RunSizes
 
 MAX_PLAYED_CLIENTS = 256
 """Number of clients up to which each is simulated; of more, each simulated one represents several."""
-PARTS = ("training", "data", "encoding", "upload", "check", "download", "merge", "messages", "waiting")
-"""The parts of a round, each once on the path that determines when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +109,6 @@ class Plan:
         limit: what makes that part as long as it is: "client", "server", "latency" or "machine".
         warnings: what cannot hold, such as timers.
         suggestions: what to change, the most effective first.
-        costs: what the machines' work takes, and where that is from.
     """
 
     sizes: RunSizes
@@ -136,7 +130,6 @@ class Plan:
     kind: str
     limit: str
     warnings: tuple[str, ...]
-    costs: Costs
     suggestions: tuple[Suggestion, ...] = ()
 
 

@@ -1,327 +1,419 @@
-"""Plays a run in virtual time: the real machine, and clients as described, from their joins to an epoch's end."""
+"""Plays a run: the coordinator's real machine, and clients whose parts of a round take what the model of a round says.
 
-import math
-from collections.abc import Callable, Sequence
+The machine decides about joins, rosters, assignments, witnesses, time limits and phases, by what it is told and when;
+nothing is sent, trained or kept. When each client has its result checked, and holds the others' as a witness, is
+computed for all clients at once (`state/round_model.py`) as soon as that is settled.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.run import new_run
+from epochal.run_manager.steps.witness import WAITING_SHARE
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
-from epochal.state.config.state_file import Access, RunConfig, StateFile
+from epochal.state.codecs.codecs_by_name import SPOKEN
+from epochal.state.config.model_table import Architecture, ModelSpec
+from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
-from epochal.state.election import witness_count
-from epochal.state.phase_names import RunState
-from epochal.state.share_ceiling import apportion
-from epochal.tools.plan.costs import Costs
-from epochal.tools.plan.played_client import Copies, PlayedClient
-from epochal.tools.plan.played_coordinator import PlayedCoordinator, PlayedRound, digest
-from epochal.tools.plan.played_line import Surroundings
-from epochal.tools.plan.scenario import UNLIMITED, ClientGroup, Link
-from epochal.tools.plan.shared_links import ServerLink
-from epochal.tools.plan.sizes import RunSizes
-from epochal.tools.plan.virtual_time import Timeline
+from epochal.state.errors import Refused
+from epochal.state.intervals import total_batches
+from epochal.state.messages.blob_messages import CheckVerdict
+from epochal.state.messages.requests import (
+    Attestation,
+    Capabilities,
+    ReadyReport,
+    ResultCommitment,
+    ResultMetrics,
+)
+from epochal.state.phase_names import ROUND_PHASES, RunState
+from epochal.state.round_model import ClientGroup, Delivery, Reader, RoundModel, Transfer, Workers
+from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
+from epochal.tools.plan.scale import Scale
 
-FOREVER_S = 1e12
-FOREVER_STEPS = 10**9
+TICK_S = 0.1
+"""As in `coordinator/run/service.py`."""
+TICKS_OF_A_PHASE = 0.02
+"""Part of a phase's time so far after which the next tick comes, if that is later: it suffices for a plan."""
 WARMUPS = 3
-FEWEST_WITNESSES = 4
-"""Number of witnesses that are played where not all clients are: their quorum is half of them, and one."""
-CLIENTS_PER_BATCH = 8
-"""Played clients for each batch of a played round, where most clients have none: enough that newcomers remain."""
+"""Number of Warmups after which a run that goes well has begun."""
 SPARE_S = 600.0
-MAX_EVENTS = 30_000_000
-"""Maximum number of events of a played run: beyond it the run never ends, or nearly so."""
+LINEAGE, KEY = "0" * 32, "0" * 64
+SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)
+"""Arbitrary: the machine passes it on unread."""
+FINGERPRINT = "f" * 64
+Pieces = tuple[tuple[float, float], ...]
+"""As in `Reader`."""
+METRICS = ResultMetrics(None, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """The links of the servers.
+class PlayedClient:
+    """A client that is played, for others that are alike.
 
     Attributes:
-        coordinator: the coordinator's.
-        store: the object store's, through which results and checkpoints go if the state file names one.
+        client_id, public_key: by which the machine knows it.
+        group: its number among the groups.
+        is_member: whether it joins; else it only follows the run, and never has work.
     """
 
-    coordinator: Link = UNLIMITED
-    store: Link = UNLIMITED
+    client_id: ClientId
+    public_key: str
+    group: int
+    is_member: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLinks:
-    """The links of the servers as they are played.
+@dataclass(slots=True)
+class Stages:
+    """A client's round: times in seconds since the run began.
 
     Attributes:
-        to_coordinator, from_coordinator: the coordinator's.
-        to_store, from_store: the object store's; None without one.
-        results_from: the results that are handed out, on the link of where they lie, or as fast as the coordinator's
-            processor answers who asks for them.
+        group: its number among the groups.
+        heard_s: when it had the round's document.
+        fetched_s: when it held all results of the outcome before.
+        held_s: when it held the replica to train from.
+        batches: of its assignment.
+        delivery: the parts until its result is checked; None without work.
+        received_s: as a witness, when it holds all results of the round.
+        read_count: number of others' results that it receives for one round.
     """
 
-    to_coordinator: ServerLink
-    from_coordinator: ServerLink
-    to_store: ServerLink | None
-    from_store: ServerLink | None
-    results_from: ServerLink
-
-    @classmethod
-    def of(cls, timeline: Timeline, links: Links, state: StateFile, sizes: RunSizes, costs: Costs) -> Self:
-        """Return the links of a run's servers."""
-        coordinator, store = links.coordinator, links.store if state.blobs.store is not None else None
-        answered = sizes.result_bytes / costs.message_s
-        return cls(
-            ServerLink(timeline, coordinator.down_bytes_per_s),
-            ServerLink(timeline, coordinator.up_bytes_per_s),
-            None if store is None else ServerLink(timeline, store.down_bytes_per_s),
-            None if store is None else ServerLink(timeline, store.up_bytes_per_s),
-            ServerLink(timeline, min((store or coordinator).up_bytes_per_s, answered)),
-        )
+    group: int
+    heard_s: float
+    fetched_s: float
+    held_s: float
+    batches: int = 0
+    delivery: Delivery | None = None
+    received_s: float | None = None
+    read_count: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
+class PlayedRound:
+    """A round that has ended.
+
+    Attributes:
+        step: of the round.
+        started_s, ended_s: when it began, and when its outcome was decided.
+        current: the round, as it ended.
+        stages: of each client.
+        applied_batches: number of batches that were applied.
+    """
+
+    step: int
+    started_s: float
+    ended_s: float
+    current: Round
+    stages: Mapping[ClientId, Stages]
+    applied_batches: int
+
+
 class PlayedRun:
-    """A run that was played.
-
-    Attributes:
-        rounds: those that ended, with an outcome or without.
-        clients: the clients, with their stages of each round.
-        phases: when the run reached each phase, and why.
-        epoch_gap_s: from the last round of an epoch to the first of the next one; None if that was not played.
-        checkpoint_s: from the beginning of Cooldown to its end; None as before.
-        coordinator: the coordinator.
-        servers: the links of the servers.
-        reason: why the run went no further; "" if it went as far as was asked.
-    """
-
-    rounds: tuple[PlayedRound, ...]
-    clients: tuple[PlayedClient, ...]
-    phases: tuple[tuple[float, RunState, str], ...]
-    epoch_gap_s: float | None
-    checkpoint_s: float | None
-    coordinator: PlayedCoordinator
-    servers: ServerLinks
-    reason: str
-
-
-def play(
-    state: StateFile,
-    sizes: RunSizes,
-    groups: Sequence[ClientGroup],
-    links: Links,
-    costs: Costs,
-    rounds: int,
-    scale: "Scale",
-    *,
-    with_epoch_end: bool = True,
-) -> PlayedRun:
-    """Return the first rounds of a run, as it will go.
+    """A run with these clients, all there from the beginning.
 
     Args:
-        state: the run's state file, as `Scale.state` returns it.
-        sizes: of the run.
-        groups: its clients, all there from the beginning.
-        links: of its servers.
-        costs: of every machine.
-        rounds: number of rounds to be played.
+        state: the run's state file.
+        groups: its clients.
+        model: of its rounds.
         scale: how many of the clients are played.
-        with_epoch_end: whether the end of the epoch is played after them.
-    """
-    timeline = Timeline()
-    servers = ServerLinks.of(timeline, links, state, sizes, costs)
-    clients: list[PlayedClient] = []
-
-    def publish(run: Run) -> None:
-        for client in clients:
-            client.published(run)
-
-    coordinator = PlayedCoordinator(timeline, state, costs, _first_checkpoint(state, sizes), publish)
-    around = Surroundings(
-        timeline=timeline,
-        coordinator=coordinator,
-        state=state,
-        sizes=sizes,
-        costs=costs,
-        to_coordinator=servers.to_coordinator,
-        from_coordinator=servers.from_coordinator,
-        results_to=servers.to_store or servers.to_coordinator,
-        results_from=servers.results_from,
-        checkpoints_from=servers.from_store or servers.from_coordinator,
-        elsewhere=ServerLink(timeline, math.inf),
-        through_store=servers.to_store is not None,
-        client_count=sum(group.count for group in groups),
-        witness_copies=scale.witness_copies,
-        fetch_part=scale.fetch_part,
-    )
-    for group, count in zip(groups, scale.counts, strict=True):
-        first = len(clients)
-        if count:
-            copies = Copies(group.count / count, scale.result_copies or group.count / count)
-            clients += [PlayedClient(first + number, group, copies, around) for number in range(count)]
-        else:
-            clients.append(PlayedClient(first, group, Copies(float(group.count), 0.0), around))
-    for client in clients:
-        timeline.start(client.join())
-
-    reason = _play_until(timeline, lambda: len(coordinator.rounds) >= rounds, _bound_s(state, rounds))
-    gap_s = checkpoint_s = None
-    if with_epoch_end and not reason:
-        gap_s, checkpoint_s = _end_epoch(timeline, coordinator, state)
-    rounds_played, phases = tuple(coordinator.rounds), tuple(coordinator.phases)
-    return PlayedRun(rounds_played, tuple(clients), phases, gap_s, checkpoint_s, coordinator, servers, reason)
-
-
-def _play_until(timeline: Timeline, is_over: Callable[[], bool], bound_s: float) -> str:
-    """Play until it is over; return why that cannot be reached, or ""."""
-    last, end_s = timeline.event_count + MAX_EVENTS, timeline.now_s + bound_s
-    timeline.run_while(lambda: not is_over() and timeline.event_count < last and timeline.now_s < end_s)
-    return "" if is_over() else "the run goes no further"
-
-
-def _bound_s(state: StateFile, rounds: int) -> float:
-    """Return how long so many rounds take at most, after as many Warmups as a run has that goes well."""
-    config = state.config
-    round_s = config.max_round_train_time + config.round_witness_time
-    return (rounds + 1) * round_s + WARMUPS * (config.warmup_time + config.waiting_for_members_extra_time) + SPARE_S
-
-
-def _end_epoch(
-    timeline: Timeline, coordinator: PlayedCoordinator, state: StateFile
-) -> tuple[float | None, float | None]:
-    """Let the epoch end with the round under way; return the time to the next epoch's round, and that of Cooldown."""
-    ended = state.model_copy(update={"config": state.config.model_copy(update={"epoch_time": 0.001})})
-    coordinator.tell(stimuli.ConfigChanged(ended))
-    config = state.config
-    bound_s = config.cooldown_time + _bound_s(state, 2)
-    if _play_until(timeline, lambda: coordinator.run.clock.phase is RunState.COOLDOWN, bound_s):
-        return None, None
-    ended_s = coordinator.phases[-1][0]
-    coordinator.tell(stimuli.ConfigChanged(state))
-    if _play_until(timeline, lambda: coordinator.run.clock.phase is not RunState.COOLDOWN, bound_s):
-        return None, None
-    checkpoint = coordinator.run.models.checkpoint
-    if checkpoint is None or checkpoint.step == 0:
-        return None, None
-    closed_s = coordinator.phases[-1][0]
-    if _play_until(timeline, lambda: coordinator.run.clock.phase is RunState.ROUND_TRAIN, bound_s):
-        return None, closed_s - ended_s
-    return coordinator.phases[-1][0] - ended_s, closed_s - ended_s
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Number of clients that are played, so that thousands take no longer than hundreds.
-
-    Clients that are alike do alike: each played one represents several, whose bytes and messages take their part of
-    the servers' links and of the coordinator's processor. Witnesses are few however many clients there are, and are
-    scaled apart.
-
-    Where a round has few batches for its clients, most of them have none: then a result represents fewer clients than
-    the client that made it, so that a played round has enough results. Each group has its part of the played clients,
-    and one that is too small for a member has a played client that follows the run and never has work.
-
-    Attributes:
-        counts: number of played members of each group.
-        batches: of a played round.
-        result_copies: number of results for which each stands; None for as many as the clients for which its client
-            stands.
-        witnesses: number of played ones; 0 for everyone.
-        witness_copies: number of witnesses for which each stands.
-        fetch_part: see `Surroundings`.
-        min_clients, init_min_clients: of the played run.
     """
 
-    counts: tuple[int, ...]
-    batches: int
-    result_copies: float | None
-    witnesses: int
-    witness_copies: float
-    fetch_part: float
-    min_clients: int
-    init_min_clients: int
+    def __init__(self, state: StateFile, groups: Sequence[ClientGroup], model: RoundModel, scale: Scale) -> None:
+        self.state = scale.state(state)
+        self.groups = groups
+        self.model = model
+        self.scale = scale
+        self.clients = [
+            _client(number, group, is_member=bool(count))
+            for number, (group, count) in enumerate(
+                (group, count) for group, count in enumerate(scale.counts) for _ in range(max(1, count))
+            )
+        ]
+        self._group_of = {client.client_id: client.group for client in self.clients}
+        self.rounds: list[PlayedRound] = []
+        self.phases: list[tuple[float, RunState, str]] = []
+        self.warm_up_s: dict[ClientId, float] = {}
+        """Time from a client's first Warmup until it was ready."""
+        self.now_s = 0.0
+        self.run = new_run(self.state, lineage=LINEAGE, coordinator_key=KEY, now_s=0.0)
+        self._loaded_s: dict[ClientId, float] = {}
+        """When each client has loaded a checkpoint."""
+        self._replicas: dict[ClientId, tuple[int, float, float]] = {}
+        """The newest replica of each client, when it holds the results for it, and when it has merged them."""
+        self._received_s: dict[ClientId, float] = {}
+        """When each witness of the last round holds all of its results."""
+        self._reads: list[Transfer] = []
+        """The last reads of others' results."""
+        self._stages: dict[ClientId, Stages] = {}
+        self._started_s = 0.0
+        self._events: list[tuple[float, int, stimuli.Stimulus]] = []
+        """What the machine will be told, as a heap; what comes too late for its round is refused then."""
+        self._numbers = itertools.count(1)
+        self._tell(stimuli.CoordinatorStarted())
+        self._tell(self._genesis())
+        for client in self.clients:
+            if client.is_member:
+                capabilities = Capabilities(groups[client.group].batches_per_round, codecs=SPOKEN)
+                nonce = f"nonce {client.public_key}"
+                self._tell(stimuli.ClientJoined(client.client_id, client.public_key, capabilities, nonce, 1e9))
 
-    @classmethod
-    def of(cls, state: StateFile, groups: Sequence[ClientGroup], batches: int, most: int) -> Self:
-        """Return the scale at which about `most` clients are played, and at least one of each group.
+    # what the machine is told
 
-        Args:
-            state: the run's state file.
-            groups: its clients.
-            batches: of a round.
-            most: number of clients up to which all are played.
-        """
-        config, whole = state.config, sum(group.count for group in groups)
-        if whole <= most:
-            counts = tuple(group.count for group in groups)
-            least = config.min_clients, config.init_min_clients
-            return cls(counts, batches, None, config.witness_nodes, 1.0, 1.0, *least)
-        copies = whole / most
-        result_copies = max(1.0, batches * CLIENTS_PER_BATCH / most)
-        if result_copies < copies:
-            return cls._of_few_batches(config, [group.count for group in groups], batches, result_copies, most)
-        few = max(1, most // (4 * len(groups)))
-        counts = tuple(group.count if group.count <= few else max(few, round(group.count / copies)) for group in groups)
-        played = sum(counts)
-        claims = sum(group.count * group.batches_per_round for group in groups)
-        played_claims = sum(n * group.batches_per_round for n, group in zip(counts, groups, strict=True))
-        witnesses = witness_count(whole, config.witness_nodes)
-        played_witnesses = min(witnesses, FEWEST_WITNESSES)
-        return cls(
-            counts,
-            max(1, round(batches * played_claims / claims)),
-            None,
-            played_witnesses,
-            witnesses / played_witnesses,
-            (1 - witnesses / whole) / (1 - played_witnesses / played),
-            max(played_witnesses, round(config.min_clients * played / whole)),
-            max(played_witnesses, round(config.init_min_clients * played / whole)),
+    def _tell(self, stimulus: stimuli.Stimulus) -> None:
+        before, seed = self.run, Seed(sha256_hex(b"plan %d" % next(self._numbers)))
+        try:
+            self.run, instructions = handle(before, stimuli.Stamped(stimulus, self.now_s, seed))
+        except Refused:
+            return
+        for instruction in instructions:
+            match instruction:
+                case PhaseChanged():
+                    self.phases.append((self.now_s, instruction.after, instruction.reason))
+                case OutcomeDecided():
+                    assert before.round is not None
+                    applied = self.run.work.batches_applied - before.work.batches_applied
+                    ended = before.round, self._stages, applied
+                    self.rounds.append(PlayedRound(instruction.step, self._started_s, self.now_s, *ended))
+                case _:
+                    pass
+
+    def _pass(self, is_over: Callable[[], bool], end_s: float) -> bool:
+        """Tell the machine what comes, and of the time between, until it is over; return False if that takes long."""
+        while not is_over():
+            clock = self.run.clock
+            tick_s = self.now_s + max(TICK_S, TICKS_OF_A_PHASE * (self.now_s - clock.phase_started_s))
+            if clock.phase_ends_s is not None and self.now_s < clock.phase_ends_s < tick_s:
+                tick_s = clock.phase_ends_s
+            stimulus: stimuli.Stimulus = stimuli.Ticked()
+            if self._events and self._events[0][0] <= tick_s:
+                tick_s, _, stimulus = heapq.heappop(self._events)
+            self.now_s = max(self.now_s, tick_s)
+            if self.now_s >= end_s:
+                return False
+            self._tell(stimulus)
+        return True
+
+    def _at(self, time_s: float, stimulus: stimuli.Stimulus) -> None:
+        heapq.heappush(self._events, (time_s, next(self._numbers), stimulus))
+
+    def play(self, rounds: int) -> None:
+        """Play until so many rounds have ended with an outcome, or the run goes no further."""
+        config = self.state.config
+        round_s = config.max_round_train_time + config.round_witness_time
+        warm_up_s = config.warmup_time + config.waiting_for_members_extra_time
+        end_s = self.now_s + (rounds + 1) * round_s + WARMUPS * warm_up_s + SPARE_S
+        while len(self.rounds) < rounds and self.now_s < end_s:
+            phase, current = self.run.clock.phase, self.run.round
+            if phase is RunState.ROUND_TRAIN and current is not None:
+                self._play_round(current, end_s)
+                continue
+            if phase is RunState.WARMUP:
+                self._warm_up()
+            self._pass(self._left(phase), end_s)
+
+    def _left(self, phase: RunState) -> Callable[[], bool]:
+        return lambda: self.run.clock.phase is not phase
+
+    # what clients do
+
+    def _held(self) -> dict[ClientId, Stages]:
+        """Return when clients hold the newest replica, if they hear of it now."""
+        step, found = self.run.progress.step - 1, dict[ClientId, Stages]()
+        outcome = self.run.models.outcomes.get(step)
+        count = 0.0 if outcome is None else self._result_count(ClientId(entry.client_id) for entry in outcome.entries)
+        merge_s, lacking = self.model.merge_s(count), list[tuple[PlayedClient, Pieces]]()
+        for client in self.clients:
+            client_id = client.client_id
+            heard_s = self.now_s + self.model.heard_s(self.groups[client.group])
+            from_s = max(heard_s, self._loaded_s.get(client_id, heard_s))
+            found[client_id] = stages = Stages(client.group, heard_s, from_s, from_s)
+            held_step, fetched_s, held_s = self._replicas.get(client_id, (0, 0.0, 0.0))
+            if held_step == step or outcome is None:
+                stages.fetched_s, stages.held_s = max(from_s, fetched_s), max(from_s, held_s)
+            elif client_id in self._received_s:
+                stages.fetched_s = max(from_s, self._received_s[client_id])
+                stages.held_s = max(from_s, self._received_s[client_id] + merge_s)
+            else:
+                stages.read_count = max(0.0, count - bool(client.is_member))
+                lacking.append((client, ((from_s, stages.read_count),)))
+        witnesses = [client_id for client_id in self._received_s if client_id in found]
+        readers = self._alike(lacking, self.other_copies(witnesses))
+        ends = self._read([reader for reader, _ in readers], is_witness=False)
+        for (_, alike), (end_s,) in zip(readers, ends, strict=True):
+            for client_id in alike:
+                found[client_id].fetched_s, found[client_id].held_s = end_s, end_s + merge_s
+        self._replicas = {client_id: (step, stages.fetched_s, stages.held_s) for client_id, stages in found.items()}
+        return found
+
+    def _alike(
+        self, clients: Iterable[tuple[PlayedClient, Pieces]], copies: Sequence[float]
+    ) -> list[tuple[Reader, list[ClientId]]]:
+        """Return those that fetch the same at the same times, as readers, with who they are."""
+        found: dict[tuple[int, Pieces], list[ClientId]] = {}
+        for client, pieces in clients:
+            found.setdefault((client.group, pieces), []).append(client.client_id)
+        return [
+            (Reader(self.groups[group], len(alike) * copies[group], pieces), alike)
+            for (group, pieces), alike in found.items()
+        ]
+
+    def _warm_up(self) -> None:
+        """Let clients load the checkpoint, or catch up, and say that they are ready."""
+        if not self._loaded_s:
+            loads_s = self.model.warm_up_s(self.groups)
+            for client in self.clients:
+                heard_s = self.model.heard_s(self.groups[client.group])
+                self._loaded_s[client.client_id] = self.now_s + heard_s + loads_s[client.group]
+        step, held = self.run.progress.step - 1, self._held()
+        report = ReadyReport(step, _digest(f"replica {step}"), FINGERPRINT)
+        for client in self.clients:
+            ready_s = held[client.client_id].held_s
+            self.warm_up_s.setdefault(client.client_id, ready_s - self.now_s)
+            if client.is_member:
+                kept_s = ready_s + self.model.reported_s(self.groups[client.group], self.model.client_count)
+                self._at(kept_s, stimuli.ClientBecameReady(client.client_id, report))
+
+    def _play_round(self, current: Round, end_s: float) -> None:
+        self._started_s, self._stages = self.now_s, self._held()
+        self._received_s = {}
+        key = current.number
+
+        def is_left() -> bool:
+            now = self.run.round
+            return self.run.clock.phase not in ROUND_PHASES or now is None or now.number != key
+
+        def is_settled() -> bool:
+            now = self.run.round
+            return (
+                is_left()
+                or self.run.clock.phase is not RunState.ROUND_TRAIN
+                or (now is not None and not now.missing.pending)
+            )
+
+        self._deliver(current)
+        self._pass(is_settled, end_s)
+        if not is_left():
+            held = self._attest()
+            self._pass(lambda: is_left() or self.run.clock.phase is not RunState.ROUND_TRAIN, end_s)
+            if not is_left():
+                self._attest_partly(held)
+            self._pass(is_left, end_s)
+
+    def _deliver(self, current: Round) -> None:
+        """Let clients with work deliver their results when the model says so."""
+        alike: dict[tuple[int, int, float, float], list[PlayedClient]] = {}
+        for client in self.clients:
+            stages = self._stages[client.client_id]
+            stages.batches = total_batches(current.tasks.plan.assignments.get(client.client_id, ()))
+            if stages.batches:
+                found = client.group, stages.batches, stages.heard_s, stages.held_s
+                alike.setdefault(found, []).append(client)
+        workers = [
+            Workers(self.groups[group], len(clients) * self.scale.result_copies[group], batches, held_s, heard_s)
+            for (group, batches, heard_s, held_s), clients in alike.items()
+        ]
+        step, attempt = current.number.step, current.number.attempt
+        verdict = CheckVerdict(_digest(f"replica {step - 1}"), 1.0)
+        deliveries = self.model.deliveries(workers)
+        for delivery, clients in zip(deliveries, alike.values(), strict=True):
+            for client in clients:
+                self._stages[client.client_id].delivery = delivery
+                digest = _digest(f"result {client.public_key} {step} {attempt}")
+                report = ResultCommitment(step, attempt, digest, self.model.sizes.result_bytes, METRICS)
+                self._at(delivery.verified_s, stimuli.ResultReceived(client.client_id, report, verdict))
+
+    def _attest(self) -> dict[ClientId, list[tuple[float, list[ClientId]]]]:
+        """Let witnesses attest all results once they hold them; return when each holds which."""
+        current = self.run.round
+        assert current is not None
+        results = [(self._delivery_of(one).verified_s, one) for one in current.results.verified]
+        listed: dict[ClientId, dict[float, list[ClientId]]] = {}
+        witnesses = [client for client in self.clients if client.client_id in current.tasks.plan.witnesses]
+        lacking: list[tuple[PlayedClient, Pieces]] = []
+        for client in witnesses:
+            has_delivered = client.client_id in current.results.verified
+            from_s = self._delivery_of(client.client_id).committed_s if has_delivered else self.now_s
+            mine = listed[client.client_id] = {}
+            for verified_s, one in sorted(results):
+                mine.setdefault(max(verified_s, from_s), []).append(one)
+            others = [
+                (time_s, self._result_count(found) - (client.client_id in found)) for time_s, found in mine.items()
+            ]
+            lacking.append((client, tuple(others)))
+        readers = self._alike(lacking, [self.scale.witness_copies] * len(self.groups))
+        ends = self._read([reader for reader, _ in readers], is_witness=True)
+        held: dict[ClientId, list[tuple[float, list[ClientId]]]] = {}
+        for (reader, alike), times in zip(readers, ends, strict=True):
+            for client_id in alike:
+                held[client_id] = list(zip(times, listed[client_id].values(), strict=True))
+                stages = self._stages[client_id]
+                stages.received_s = self._received_s[client_id] = max(times, default=self.now_s)
+                stages.read_count += sum(count for _, count in reader.pieces)
+                self._at_attested(client_id, stages.received_s, list(current.results.verified))
+        return held
+
+    def _attest_partly(self, held: dict[ClientId, list[tuple[float, list[ClientId]]]]) -> None:
+        """Let witnesses that are still fetching attest what they hold when half of RoundWitness is over."""
+        time_s = self.now_s + WAITING_SHARE * self.state.config.round_witness_time
+        for client_id, pieces in held.items():
+            if pieces and pieces[-1][0] > time_s:
+                known = [one for end_s, found in pieces if end_s <= time_s for one in found]
+                self._at_attested(client_id, time_s, known)
+
+    def _at_attested(self, client_id: ClientId, time_s: float, held: Sequence[ClientId]) -> None:
+        current = self.run.round
+        assert current is not None
+        plan, (step, attempt) = current.tasks.plan, (current.number.step, current.number.attempt)
+        report = Attestation(step, attempt, _digest(f"replica {step - 1}"), f"{plan.bits_of(set(held)):x}")
+        group = self.groups[self._group_of[client_id]]
+        kept_s = time_s + self.model.reported_s(group, len(plan.witnesses))
+        self._at(kept_s, stimuli.AttestationReceived(client_id, report))
+
+    def other_copies(self, witnesses: Collection[ClientId]) -> list[float]:
+        """Return for how many clients each of a group stands that is none of these witnesses."""
+        found = []
+        for number, group in enumerate(self.groups):
+            elected = sum(self._group_of[client_id] == number for client_id in witnesses)
+            rest = max(1, self.scale.counts[number]) - elected
+            found.append(max(0.0, group.count - elected * self.scale.witness_copies) / rest if rest else 0.0)
+        return found
+
+    def _read(self, readers: Sequence[Reader], *, is_witness: bool) -> list[list[float]]:
+        """Return when these hold each piece of others' results; those that have begun before share the links."""
+        reads = self.model.reads(readers, is_witness=is_witness)
+        ends = self.model.read_s(reads, self._reads)
+        self._reads = reads
+        return ends
+
+    def _result_count(self, clients: Iterable[ClientId]) -> float:
+        """Return the number of results that those of these clients represent."""
+        return sum(self.scale.result_copies[self._group_of[client_id]] for client_id in clients)
+
+    def _delivery_of(self, client_id: ClientId) -> Delivery:
+        delivery = self._stages[client_id].delivery
+        assert delivery is not None
+        return delivery
+
+    def _genesis(self) -> stimuli.GenesisProvided:
+        size_bytes = self.model.sizes.checkpoint_bytes
+        parts = tuple(
+            CheckpointPart(_digest(f"part {number}"), stop - start)
+            for number, (start, stop) in enumerate(part_ranges(size_bytes, self.state.blobs.part_bytes))
         )
-
-    @classmethod
-    def _of_few_batches(
-        cls, config: RunConfig, groups: Sequence[int], batches: int, result_copies: float, most: int
-    ) -> Self:
-        """Return the scale for rounds in which most clients have no work; `groups` are their numbers."""
-        whole = sum(groups)
-        witnesses = witness_count(whole, config.witness_nodes)
-        played_witnesses = max(min(witnesses, FEWEST_WITNESSES), round(witnesses / result_copies))
-        elected = min(witnesses, batches)  # of those that have delivered
-        played_elected = min(played_witnesses, batches)
-        return cls(
-            tuple(apportion(groups, most)),
-            max(1, round(batches / result_copies)),
-            result_copies,
-            played_witnesses,
-            witnesses / played_witnesses,
-            (1 - elected / whole) / (1 - played_elected / most),
-            max(played_elected, round(config.min_clients * most / whole)),
-            max(played_elected, round(config.init_min_clients * most / whole)),
-        )
-
-    def state(self, state: StateFile) -> StateFile:
-        """Return the state file of the run that is played: open, without an end, with rounds of one size."""
-        config = state.config.model_copy(
-            update={
-                "epoch_time": FOREVER_S,
-                "total_steps": FOREVER_STEPS,
-                "global_batch_size_start": self.batches,
-                "global_batch_size_end": self.batches,
-                "global_batch_size_warmup_tokens": 0,
-                "data_fingerprint": None,
-                "witness_nodes": self.witnesses,
-                "min_clients": self.min_clients,
-                "init_min_clients": self.init_min_clients,
-            }
-        )
-        progress = state.progress.model_copy(update={"step": 1, "epoch": 0, "epoch_start_data_index": 0})
-        update = {"config": config, "access": Access(), "progress": progress, "data_generations": (), "run_state": None}
-        return state.model_copy(update=update)
+        checkpoint = CheckpointRef(0, parts_digest(parts), size_bytes, _digest("replica 0"), len(parts))
+        return stimuli.GenesisProvided(checkpoint, SPEC, parts if len(parts) > 1 else ())
 
 
-def _first_checkpoint(state: StateFile, sizes: RunSizes) -> tuple[CheckpointRef, tuple[CheckpointPart, ...]]:
-    ranges = part_ranges(sizes.checkpoint_bytes, state.blobs.part_bytes)
-    parts = tuple(
-        CheckpointPart(digest(f"part {number} of 0"), stop - start) for number, (start, stop) in enumerate(ranges)
-    )
-    blob, replica = parts_digest(parts), digest("replica 0")
-    found = CheckpointRef(0, blob, sizes.checkpoint_bytes, replica, len(parts))
-    return found, parts if len(parts) > 1 else ()
+def _client(number: int, group: int, *, is_member: bool) -> PlayedClient:
+    public_key = f"{number:064x}"
+    return PlayedClient(client_id_of(bytes.fromhex(public_key)), public_key, group, is_member)
+
+
+def _digest(text: str) -> Sha256:
+    """Return the digest of something that is not there in a played run."""
+    return sha256_hex(text.encode())

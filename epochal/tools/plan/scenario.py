@@ -4,12 +4,11 @@
 message and its answer take 40 ms, and each of which trains 90,000 tokens a second.
 """
 
-import math
 import re
-from dataclasses import dataclass
 
 from epochal.state.documents import MAX_SHARE
 from epochal.state.errors import InvalidInput
+from epochal.state.round_model import ClientGroup, Link
 
 MAX_CLIENTS = 20_000
 """Maximum number of clients of a plan, as of a run (`coordinator/machine/membership.py`)."""
@@ -30,44 +29,6 @@ _SHARE = re.compile(r"(\d+)\s+batch(?:es)?")
 
 class UnclearClients(InvalidInput):
     """A description of clients or of a link is not understood. The user's fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A link, seen from its owner.
-
-    Attributes:
-        down_bytes_per_s: bytes that it receives in a second.
-        up_bytes_per_s: bytes that it sends in a second.
-    """
-
-    down_bytes_per_s: float
-    up_bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ClientGroup:
-    """Clients that are alike.
-
-    Attributes:
-        count: their number.
-        link: of each.
-        round_trip_s: seconds that a message and its answer take.
-        tokens_per_s: tokens that each trains in a second.
-        batches_per_round: its claim (`epochal client --share`).
-        name: as it was written.
-    """
-
-    count: int
-    link: Link
-    round_trip_s: float
-    tokens_per_s: float
-    batches_per_round: int = 1
-    name: str = ""
-
-
-UNLIMITED = Link(math.inf, math.inf)
-"""The link of a server that is never the limit."""
 
 
 def parse_clients(text: str, place: str = "the clients") -> ClientGroup:

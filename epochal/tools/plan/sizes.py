@@ -1,97 +1,71 @@
 """The sizes that a plan needs: of a model's results and checkpoints, and of a sample."""
 
-from dataclasses import dataclass
-from typing import Self
-
 from epochal.run_manager.replica.keeper import CHECKPOINTS_OF_A_ROUND
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.data_location import Http, Server, WeightedHttp
 from epochal.state.config.schema import TokenSize
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.model.tensors import TensorLayout
+from epochal.state.round_model import RunSizes
 from epochal.tools.model_size import FLOAT32_BYTES, ModelSize
 from epochal.tools.plan.scenario import MAX_PARAMETERS
 
 HEADER_BYTES = 500
 """About as many bytes of a result are its header (`state/results.py`)."""
-ROW_VALUES = 1024
 MOST_TOKEN_BYTES = TokenSize.FOUR_BYTES.size_bytes
 FEW_TOKENS = 2**16
 """Vocabularies up to this size have tokens of two bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunSizes:
-    """The sizes of a run, in bytes unless noted.
+def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
+    """Return the sizes of a run. Its model is laid out, and takes no memory.
 
-    Attributes:
-        parameter_count: number of the model's parameters.
-        result_bytes: of a client's result, as it travels.
-        checkpoint_bytes: of a checkpoint, with outer momentum.
-        tokens_per_batch: tokens of one batch.
-        data_bytes_per_batch: that a client receives for one batch; 0 if the data lie on its disk.
+    Args:
+        state: the run's state file.
+        parameter_count: of the model, if it is known better than by its spec, or is not known by that.
+
+    Raises:
+        InvalidInput: the model's config is at its checkpoint, and no number of parameters is given.
+        Unsupported: the model cannot be laid out with what is installed here.
     """
-
-    parameter_count: int
-    result_bytes: int
-    checkpoint_bytes: int
-    tokens_per_batch: int
-    data_bytes_per_batch: int
-
-    @classmethod
-    def of(cls, state: StateFile, parameter_count: int | None = None) -> Self:
-        """Return the sizes of a run. Its model is laid out, and takes no memory.
-
-        Args:
-            state: the run's state file.
-            parameter_count: of the model, if it is known better than by its spec, or is not known by that.
-
-        Raises:
-            InvalidInput: the model's config is at its checkpoint, and no number of parameters is given.
-            Unsupported: the model cannot be laid out with what is installed here.
-        """
-        merge, spec = state.merge, state.model.LLM.spec
-        if parameter_count is not None:
-            if not 1 <= parameter_count <= MAX_PARAMETERS:
-                raise InvalidInput(f"a model of {parameter_count} parameters; allowed: 1 to {MAX_PARAMETERS}")
-            layout = TensorLayout((("parameters", (parameter_count,)),))
-            values_bytes = codec_named(merge.codec_name).encoded(layout).size_bytes
-            checkpoint_bytes = checkpoint_size_bound(layout, has_momentum=merge.has_momentum)
-        elif spec.is_complete:
-            size = ModelSize.of(spec, merge)
-            parameter_count, values_bytes = size.parameter_count, size.values_bytes
-            checkpoint_bytes = size.first_bytes
-        else:
-            raise InvalidInput(
-                "the model's config lies at its checkpoint, which a plan does not read: say how many parameters the "
-                "model has with --parameters, as in --parameters 124M"
-            )
-        batch_tokens = state.config.data_indices_per_batch * state.model.LLM.max_seq_len
-        return cls(
-            parameter_count,
-            values_bytes + HEADER_BYTES,
-            checkpoint_bytes,
-            batch_tokens,
-            batch_tokens * _token_bytes(state) if _is_elsewhere(state) else 0,
+    merge, spec = state.merge, state.model.LLM.spec
+    if parameter_count is not None:
+        if not 1 <= parameter_count <= MAX_PARAMETERS:
+            raise InvalidInput(f"a model of {parameter_count} parameters; allowed: 1 to {MAX_PARAMETERS}")
+        layout = TensorLayout((("parameters", (parameter_count,)),))
+        values_bytes = codec_named(merge.codec_name).encoded(layout).size_bytes
+        checkpoint_bytes = checkpoint_size_bound(layout, has_momentum=merge.has_momentum)
+    elif spec.is_complete:
+        size = ModelSize.of(spec, merge)
+        parameter_count, values_bytes = size.parameter_count, size.values_bytes
+        checkpoint_bytes = size.first_bytes
+    else:
+        raise InvalidInput(
+            "the model's config lies at its checkpoint, which a plan does not read: say how many parameters the "
+            "model has with --parameters, as in --parameters 124M"
         )
+    batch_tokens = state.config.data_indices_per_batch * state.model.LLM.max_seq_len
+    return RunSizes(
+        parameter_count,
+        values_bytes + HEADER_BYTES,
+        checkpoint_bytes,
+        batch_tokens,
+        batch_tokens * _token_bytes(state) if _is_elsewhere(state) else 0,
+    )
 
-    @property
-    def is_delivered(self) -> bool:
-        """Whether a result is so small that it comes with its commitment (`state/messages/deliveries.py`)."""
-        return self.result_bytes <= MAX_DELIVERED_BYTES
 
-    def client_memory_bytes(self) -> int:
-        """Return the memory of a client without its trainer: 3.2 x M + 250 MB (`docs/benchmarks-exchange.md`)."""
-        return int(3.2 * FLOAT32_BYTES * self.parameter_count) + 250_000_000
+def client_memory_bytes(sizes: RunSizes) -> int:
+    """Return the memory of a client without its trainer: 3.2 x M + 250 MB (`docs/benchmarks-exchange.md`)."""
+    return int(3.2 * FLOAT32_BYTES * sizes.parameter_count) + 250_000_000
 
-    def client_disk_bytes(self, state: StateFile, client_count: int) -> int:
-        """Return the room that a client's spool needs, as the client computes it before each round."""
-        replicas = CHECKPOINTS_OF_A_ROUND + (1 if state.config.checkpoint_every else 0)
-        residuals = 2 * FLOAT32_BYTES * self.parameter_count if state.merge.error_feedback else 0
-        return replicas * self.checkpoint_bytes + client_count * self.result_bytes + residuals
+
+def client_disk_bytes(sizes: RunSizes, state: StateFile, client_count: int) -> int:
+    """Return the room that a client's spool needs, as the client computes it before each round."""
+    replicas = CHECKPOINTS_OF_A_ROUND + (1 if state.config.checkpoint_every else 0)
+    residuals = 2 * FLOAT32_BYTES * sizes.parameter_count if state.merge.error_feedback else 0
+    return replicas * sizes.checkpoint_bytes + client_count * sizes.result_bytes + residuals
 
 
 def _is_elsewhere(state: StateFile) -> bool:

@@ -13,9 +13,8 @@ from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
 from epochal.run_manager.steps.witness import WAITING_SHARE
 from epochal.state.config.state_file import StateFile
 from epochal.state.election import witness_count
-from epochal.tools.plan.played_run import Links
-from epochal.tools.plan.scenario import ClientGroup, parse_clients
-from epochal.tools.plan.sizes import RunSizes
+from epochal.state.round_model import ClientGroup, Links, RunSizes
+from epochal.tools.plan.scenario import parse_clients
 
 DEFAULT_LINE = "100mbit/100mbit 40ms"
 """A modest line, for which time limits are checked where no clients are described."""

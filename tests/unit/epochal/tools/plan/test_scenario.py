@@ -5,7 +5,8 @@ import math
 import pytest
 
 from epochal.state.errors import InvalidInput
-from epochal.tools.plan.scenario import ClientGroup, Link, parse_clients, parse_count, parse_link
+from epochal.state.round_model import ClientGroup, Link
+from epochal.tools.plan.scenario import parse_clients, parse_count, parse_link
 
 
 def test_clients_of_the_manual_are_read() -> None:

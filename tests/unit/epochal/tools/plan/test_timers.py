@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from epochal.tools.plan.played_run import Links
+from epochal.state.round_model import Links
 from epochal.tools.plan.scenario import parse_clients, parse_link
-from epochal.tools.plan.sizes import RunSizes
+from epochal.tools.plan.sizes import sizes_of
 from epochal.tools.plan.timers import TimerNote, modest_clients, shown_bytes, timer_notes
 from tests.support.data.states import state_file
 
@@ -25,7 +25,7 @@ CLIENTS = "8 x 100mbit/20mbit 40ms 10k tokens/s"
 
 def notes(link: str = "10gbit", clients: str = CLIENTS, /, **overrides: Any) -> tuple[TimerNote, ...]:
     state = state_file(**(ROOMY | overrides))
-    sizes = RunSizes.of(state, PARAMETERS)
+    sizes = sizes_of(state, PARAMETERS)
     return timer_notes(state, sizes, [parse_clients(clients)], Links(parse_link(link)))
 
 
@@ -75,7 +75,7 @@ def test_modest_clients_train_in_no_time() -> None:
     state = state_file(**(ROOMY | {"config__init_min_clients": 5}))
     (group,) = modest_clients(state)
     assert group.count == 5
-    sizes = replace(RunSizes.of(state, PARAMETERS), tokens_per_batch=10**12)
+    sizes = replace(sizes_of(state, PARAMETERS), tokens_per_batch=10**12)
     assert timer_notes(state, sizes, [group], Links(), is_modest=True) == ()
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from epochal.state.errors import InvalidInput
+from epochal.state.round_model import Links
+from epochal.tools.init.proposal import Proposal, proposed
 from epochal.tools.plan.plans import PlanOptions
-from epochal.tools.plan.played_run import Links
-from epochal.tools.plan.proposal import Proposal, proposed
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from tests.support.data.states import state_file
 from tests.support.thinned import thinned

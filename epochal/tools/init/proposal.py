@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from epochal.state.config.state_file import StateFile, dump_state, parse_state
 from epochal.state.errors import InvalidInput
+from epochal.state.round_model import ClientGroup
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
-from epochal.tools.plan.scenario import ClientGroup
 from epochal.tools.plan.timers import SPARE, timer_notes
 
 TRAINING_PART = 0.8

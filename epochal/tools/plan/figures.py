@@ -1,0 +1,188 @@
+"""The figures of played rounds: the parts of a round along what determined its end, each group's own, and the bytes."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from epochal.state.round_model import (
+    DOCUMENT_BYTES,
+    ENTRY_BYTES,
+    MESSAGE_BYTES,
+    PARTS,
+    REPORT_BYTES,
+    Delivery,
+    RoundModel,
+)
+from epochal.tools.plan.plans import GroupPlan
+from epochal.tools.plan.played_run import PlayedClient, PlayedRound, PlayedRun, Stages
+
+
+def path_of(found: PlayedRound) -> dict[str, float]:
+    """Return the parts of a round, along what determined its end: the last result, then the quorum's last witness."""
+    last = last_delivered(found)
+    delivery = delivery_of(last)
+    parts, before_s = dict.fromkeys(PARTS, 0.0), found.started_s
+    for name, time_s in (
+        ("messages", last.heard_s),
+        ("download", last.fetched_s),
+        ("merge", last.held_s),
+        ("training", delivery.trained_s - delivery.data_s),
+        ("data", delivery.trained_s),
+        ("encoding", delivery.encoded_s),
+        ("upload", delivery.sent_s),
+        ("check", delivery.verified_s),
+    ):
+        if time_s > before_s:
+            parts[name] += time_s - before_s
+            before_s = time_s
+    if found.current.missing.pending:
+        parts["waiting"] += found.ended_s - before_s
+        return parts
+    plan = found.current.tasks.plan
+    received = sorted(found.stages[witness].received_s or math.inf for witness in plan.witnesses)
+    deciding = [time_s for time_s in received if time_s <= found.ended_s][: plan.quorum]
+    if deciding and deciding[-1] > before_s:
+        parts["download"] += deciding[-1] - before_s
+        before_s = deciding[-1]
+    parts["messages"] += max(0.0, found.ended_s - before_s)
+    return parts
+
+
+def last_delivered(found: PlayedRound) -> Stages:
+    """Return the stages of the client whose result was checked last, of those that count."""
+    delivered = [found.stages[client_id] for client_id in found.current.results.verified]
+    return max(delivered, key=lambda stages: delivery_of(stages).verified_s)
+
+
+def delivery_of(stages: Stages) -> Delivery:
+    """Return what a client that has delivered did."""
+    assert stages.delivery is not None
+    return stages.delivery
+
+
+def fetching_s(found: PlayedRound, stages: Stages) -> float:
+    """Return for how long a client does nothing but fetch others' results."""
+    verified_s = delivery_of(last_delivered(found)).verified_s
+    return stages.fetched_s - stages.heard_s + max(0.0, (stages.received_s or 0.0) - verified_s)
+
+
+def applied_batches(played: PlayedRun, found: PlayedRound) -> float:
+    """Return the number of batches that a round applied, with those that played ones represent."""
+    return sum(
+        played.scale.result_copies[stages.group] * stages.batches
+        for client_id in found.current.results.verified
+        for stages in (found.stages[client_id],)
+    )
+
+
+def group_plans(played: PlayedRun, measured: Sequence[PlayedRound], round_s: float) -> tuple[GroupPlan, ...]:
+    """Return the figures of each group."""
+    return tuple(
+        _group(played, number, [one for one in played.clients if one.group == number], measured, round_s)
+        for number in range(len(played.groups))
+    )
+
+
+def _group(
+    played: PlayedRun, number: int, members: Sequence[PlayedClient], measured: Sequence[PlayedRound], round_s: float
+) -> GroupPlan:
+    found = [(one, one.stages[member.client_id]) for one in measured for member in members]
+
+    def of(seconds: Callable[[Delivery], float]) -> float:
+        return median(0.0 if stages.delivery is None else seconds(stages.delivery) for _, stages in found)
+
+    parts = {
+        "training_s": of(lambda one: one.trained_s - one.data_s - one.held_s),
+        "data_s": of(lambda one: one.data_s),
+        "encoding_s": of(lambda one: one.encoded_s - one.trained_s),
+        "upload_s": of(lambda one: one.sent_s - one.encoded_s),
+        "check_s": of(lambda one: one.verified_s - one.sent_s),
+        "download_s": median(fetching_s(one, stages) for one, stages in found),
+        "merge_s": median(stages.held_s - stages.fetched_s for _, stages in found),
+    }
+    assigned = [
+        member.client_id in one.current.results.verified
+        for one in played.rounds
+        for member in members
+        if one.stages[member.client_id].batches
+    ]
+    moved = [_moved(played.model, stages) for _, stages in found]
+    batches = sum(stages.batches for _, stages in found) / len(found)
+    return GroupPlan(
+        group=played.groups[number],
+        batches=batches * played.scale.result_copies[number] / played.scale.copies[number],
+        waiting_s=max(0.0, round_s - sum(parts.values())),
+        sent_bytes=median(sent for sent, _ in moved),
+        received_bytes=median(received for _, received in moved),
+        warm_up_s=median(played.warm_up_s.get(member.client_id, math.inf) for member in members),
+        delivered_part=sum(assigned) / len(assigned) if assigned else 1.0,
+        **parts,
+    )
+
+
+def _moved(model: RoundModel, stages: Stages) -> tuple[float, float]:
+    """Return the bytes that a client sends and receives for one round, without the bytes of others' results."""
+    requests, sent, received = 1.0 + _asked(model, stages), 0.0, DOCUMENT_BYTES + ENTRY_BYTES * stages.read_count
+    if stages.delivery is not None:
+        requests += 1 if model.is_delivered else 2
+        sent += model.sizes.result_bytes + REPORT_BYTES
+        received += stages.batches * model.sizes.data_bytes_per_batch
+    if stages.received_s is not None:
+        requests += 2
+        sent += REPORT_BYTES
+    received += stages.read_count * model.sizes.result_bytes
+    return sent + requests * MESSAGE_BYTES, received + requests * MESSAGE_BYTES
+
+
+def _asked(model: RoundModel, stages: Stages) -> float:
+    """Return the number of results that a client asks for one by one."""
+    return stages.read_count if stages.received_s is None else max(0.0, stages.read_count - model.bundled_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the servers do for one round.
+
+    Attributes:
+        to_coordinator, from_coordinator, to_store, from_store: bytes.
+        processor_part: part of a core that the coordinator takes.
+    """
+
+    to_coordinator: float
+    from_coordinator: float
+    to_store: float
+    from_store: float
+    processor_part: float
+
+
+def traffic(played: PlayedRun) -> Traffic:
+    """Return what the servers do for a round, on average."""
+    model, scale = played.model, played.scale
+    sent = received = results = read = messages = 0.0
+    for found in played.rounds:
+        others = played.other_copies([one for one, stages in found.stages.items() if stages.received_s is not None])
+        for stages in found.stages.values():
+            copies = others[stages.group] if stages.received_s is None else scale.witness_copies
+            fetching_s = max(stages.fetched_s, stages.received_s or 0.0) - stages.heard_s
+            part = min(1.0, (found.ended_s - stages.heard_s) / fetching_s) if fetching_s > 0 else 1.0
+            own_sent, own_received = _moved(model, stages)
+            has_work = stages.delivery is not None
+            made = scale.result_copies[stages.group] * has_work
+            results += made
+            read += copies * stages.read_count * part
+            sent += copies * (own_sent - has_work * model.sizes.result_bytes)
+            received += copies * (own_received - stages.read_count * model.sizes.result_bytes)
+            received -= copies * stages.batches * model.sizes.data_bytes_per_batch
+            requests = 1 + _asked(model, stages) + (0 if stages.received_s is None else 2)
+            messages += copies * requests + made * (1 if model.is_delivered else 4 if model.through_store else 2)
+    count, result_bytes = len(played.rounds), model.sizes.result_bytes
+    check_s = model.check_s if model.is_delivered else 0.0
+    work_s = messages * model.costs.message_s + results * check_s
+    part = work_s / max(1e-9, played.rounds[-1].ended_s - played.rounds[0].started_s)
+    sent, received, made_bytes, read_bytes = (
+        one / count for one in (sent, received, results * result_bytes, read * result_bytes)
+    )
+    if model.through_store:
+        return Traffic(sent + made_bytes, received, made_bytes, read_bytes, part)
+    return Traffic(sent + made_bytes, received + read_bytes, 0.0, 0.0, part)

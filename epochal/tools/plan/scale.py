@@ -1,0 +1,106 @@
+"""Number of clients that are played, so that thousands take no longer than hundreds.
+
+Clients that are alike do alike: each played one represents several of its group, and times and bytes are computed with
+the numbers of all (`state/round_model.py`). Where a round has few batches for its clients, most of them have none: then
+a result represents fewer clients than the client that made it, so that a played round has enough results.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from epochal.state.config.state_file import Access, StateFile
+from epochal.state.election import witness_count
+from epochal.state.round_model import ClientGroup
+from epochal.state.share_ceiling import apportion
+
+FOREVER_S = 1e12
+FOREVER_STEPS = 10**9
+FEWEST_WITNESSES = 4
+"""Number of witnesses that are played at least: their quorum is half of them, and one."""
+CLIENTS_PER_BATCH = 8
+"""Played clients for each batch of a played round, where most clients have none: enough that newcomers remain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Number of clients that are played, and what they represent.
+
+    Attributes:
+        counts: number of played members of each group; of a group that is too small for one, a client is played that
+            follows the run and never has work.
+        copies: number of clients for which each of a group stands.
+        result_copies: number of results for which each of a group's stands.
+        batches: of a played round.
+        witnesses: number of played ones; 0 for everyone.
+        witness_copies: number of witnesses for which each stands.
+        min_clients, init_min_clients: of the played run.
+    """
+
+    counts: tuple[int, ...]
+    copies: tuple[float, ...]
+    result_copies: tuple[float, ...]
+    batches: int
+    witnesses: int
+    witness_copies: float
+    min_clients: int
+    init_min_clients: int
+
+    @classmethod
+    def of(cls, state: StateFile, groups: Sequence[ClientGroup], batches: int, most: int) -> Self:
+        """Return the scale at which about `most` clients are played.
+
+        Args:
+            state: the run's state file.
+            groups: its clients.
+            batches: of a round.
+            most: number of clients up to which all are played.
+        """
+        config, numbers = state.config, [group.count for group in groups]
+        whole = sum(numbers)
+        copies = max(1.0, whole / most)
+        few = max(1.0, batches * CLIENTS_PER_BATCH / most)
+        if few < copies:
+            counts = tuple(apportion(numbers, most))
+            result_copies = [few] * len(groups)
+            played_batches = max(1, round(batches / few))
+        else:
+            counts = tuple(max(1, round(number / copies)) for number in numbers)
+            result_copies = [number / count for number, count in zip(numbers, counts, strict=True)]
+            claims = [group.batches_per_round for group in groups]
+            share = sum(map(int.__mul__, counts, claims)) / sum(map(int.__mul__, numbers, claims))
+            played_batches = max(1, round(batches * share))
+        played, witnesses = sum(counts), witness_count(whole, config.witness_nodes)
+        played_witnesses = max(min(witnesses, FEWEST_WITNESSES), round(witnesses * played / whole))
+        if few < copies:
+            played_witnesses = max(played_witnesses, round(witnesses / few))
+        return cls(
+            counts=counts,
+            copies=tuple(number / max(1, count) for number, count in zip(numbers, counts, strict=True)),
+            result_copies=tuple(result_copies),
+            batches=played_batches,
+            witnesses=played_witnesses if played < whole else config.witness_nodes,
+            witness_copies=witnesses / played_witnesses,
+            min_clients=round(config.min_clients * played / whole) or 1,
+            init_min_clients=round(config.init_min_clients * played / whole) or 1,
+        )
+
+    def state(self, state: StateFile) -> StateFile:
+        """Return the state file of the run that is played: open, without an end, with rounds of one size."""
+        config = state.config.model_copy(
+            update={
+                "epoch_time": FOREVER_S,
+                "total_steps": FOREVER_STEPS,
+                "global_batch_size_start": self.batches,
+                "global_batch_size_end": self.batches,
+                "global_batch_size_warmup_tokens": 0,
+                "data_fingerprint": None,
+                "checkpoint_every": 0,
+                "witness_nodes": self.witnesses,
+                "min_clients": self.min_clients,
+                "init_min_clients": self.init_min_clients,
+            }
+        )
+        progress = state.progress.model_copy(update={"step": 1, "epoch": 0, "epoch_start_data_index": 0})
+        update = {"config": config, "access": Access(), "progress": progress, "data_generations": (), "run_state": None}
+        return state.model_copy(update=update)
