@@ -21,6 +21,7 @@ from docs import (
 from docs.pictures import phase_conditions, pictures
 from docs.reference import reference
 from epochal.run_manager.step_state_machine import STEPS, News
+from epochal.runtime.glossary import GLOSSARY
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
@@ -35,7 +36,14 @@ def generated_blocks() -> dict[str, str]:
     tables["errors"] = errors_page.body()
     tables["document-fields"] = document_fields.body()
     tables["map"] = house_map.body()
+    tables["words"] = words_table()
     return tables | metrics_tables.blocks()
+
+
+def words_table() -> str:
+    """Return the table of the glossary's words."""
+    rows = (f"| {name} | {' '.join(filter(None, (word.means, word.more)))} |" for name, word in GLOSSARY.items())
+    return "\n".join(("| word | meaning |", "|---|---|", *rows))
 
 
 def with_generated(text: str) -> str:

@@ -10,9 +10,10 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from epochal.runtime.explanations import explanation_of
+from epochal.runtime.glossary import WORDS
 from epochal.state.messages.requests import FailureKind
 from epochal.state.refusals import Refusal
-from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, PHASES, WHOSE_NOBODY, WORDS
+from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, PHASES, WHOSE_NOBODY
 
 
 def words_module() -> str:

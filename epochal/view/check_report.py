@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from epochal.state.shown.glossary import CHECKS
+from epochal.runtime.glossary import CHECKS
 
 
 def print_checks(
@@ -14,7 +14,7 @@ def print_checks(
 ) -> None:
     """Print the fields that are not None as a table, each problem and remark, and the verdict with the note.
 
-    Each field is explained beside its value, as `epochal.state.shown.glossary` does it.
+    Each field is explained beside its value, as the glossary does it (`epochal.runtime.glossary`).
     """
     console = Console()
     table = Table(title=escape(title), show_header=False)

@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from epochal.runtime.glossary import STATUS
 from epochal.runtime.visible_text import visible
 from epochal.state.intervals import counted_batches
 from epochal.state.messages.data_metrics import DataWaitView
@@ -20,7 +21,7 @@ from epochal.state.messages.evaluation_reports import Evaluation, newest_evaluat
 from epochal.state.messages.member_rows import MemberView
 from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
-from epochal.state.shown.glossary import DECIDED, PHASES, STATUS
+from epochal.state.shown.glossary import DECIDED, PHASES
 from epochal.state.shown.waiting_words import stands_words, with_limit
 
 _BARS = "▁▂▃▄▅▆▇█"

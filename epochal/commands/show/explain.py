@@ -7,8 +7,8 @@ import typer
 
 from epochal.cli.output.printing import say
 from epochal.runtime.explanations import GROUPS, explanation_of, explanations, kinds_like
+from epochal.runtime.glossary import WORDS
 from epochal.state.errors import InvalidInput
-from epochal.state.shown.glossary import WORDS
 
 WIDTH = 100
 """Width of the explanation, in characters."""

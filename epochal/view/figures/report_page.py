@@ -18,11 +18,12 @@ import tomli_w
 from epochal import __version__
 from epochal.coordinator.proof.audit import AuditReport
 from epochal.runtime.files.durable_files import replace_file
+from epochal.runtime.glossary import CHECKS
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
-from epochal.state.shown.glossary import CHECKS, time_label
+from epochal.state.shown.glossary import time_label
 from epochal.view.figures.charts import Chart, charts_of
 from epochal.view.figures.plots import drawn, has_matplotlib
 from epochal.view.figures.run_record import RunRecord

@@ -7,7 +7,7 @@ import pytest
 
 from epochal.cli.output.logs import TextFormatter
 from epochal.runtime.explanations import explanations
-from epochal.state.shown.glossary import WORDS
+from epochal.runtime.glossary import WORDS
 from tests.support.drive.cli import run_main
 
 

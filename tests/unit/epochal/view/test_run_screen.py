@@ -50,7 +50,7 @@ def picture(members: int = 3) -> RunPicture:
     return RunPicture(replace(status, members=rows, member_count=members), moment)
 
 
-def test_screen_shows_the_run_its_round_its_members_and_why_it_is_not_faster() -> None:
+def test_screen_shows_the_run_its_round_and_why_it_is_not_faster() -> None:
     text = drawn(RunScreen(picture(), "http://host:1"), 120, 40)
     assert "Epochal · run demo" in text
     assert "The run waits for results" in text

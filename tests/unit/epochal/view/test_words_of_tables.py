@@ -8,10 +8,11 @@ from rich.console import Console
 
 from epochal.coordinator.proof.audit import AuditReport
 from epochal.coordinator.proof.backup import BackupReport
+from epochal.runtime.glossary import CHECKS, STATUS
 from epochal.state.messages.data_metrics import DataWaitView
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.phase_names import RunState
-from epochal.state.shown.glossary import CHECKS, PHASES, STATUS
+from epochal.state.shown.glossary import PHASES
 from epochal.state.wire import Sha256
 from epochal.tools.testnet.local_report import Report
 from epochal.view.check_report import print_checks

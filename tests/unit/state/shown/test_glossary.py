@@ -10,9 +10,10 @@ import pytest
 
 from epochal.coordinator.page.page_words import words_module
 from epochal.run_manager.events import RoundPart
+from epochal.runtime.glossary import WORDS
 from epochal.state.messages.history_rows import ClientFate, ClientFigures
 from epochal.state.shown.critical_path import PartKind
-from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, WHOSE_NOBODY, WORDS, time_label
+from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, WHOSE_NOBODY, time_label
 from epochal.view.waterfall import PART_WORDS
 
 PAGE = files("epochal.coordinator.page") / "assets"
