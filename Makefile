@@ -59,7 +59,7 @@ layers: $(STAMP)  ## imports go down only
 	$(BIN)/lint-imports
 
 export NO_MKDOCS_2_WARNING := 1
-NEED_MKDOCS = $(BIN)/python -c 'import material' 2> /dev/null || $(BIN)/python -m pip install --quiet --editable '.[docs]'
+NEED_MKDOCS = $(BIN)/python -c 'import material, mkdocstrings' 2> /dev/null || $(BIN)/python -m pip install --quiet --editable '.[docs]'
 
 # Not with --quiet: it hides the warnings from `strict` as well.
 docs: $(STAMP)  ## the documentation and its site, warnings as errors

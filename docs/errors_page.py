@@ -1,4 +1,4 @@
-"""The body of `docs/errors.md`: every kind of refusal, error and warning, with cause and remedy."""
+"""The body of the site's page of errors: every kind of refusal, error and warning, with cause and remedy."""
 
 from collections.abc import Iterator
 

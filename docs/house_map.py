@@ -1,4 +1,4 @@
-"""The map in `docs/architecture.md`: every folder and every module of the product, each with its head.
+"""The map on the site's page of the architecture: every folder and every module of the product, each with its head.
 
 The head of a module is the first sentence of its docstring, or of its first comment if it is a script of the page.
 """

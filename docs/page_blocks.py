@@ -17,8 +17,6 @@ HEREDOC = re.compile(r"<<-?\s*'?(\w+)'?")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 PARSED = ("bash", "python", "toml", "json", "yaml")
 """Languages that `tests/unit/docs/test_blocks.py` checks with a parser."""
-GENERATED = "reference.md"
-"""A page whose blocks are signatures, made from the sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,8 @@ def pages() -> list[Path]:
 
 
 def blocks() -> list[Block]:
-    """Return every block of every page, but the generated signatures."""
-    return [block for page in pages() if page.name != GENERATED for block in blocks_of(page)]
+    """Return every block of every page."""
+    return [block for page in pages() for block in blocks_of(page)]
 
 
 def blocks_of(page: Path) -> Iterator[Block]:

@@ -10,16 +10,22 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from docs import command_page
+from docs import command_page, document_fields, errors_page, house_map, reference
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site by the file of the repository that holds them."""
 
-BODIES = {"commands": command_page.body}
+BODIES = {
+    "commands": command_page.body,
+    "document-fields": document_fields.body,
+    "errors": errors_page.body,
+    "map": house_map.body,
+    "reference": reference.body,
+}
 """Makers of the bodies that only the site has, by the name in a page's `<!-- made with the site: NAME -->`."""
 
-_PLACE = re.compile(r"<!-- made with the site: ([a-z]+) -->")
+_PLACE = re.compile(r"<!-- made with the site: ([a-z-]+) -->")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import epochal
 from docs.pictures import PHASE_PATHS
 from epochal.cli.lazy import command_name
 from epochal.cli.main import COMMANDS
@@ -79,6 +80,26 @@ def test_page_of_commands_has_every_command_with_its_options(site: Path) -> None
     for target in COMMANDS:
         assert f'<h2 id="epochal-{command_name(target)}">' in page
     assert "<code>--leave-within" in page
+
+
+def test_page_of_the_python_api_has_every_public_name_once(site: Path) -> None:
+    page = (site / "reference.html").read_text(encoding="utf-8")
+    headings = re.findall(r'<h3 id="[^"]*">([^<]*)<', page)
+    assert sorted(headings) == sorted(set(epochal.__all__) - {"__version__"})
+
+
+def test_page_of_the_python_api_has_docstrings_and_signatures(site: Path) -> None:
+    page = (site / "reference.html").read_text(encoding="utf-8")
+    assert "Return the samples of these data indices, in order." in page
+    assert 'id="epochal.data_providers.protocol.DataProvider.get_samples"' in page
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("errors.html", "key-in-use"), ("document-fields.html", "rundocument"), ("architecture.html", "stateconfig")],
+)
+def test_page_that_is_made_with_the_site_has_its_body(site: Path, page: str, heading: str) -> None:
+    assert f' id="{heading}">' in (site / page).read_text(encoding="utf-8")
 
 
 def test_picture_draws_every_transition_of_the_phases() -> None:

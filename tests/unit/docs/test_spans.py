@@ -8,7 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from docs.named_kinds import PACKAGES
-from docs.page_blocks import BLOCK, GENERATED, ROOT, pages
+from docs.page_blocks import BLOCK, ROOT, pages
 from epochal.cli.main import app
 from epochal.runtime.explanations import explanations
 
@@ -43,7 +43,7 @@ OPTIONS = {option for options in COMMANDS.values() for option in options}
 def sentences() -> Iterator[tuple[str, str]]:
     """Yield each place and its text without blocks: the pages, and the explanations of errors."""
     for page in pages():
-        if page.name not in {*OLD, GENERATED}:
+        if page.name not in OLD:
             yield str(page.relative_to(ROOT)), BLOCK.sub("", page.read_text(encoding="utf-8"))
     for kind, found in explanations().items():
         yield f"the explanation of {kind}", f"{found.means}\n\n{found.remedy}"
