@@ -1,4 +1,4 @@
-"""The table of alerts in `docs/operations.md`, from the rules that Prometheus reads."""
+"""The table of alerts on the site's page of operating, from the rules that Prometheus reads."""
 
 from pathlib import Path
 from typing import Any

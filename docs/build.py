@@ -1,46 +1,20 @@
-"""Build the documentation: write the parts that are generated from code, and check every link and anchor.
+"""Check every link and anchor of the documentation, and that what is made of code beside it is up to date.
 
-`python -m docs.build` fails when a page is stale or a link is broken; `--write` updates the pages.
+`python -m docs.build` fails when a picture is stale or a link is broken; `--write` makes the pictures anew.
 """
 
 import re
 import sys
-from functools import cache
 from pathlib import Path
 
-from docs import alerts_table, grafana_dashboard, metrics_tables, named_kinds, page_blocks
-from docs.pictures import phase_conditions, pictures
-from epochal.run_manager.step_state_machine import STEPS, News
-from epochal.runtime.glossary import GLOSSARY
+from docs import grafana_dashboard, named_kinds, page_blocks
+from docs.pictures import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
 _MADE_WITH_SITE = "<!-- made with the site: "
 """Mark of a page with headings that only the site has; mkdocs checks links to them."""
 _FENCE = re.compile(r"```.*?```", re.DOTALL)
-
-
-@cache
-def generated_blocks() -> dict[str, str]:
-    """Return every generated block by the name in its comment."""
-    tables = {"phases": phase_conditions(), "steps": STEPS.grid(News)}
-    tables["alerts"] = alerts_table.table()
-    tables["words"] = words_table()
-    return tables | metrics_tables.blocks()
-
-
-def words_table() -> str:
-    """Return the table of the glossary's words."""
-    rows = (f"| {name} | {' '.join(filter(None, (word.means, word.more)))} |" for name, word in GLOSSARY.items())
-    return "\n".join(("| word | meaning |", "|---|---|", *rows))
-
-
-def with_generated(text: str) -> str:
-    """Return the page's text with its generated blocks up to date."""
-    for name, block in generated_blocks().items():
-        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end generated -->)", re.DOTALL)
-        text = pattern.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)  # type: ignore[misc]
-    return text
 
 
 def anchor(heading: str) -> str:
@@ -78,18 +52,11 @@ def broken_links(page: Path, text: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check or write the pages; return the exit code."""
+    """Check the pages, check or write what is made; return the exit code."""
     problems = [*pages_without_place(), *named_kinds.mistakes(), *page_blocks.unchecked()]
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy/README.md"]
     for page in pages:
-        text = page.read_text(encoding="utf-8")
-        fresh = with_generated(text)
-        if fresh != text:
-            if "--write" in arguments:
-                page.write_text(fresh, encoding="utf-8")
-            else:
-                problems.append(f"{page.relative_to(ROOT)} is stale; run python -m docs.build --write")
-        problems += broken_links(page, fresh)
+        problems += broken_links(page, page.read_text(encoding="utf-8"))
     made = {ROOT / "docs" / name: picture for name, picture in pictures().items()}
     made[grafana_dashboard.PATH] = grafana_dashboard.dashboard()
     for path, content in made.items():

@@ -1,4 +1,4 @@
-"""The tables of `docs/metrics.md`: every metric of every program, from the registries themselves."""
+"""The tables of the site's page of metrics: every metric of every program, from the registries themselves."""
 
 from collections.abc import Callable, Iterator
 
@@ -17,11 +17,6 @@ PROGRAMS: dict[str, Callable[[CollectorRegistry], object]] = {
     "training-service": TrainingMetrics,
     "client": ClientMetrics,
 }
-
-
-def blocks() -> dict[str, str]:
-    """Return each program's table by the name of its place on the page."""
-    return {f"metrics-{program}": table(register) for program, register in PROGRAMS.items()}
 
 
 def table(register: Callable[[CollectorRegistry], object]) -> str:

@@ -5,23 +5,41 @@ The site has no public address of its source, so that a link to a file of the re
 
 import posixpath
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from docs import command_page, document_fields, errors_page, house_map, reference
+from docs import (
+    alerts_table,
+    command_page,
+    document_fields,
+    errors_page,
+    house_map,
+    metrics_tables,
+    reference,
+    words_table,
+)
+from docs.pictures import phase_conditions
+from epochal.run_manager.step_state_machine import STEPS, News
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHER_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages of the site by the file of the repository that holds them."""
 
-BODIES = {
+BODIES: dict[str, Callable[[], str]] = {
+    "alerts": alerts_table.table,
     "commands": command_page.body,
     "document-fields": document_fields.body,
     "errors": errors_page.body,
     "map": house_map.body,
+    "phases": phase_conditions,
     "reference": reference.body,
+    "steps": lambda: STEPS.grid(News),
+    "words": words_table.body,
+    **{f"metrics-{program}": partial(metrics_tables.table, add) for program, add in metrics_tables.PROGRAMS.items()},
 }
 """Makers of the bodies that only the site has, by the name in a page's `<!-- made with the site: NAME -->`."""
 

@@ -102,5 +102,19 @@ def test_page_that_is_made_with_the_site_has_its_body(site: Path, page: str, hea
     assert f' id="{heading}">' in (site / page).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("page", "cell"),
+    [
+        ("metrics.html", "<code>epochal_run_step</code>"),
+        ("operations.html", "<code>EpochalRunHolds</code>"),
+        ("concepts.html", "resume"),
+        ("concepts.html", "train_same"),
+    ],
+)
+def test_table_that_is_made_with_the_site_has_its_rows(site: Path, page: str, cell: str) -> None:
+    rows = re.findall("<td>(.*?)</td>", (site / page).read_text(encoding="utf-8"))
+    assert any(cell in row for row in rows)
+
+
 def test_picture_draws_every_transition_of_the_phases() -> None:
     assert set(PHASE_PATHS) == {(source, goal) for source, goal, _ in PHASES.conditions()}
