@@ -1,22 +1,24 @@
 """Reads a source through a cache on the disk, so that a second pass (or client) need not fetch its blocks again.
 
-The rules kept here: a region of the cache is named after the file's place, size, version and distinction, so that a
-changed file has other regions; within a process, a block that is being fetched is not fetched again: whoever needs it
+The rules kept here: a block of the cache is named after its file's place, size, version and distinction, so that a
+changed file has other blocks; within a process, a block that is being looked for is not fetched again: whoever needs it
 too waits for it.
 """
 
 import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from epochal.data_providers.sources.byte_source import ByteSource, SourceFile, Wanted, read_many
-from epochal.data_providers.sources.cache import BLOCK_BYTES, FORMAT, REGION_BLOCKS, BlockCache, CacheBlock
+from epochal.data_providers.sources.cache import BLOCK_BYTES, FORMAT, BlockCache
 
+MAX_STRETCH_BLOCKS = 16
+"""Maximum number of neighbouring blocks that are fetched as one range (4 MiB)."""
 MAX_SPARE_BYTES = 16 * 1024**2
 """Maximum size of the memory that a source keeps for its next fetch."""
 
@@ -57,13 +59,25 @@ class CachedSource:
         """Fill every destination, as `BatchedSource.read_many_into`; what is not held is fetched together."""
         pieces = [piece for one in wanted for piece in self._pieces(one)]
         while pieces:
-            pieces = await asyncio.to_thread(self._not_held, pieces)
             mine = [piece for piece in pieces if _block_of(piece) not in self._coming]
             pieces = [piece for piece in pieces if _block_of(piece) in self._coming]
             others = {self._coming[_block_of(piece)] for piece in pieces}
-            await self._fetch(mine)
+            with self._claimed({_block_of(piece) for piece in mine}):
+                await self._fetch(await asyncio.to_thread(self._not_held, mine))
             if others:
                 await asyncio.wait(others)
+
+    @contextmanager
+    def _claimed(self, blocks: set[_BlockOf]) -> Iterator[None]:
+        """Let others wait for these blocks until the context ends."""
+        coming = asyncio.get_running_loop().create_future()
+        self._coming.update(dict.fromkeys(blocks, coming))
+        try:
+            yield
+        finally:
+            for block in blocks:
+                del self._coming[block]
+            coming.set_result(None)
 
     async def aclose(self) -> None:
         await self._source.aclose()
@@ -80,18 +94,17 @@ class CachedSource:
 
     def _not_held(self, pieces: Sequence[_Piece]) -> list[_Piece]:
         """Fill the pieces whose blocks are held, and return the others."""
-        missing: list[_Piece] = []
-        for (name, region), group in groupby(pieces, key=_region_of):
-            own = list(group)
-            base = region * REGION_BLOCKS
-            wanted = [((piece.number - base) * BLOCK_BYTES + piece.start, piece.into) for piece in own]
-            size_bytes = min(REGION_BLOCKS * BLOCK_BYTES, self._by_name[name].size_bytes - base * BLOCK_BYTES)
-            missing += [own[at] for at in self._cache.read_into(self._key(name, region), size_bytes, wanted)]
-        return missing
+        return [
+            piece
+            for piece in pieces
+            if not self._cache.read_into(
+                self._key(*_block_of(piece)), _block_bytes(piece.file, piece.number), piece.start, piece.into
+            )
+        ]
 
-    def _key(self, name: str, region: int) -> str:
+    def _key(self, name: str, number: int) -> str:
         key = self._names[name].copy()
-        key.update(str(region).encode())
+        key.update(str(number).encode())
         return key.hexdigest()
 
     async def _fetch(self, pieces: Sequence[_Piece]) -> None:
@@ -99,32 +112,24 @@ class CachedSource:
         if not pieces:
             return
         stretches = _stretches({_block_of(piece): piece.file for piece in pieces})
-        coming = asyncio.get_running_loop().create_future()
-        blocks = [(file.name, number) for file, numbers in stretches for number in numbers]
-        self._coming.update(dict.fromkeys(blocks, coming))
-        try:
-            sizes = [_bytes_of(file, numbers) for file, numbers in stretches]
-            buffer, at = self._taken(sum(sizes)), 0
-            wanted: list[Wanted] = []
-            for (file, numbers), size_bytes in zip(stretches, sizes, strict=True):
-                wanted.append(Wanted(file.name, numbers.start * BLOCK_BYTES, buffer[at : at + size_bytes].data))
-                at += size_bytes
-            await read_many(self._source, wanted)
-            self.fetched_bytes += sum(len(one.into) for one in wanted)
-            found: dict[_BlockOf, memoryview] = {}
-            for (file, numbers), one in zip(stretches, wanted, strict=True):
-                for number in numbers:
-                    at = (number - numbers.start) * BLOCK_BYTES
-                    found[file.name, number] = one.into[at : at + _block_bytes(file, number)]
-            for piece in pieces:
-                piece.into[:] = found[_block_of(piece)][piece.start : piece.start + len(piece.into)]
-            await asyncio.to_thread(self._keep, found)
-            if len(self._spare) < len(buffer) <= MAX_SPARE_BYTES:  # nobody uses it any more: nothing has failed
-                self._spare = buffer
-        finally:
-            for block in blocks:
-                del self._coming[block]
-            coming.set_result(None)
+        sizes = [_bytes_of(file, numbers) for file, numbers in stretches]
+        buffer, at = self._taken(sum(sizes)), 0
+        wanted: list[Wanted] = []
+        for (file, numbers), size_bytes in zip(stretches, sizes, strict=True):
+            wanted.append(Wanted(file.name, numbers.start * BLOCK_BYTES, buffer[at : at + size_bytes].data))
+            at += size_bytes
+        await read_many(self._source, wanted)
+        self.fetched_bytes += sum(len(one.into) for one in wanted)
+        found: dict[_BlockOf, memoryview] = {}
+        for (file, numbers), one in zip(stretches, wanted, strict=True):
+            for number in numbers:
+                at = (number - numbers.start) * BLOCK_BYTES
+                found[file.name, number] = one.into[at : at + _block_bytes(file, number)]
+        for piece in pieces:
+            piece.into[:] = found[_block_of(piece)][piece.start : piece.start + len(piece.into)]
+        await asyncio.to_thread(self._keep, found)
+        if len(self._spare) < len(buffer) <= MAX_SPARE_BYTES:  # nobody uses it any more: nothing has failed
+            self._spare = buffer
 
     def _taken(self, size_bytes: int) -> NDArray[np.uint8]:
         """Return memory for so many bytes or more, the spare one if it is large enough: new memory costs time."""
@@ -132,28 +137,21 @@ class CachedSource:
         return found if len(found) >= size_bytes else np.empty(size_bytes, np.uint8)
 
     def _keep(self, found: dict[_BlockOf, memoryview]) -> None:
-        """Keep blocks, which are sorted by their places."""
-        self._cache.put_all(
-            CacheBlock(self._key(name, number // REGION_BLOCKS), number % REGION_BLOCKS, data)
-            for (name, number), data in found.items()
-        )
+        for (name, number), data in found.items():
+            self._cache.put(self._key(name, number), data)
 
 
 def _block_of(piece: _Piece) -> _BlockOf:
     return piece.file.name, piece.number
 
 
-def _region_of(piece: _Piece) -> tuple[str, int]:
-    return piece.file.name, piece.number // REGION_BLOCKS
-
-
 def _stretches(blocks: dict[_BlockOf, SourceFile]) -> list[tuple[SourceFile, range]]:
-    """Return blocks as stretches of neighbours, each in one region."""
+    """Return blocks as stretches of neighbours, each of at most `MAX_STRETCH_BLOCKS`."""
     found: list[tuple[SourceFile, range]] = []
     for (name, number), file in sorted(blocks.items(), key=lambda block: block[0]):
         if found:
             last_file, last = found[-1]
-            if last_file.name == name and last.stop == number and number % REGION_BLOCKS:
+            if last_file.name == name and last.stop == number and len(last) < MAX_STRETCH_BLOCKS:
                 found[-1] = file, range(last.start, number + 1)
                 continue
         found.append((file, range(number, number + 1)))
@@ -170,6 +168,6 @@ def _block_bytes(file: SourceFile, number: int) -> int:
 
 
 def _name_of(file: SourceFile) -> "hashlib._Hash":
-    """Return the hash that names the file's regions, before a region's number."""
+    """Return the hash that names the file's blocks, before a block's number."""
     parts = (file.place, str(file.size_bytes), file.version, file.distinction, FORMAT, str(BLOCK_BYTES), "")
     return hashlib.sha256("\x00".join(parts).encode())

@@ -12,14 +12,7 @@ import pytest
 
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.sources.byte_source import SourceFile, Wanted, read
-from epochal.data_providers.sources.cache import (
-    BLOCK_BYTES,
-    CHUNK_BYTES,
-    MIN_CACHE_BYTES,
-    REGION_BLOCKS,
-    BlockCache,
-    CacheBlock,
-)
+from epochal.data_providers.sources.cache import BLOCK_BYTES, CHUNK_BYTES, MIN_CACHE_BYTES, BlockCache
 from epochal.data_providers.sources.cached_source import CachedSource
 from epochal.state.errors import InvalidInput
 
@@ -108,9 +101,9 @@ def held_bytes(folder: Path) -> int:
 
 
 def is_held(cache: BlockCache, key: str, block: bytes) -> bool:
-    """Whether the first block of a region is held, as it should be."""
+    """Whether a block is held, as it should be."""
     into = bytearray(len(block))
-    return cache.read_into(key, len(block), [(0, memoryview(into))]) == [] and into == block
+    return cache.read_into(key, len(block), 0, memoryview(into)) and into == block
 
 
 def test_cache_stays_below_its_limit_and_keeps_what_was_used_last(tmp_path: Path) -> None:
@@ -118,7 +111,7 @@ def test_cache_stays_below_its_limit_and_keeps_what_was_used_last(tmp_path: Path
     block = b"x" * BLOCK_BYTES
     keys = [f"{number:064x}" for number in range(150)]
     for number, key in enumerate(keys):
-        cache.put_all([CacheBlock(key, 0, memoryview(block))])
+        cache.put(key, memoryview(block))
         assert is_held(cache, keys[0], block), "used again and again"
         os.utime(tmp_path / key[:2] / key, (number, number))
         os.utime(tmp_path / keys[0][:2] / keys[0], (10**6, 10**6))
@@ -133,45 +126,6 @@ async def test_cache_stays_below_its_limit_when_a_read_is_larger(tmp_path: Path)
     cached = CachedSource(source, BlockCache(tmp_path, MIN_CACHE_BYTES))
     assert await read(cached, "a.bin", 0, len(data)) == data
     assert MIN_CACHE_BYTES // 2 < held_bytes(tmp_path) <= MIN_CACHE_BYTES
-
-
-async def test_cache_makes_one_file_for_neighbouring_blocks(tmp_path: Path) -> None:
-    data = np.random.default_rng(2).bytes((REGION_BLOCKS + 1) * BLOCK_BYTES)
-    source = Recorded(data=data)
-    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
-    for number in (REGION_BLOCKS, 7, 2, 3, 15):
-        at = number * BLOCK_BYTES
-        assert await read(cached, "a.bin", at + 5, at + 9) == data[at + 5 : at + 9]
-    assert len(entries(tmp_path)) == 2
-    source.away = True
-    assert (
-        await read(cached, "a.bin", 2 * BLOCK_BYTES + 9, 4 * BLOCK_BYTES) == data[2 * BLOCK_BYTES + 9 : 4 * BLOCK_BYTES]
-    )
-
-
-async def test_cache_takes_no_bytes_of_a_writer_that_was_killed(tmp_path: Path) -> None:
-    source = Recorded()
-    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
-    await read(cached, "a.bin", 0, 10)
-    (entry,) = entries(tmp_path)
-    with entry.open("ab") as file:
-        file.write(bytes(1000))
-    await read(cached, "a.bin", BLOCK_BYTES, BLOCK_BYTES + 10)
-    source.away = True
-    assert await read(cached, "a.bin", 0, 2 * BLOCK_BYTES) == DATA[: 2 * BLOCK_BYTES]
-
-
-async def test_cache_takes_no_block_for_another_of_its_region(tmp_path: Path) -> None:
-    source = Recorded()
-    cached = CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES))
-    await read(cached, "a.bin", 0, 3 * BLOCK_BYTES)
-    (entry,) = entries(tmp_path)
-    with entry.open("r+b") as file:
-        file.seek(REGION_BLOCKS * BLOCK_BYTES // CHUNK_BYTES * 32 + 1)
-        assert file.read(1) == b"\x02", "the second block's slot"
-        file.seek(-1, os.SEEK_CUR)
-        file.write(b"\x03")
-    assert await read(cached, "a.bin", 0, 3 * BLOCK_BYTES) == DATA[: 3 * BLOCK_BYTES]
 
 
 async def test_cache_keeps_a_block_once_that_two_processes_fetched(tmp_path: Path) -> None:
@@ -233,7 +187,6 @@ def test_cache_is_shared_by_processes_of_which_some_are_killed(tmp_path: Path) -
     assert [process.exitcode for process in (*lasting, victim)] == [0, 0, -signal.SIGKILL]
     hammer(tmp_path, 3, 20)
     assert held_bytes(tmp_path) <= MIN_CACHE_BYTES
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"lock", "total"}
 
 
 class Batched(Recorded):
