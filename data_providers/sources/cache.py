@@ -9,9 +9,9 @@ chunks that are needed are read and hashed. At the limit the least recently used
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 from epochal.state.errors import InvalidInput
@@ -30,7 +30,6 @@ USED_AGAIN_S = 60.0
 FORMAT = "4"
 """Version of the layout; a part of every key."""
 _DIGEST_BYTES = 32
-_INCOMING = "incoming-"
 
 
 class BlockCache:
@@ -47,6 +46,7 @@ class BlockCache:
         self.max_bytes = max_bytes
         self._root = str(folder)
         self._uncounted_bytes = 0
+        self._numbers = count()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._make_room()
@@ -86,8 +86,12 @@ class BlockCache:
             if self._uncounted_bytes * 100 > self.max_bytes * UNCOUNTED_PERCENT:
                 self._make_room()
             path = self._path(key)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            incoming, name = tempfile.mkstemp(prefix=_INCOMING, dir=os.path.dirname(path))
+            name = f"{path}-{os.getpid()}-{next(self._numbers)}"
+            try:
+                incoming = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                incoming = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 os.writev(incoming, [_digests_of(data), data])
                 os.rename(name, path)
