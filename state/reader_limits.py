@@ -50,8 +50,6 @@ MAX_ZSTD_WINDOW_BYTES = 128 * 1024**2
 """Memory that a zstd file may ask for (its window: `zstd --long=27`)."""
 MAX_XZ_MEMORY_BYTES = 256 * 1024**2
 """Memory that an xz file may ask for."""
-MAX_SNAPPY_BYTES = 256 * 1024**2
-"""Size of a snappy file, which is unpacked as a whole, packed and unpacked."""
 MAX_EXPANSION = 200
 """Times its size to which a file may unpack whose unpacked size nobody announces; text does to 3 to 20."""
 ALWAYS_UNPACKED_BYTES = 64 * 1024**2

@@ -26,7 +26,7 @@ from epochal.state.reader_limits import MAX_SHARD_SAMPLES
 from epochal.state.wire import load_json
 
 SHARD_SUFFIX = ".mds"
-SHARD_SUFFIXES = (SHARD_SUFFIX, *(f"{SHARD_SUFFIX}.{kind}" for kind in ("zstd", "gz", "bz2", "br", "snappy")))
+SHARD_SUFFIXES = (SHARD_SUFFIX, *(f"{SHARD_SUFFIX}.{kind}" for kind in ("zstd", "gz", "bz2")))
 """Also of compressed shards, as MosaicML's writer names them."""
 MAX_SHARD_BYTES = 2**32 - 1
 """As the offsets of a shard have 32 bits."""

@@ -1,8 +1,8 @@
 """Compressed files: which compression a name or an index means, and a reader of the bytes within.
 
-`gz`, `bz2` and `xz` are Python's own; `zstd` needs zstandard (`pip install 'epochal[compression]'`), and
-`br` and `snappy` need pyarrow (`pip install 'epochal[parquet]'`). Every reader gives at most as many bytes as it is
-asked for, so that a file that unpacks to a thousand times its size costs its reader nothing but the refusal.
+`gz`, `bz2` and `xz` are Python's own; `zstd` needs zstandard (`pip install 'epochal[compression]'`).
+Every reader gives at most as many bytes as it is asked for, so that a file that unpacks to a thousand times its size
+costs its reader nothing but the refusal.
 """
 
 import bz2
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from epochal.data_providers.protocol import CorruptData, Rejected
 from epochal.data_providers.waits import decoding
 from epochal.state.errors import ExtraMissing
-from epochal.state.reader_limits import MAX_SNAPPY_BYTES, MAX_XZ_MEMORY_BYTES, MAX_ZSTD_WINDOW_BYTES
+from epochal.state.reader_limits import MAX_XZ_MEMORY_BYTES, MAX_ZSTD_WINDOW_BYTES
 
 SUFFIXES = {".zst": "zstd", ".gz": "gz", ".bz2": "bz2", ".xz": "xz"}
 """The compression by a file's name."""
@@ -25,7 +25,6 @@ _PART_BYTES = 1024**2
 _ZSTD_PART_BYTES = 256
 """Packed bytes that are unpacked at a time: 8 MiB at most, as a block of 128 KiB may take four bytes."""
 ZSTD_EXTRA = "pip install 'epochal[compression]'"
-ARROW_EXTRA = "pip install 'epochal[parquet]'"
 _LEVEL = ":"
 
 Opened: TypeAlias = tuple[tuple[type[BaseException], ...], Callable[[int], bytes]]
@@ -55,42 +54,33 @@ def known_compression(named: object, place: str) -> str:
     return kind
 
 
-def unpacked(file: BinaryIO, kind: str, place: str, size_bytes: int | None = None) -> "Unpacked":
-    """Return a reader of what a compressed file holds.
+class Unpacked:
+    """The content of a compressed file, in order. Errors of the decompressor are raised as `CorruptData`.
 
     Args:
         file: the compressed bytes, read from its beginning; closed with the reader.
         kind: from `compression_of` or `known_compression`.
         place: of the file, for messages.
-        size_bytes: of the content, if it is known; snappy needs it.
-
-    Raises:
-        InvalidInput: at the first read; a package that it needs is not installed.
     """
-    return Unpacked(file, kind, place, size_bytes)
 
-
-class Unpacked:
-    """The content of a compressed file, in order. Errors of the decompressor are raised as `CorruptData`."""
-
-    def __init__(self, file: BinaryIO, kind: str, place: str, size_bytes: int | None) -> None:
+    def __init__(self, file: BinaryIO, kind: str, place: str) -> None:
         self._file = file
         self._kind = kind
         self._place = place
-        self._size_bytes = size_bytes
         self._opened: Opened | None = None
 
     def read(self, size_bytes: int) -> bytes:
         """Return up to `size_bytes` further bytes; b"" at the end.
 
         Raises:
+            InvalidInput: at the first read; a package that it needs is not installed.
             CorruptData: the file is damaged or cut off; the fault of the data's owner.
             DataError: what reading the compressed file raises.
         """
         failures: tuple[type[BaseException], ...] = (EOFError,)
         try:
             if self._opened is None:
-                self._opened = _READERS[self._kind](self._file, self._size_bytes)
+                self._opened = _READERS[self._kind](self._file)
             failures, read = self._opened
             with decoding():
                 return read(size_bytes)
@@ -110,16 +100,16 @@ def _buffered(file: BinaryIO) -> io.BufferedReader:
     return io.BufferedReader(cast("io.RawIOBase", file), _PART_BYTES)
 
 
-def _gz(file: BinaryIO, _: int | None) -> Opened:
+def _gz(file: BinaryIO) -> Opened:
     packed = _not_empty(_buffered(file))
     return (EOFError, zlib.error, gzip.BadGzipFile), gzip.GzipFile(fileobj=packed, mode="rb").read
 
 
-def _bz2(file: BinaryIO, _: int | None) -> Opened:
+def _bz2(file: BinaryIO) -> Opened:
     return (EOFError, OSError, ValueError), _streams(bz2.BZ2Decompressor, _buffered(file))
 
 
-def _xz(file: BinaryIO, _: int | None) -> Opened:
+def _xz(file: BinaryIO) -> Opened:
     make = partial(lzma.LZMADecompressor, memlimit=MAX_XZ_MEMORY_BYTES)
     return (EOFError, lzma.LZMAError), _streams(make, _buffered(file))
 
@@ -157,7 +147,7 @@ def _not_empty(packed: io.BufferedReader) -> io.BufferedReader:
     return packed
 
 
-def _zstd(file: BinaryIO, _: int | None) -> Opened:
+def _zstd(file: BinaryIO) -> Opened:
     try:
         import zstandard
     except ImportError as error:
@@ -184,50 +174,9 @@ def _zstd(file: BinaryIO, _: int | None) -> Opened:
     return (zstandard.ZstdError, EOFError), read
 
 
-def _arrow(kind: str) -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ExtraMissing(f"{kind} files need pyarrow: {ARROW_EXTRA}") from error
-    return pyarrow
-
-
-def _br(file: BinaryIO, _: int | None) -> Opened:
-    arrow = _arrow("br")
-    stream = arrow.CompressedInputStream(arrow.PythonFile(_buffered(file), mode="r"), "brotli")
-    return (arrow.ArrowException, EOFError, OSError), stream.read
-
-
-def _snappy(file: BinaryIO, size_bytes: int | None) -> Opened:
-    arrow = _arrow("snappy")
-    packed = file.read(MAX_SNAPPY_BYTES + 1)
-    place = getattr(file, "name", "a snappy file")
-    if size_bytes is None or max(size_bytes, len(packed)) > MAX_SNAPPY_BYTES:
-        raise CorruptData(f"{place} is larger than {MAX_SNAPPY_BYTES} bytes, the most for snappy")
-    held: io.BytesIO | None = None
-
-    def read(wanted: int) -> bytes:
-        nonlocal held
-        if held is None:
-            said, shift = 0, 0
-            for byte in packed[:5]:  # snappy's own length comes first, and pyarrow does not compare it
-                said |= (byte & 0x7F) << shift
-                shift += 7
-                if byte < 0x80:
-                    break
-            if said != size_bytes:
-                raise EOFError(f"it holds {said} bytes, not {size_bytes}")
-            held = io.BytesIO(arrow.Codec("snappy").decompress(packed, size_bytes).to_pybytes())
-        return held.read(wanted)
-
-    return (arrow.ArrowException, EOFError, OSError), read
-
-
-_READERS: dict[str, Callable[[BinaryIO, int | None], Opened]] = {
+_READERS: dict[str, Callable[[BinaryIO], Opened]] = {
     "gz": _gz,
     "bz2": _bz2,
     "xz": _xz,
     "zstd": _zstd,
-    "br": _br,
-    "snappy": _snappy,
 }

@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 from epochal.data_providers.protocol import CorruptData
 from epochal.data_providers.sources.byte_source import ByteSource, SourceFile
-from epochal.data_providers.sources.compression import unpacked
+from epochal.data_providers.sources.compression import Unpacked
 from epochal.data_providers.sources.derived_files import DataSpool, SpooledFile, SpoolSink
 from epochal.data_providers.sources.index_hashes import IndexHashes
 from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
@@ -86,7 +86,7 @@ class Unpacker:
         ranges = RangeFile(self._source, file.packed)
 
         def first() -> bytes:
-            reader = unpacked(cast("BinaryIO", ranges), file.compression, file.packed.place, file.size_bytes)
+            reader = Unpacked(cast("BinaryIO", ranges), file.compression, file.packed.place)
             found = bytearray()
             try:
                 while len(found) < size_bytes and (part := reader.read(size_bytes - len(found))):
@@ -106,7 +106,7 @@ class Unpacker:
 def _unpack(ranges: RangeFile, file: PackedFile, hashes: "_Hashes", sink: SpoolSink) -> None:
     most_bytes = max(ALWAYS_UNPACKED_BYTES, MAX_EXPANSION * file.packed.size_bytes)
     place = file.packed.place
-    reader = unpacked(cast("BinaryIO", ranges), file.compression, place, file.size_bytes)
+    reader = Unpacked(cast("BinaryIO", ranges), file.compression, place)
     try:
         while part := reader.read(_PART_BYTES):
             if file.size_bytes is not None and sink.size_bytes + len(part) > file.size_bytes:
