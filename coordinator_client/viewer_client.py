@@ -20,8 +20,6 @@ from epochal.state.errors import InvalidDocument
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
 from epochal.state.shown.explanation import SpeedExplanation
-from epochal.state.shown.operator_actions import ActionsPage
-from epochal.state.shown.trust import TrustView
 from epochal.state.wire import ClientId, parse_document
 
 if TYPE_CHECKING:  # with numpy, which other requests do not need
@@ -92,33 +90,24 @@ class ViewerClient(CoordinatorClient):
     async def moment(self, version: int, slowest: int | None = None) -> Moment:
         """Return the run as it was at a version of its document. Raise `Refused`: `not-found`, and as `history`."""
         query = None if slowest is None else {"slowest": slowest}
-        return parse_document(Moment, await self._viewed(_at(version), query))
+        return parse_document(Moment, await self._viewed(f"/history/versions/{version}", query))
 
     async def present(self, slowest: int | None = None) -> Moment:
         """Return the run as it is, or was a moment ago. Raise as `history`."""
         query = None if slowest is None else {"slowest": slowest}
         return parse_document(Moment, await self._viewed("/history/present", query))
 
-    async def explanation(self, version: int | None = None) -> SpeedExplanation:
-        """Return why the run is not faster, or was not at a version. Raise as `history` and `moment`."""
-        place = "/history" if version is None else _at(version)
-        return parse_document(SpeedExplanation, await self._viewed(f"{place}/explanation"))
+    async def explanation(self) -> SpeedExplanation:
+        """Return why the run is not faster. Raise as `history`."""
+        return parse_document(SpeedExplanation, await self._viewed("/history/explanation"))
 
-    async def members(self, version: int | None = None) -> MembersPage:
-        """Return all members as columns, now or at a version. Raise as `history` and `moment`."""
-        return parse_document(MembersPage, await self._viewed(f"{_at(version)}/members"))
+    async def members(self) -> MembersPage:
+        """Return all members as columns. Raise as `history`."""
+        return parse_document(MembersPage, await self._viewed("/members"))
 
     async def member(self, client_id: ClientId) -> MemberDetail:
         """Return a member, present or former. Raise `Refused`: `not-found`, and as `history`."""
         return parse_document(MemberDetail, await self._viewed(f"/members/{quote(client_id, safe='')}"))
-
-    async def trust(self, version: int | None = None) -> TrustView:
-        """Return the run's checks, and what was refused, now or by a version. Raise as `history` and `moment`."""
-        return parse_document(TrustView, await self._viewed(f"{_at(version)}/trust"))
-
-    async def actions(self) -> ActionsPage:
-        """Return what the run's operators did last. Raise as `history`."""
-        return parse_document(ActionsPage, await self._viewed("/actions"))
 
     async def events(self, last_id: str | None = None) -> AsyncGenerator[RunEvent, None]:
         """Yield the run's news until the coordinator ends the stream, which it does at least once an hour.
@@ -148,11 +137,6 @@ class ViewerClient(CoordinatorClient):
     async def _viewed(self, place: str, query: dict[str, Any] | None = None) -> bytes:
         answer = await self._request("GET", self._run + place, params=query, headers=self._viewer_headers)
         return answer.content
-
-
-def _at(version: int | None) -> str:
-    """Return the place below which a version's pages are; "" for those of the present."""
-    return "" if version is None else f"/history/versions/{version}"
 
 
 async def _events_in(pieces: AsyncIterator[bytes]) -> AsyncGenerator[RunEvent, None]:

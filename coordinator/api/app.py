@@ -19,7 +19,6 @@ from epochal.coordinator.api.member_routes import member_routes
 from epochal.coordinator.api.membership_routes import membership_routes
 from epochal.coordinator.api.operator_routes import health_routes, operator_routes, status_routes
 from epochal.coordinator.api.page_routes import dashboard_routes
-from epochal.coordinator.api.past_routes import past_routes
 from epochal.coordinator.api.probe_routes import probe_routes
 from epochal.coordinator.api.reading_routes import reading_routes
 from epochal.coordinator.api.trust_routes import audit_routes, trust_routes
@@ -29,7 +28,6 @@ from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.insight.history_views import HistoryViews
 from epochal.coordinator.insight.member_views import MemberViews
 from epochal.coordinator.insight.trust_views import TrustViews
-from epochal.coordinator.insight.version_views import PastViews
 from epochal.coordinator.insight.viewers import Viewers
 from epochal.coordinator.operator_requests import OperatorRequests
 from epochal.coordinator.run.long_polls import LongPolls
@@ -107,7 +105,6 @@ def create_app(
         operator_routes(handlers),
         history_routes(access, views, viewers),
         member_routes(access, MemberViews(insight, SharedThreads(), metrics.http.refusals)),
-        past_routes(access, PastViews(insight, views)),
         trust_routes(access, TrustViews(insight, metrics.http.refusals), requests),
         audit_routes(handlers, requests),
         access_routes(handlers, requests),

@@ -11,7 +11,6 @@ from epochal.coordinator.machine.journal_records import JournalRecord, Segment
 from epochal.coordinator.machine.records import Kept, Stop, opened_by, replay_unchecked, replay_until
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import RunDocument
-from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.history_rows import Moment, RoundDetail
 from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained
 from epochal.state.shown.waiting_words import speed_words
@@ -29,9 +28,8 @@ class Past:
     Attributes:
         run: as it was.
         document: of that version.
-        history: of the rounds that had ended since `since_s`; they are numbered from 0 there.
+        history: of the rounds that had ended since the first replayed segment; they are numbered from 0 there.
         ended: the last of these rounds, the oldest first, with their numbers in the whole history.
-        since_s: when the first replayed segment was opened, on the coordinator's clock.
         known: the whole history, until now.
     """
 
@@ -39,7 +37,6 @@ class Past:
     document: RunDocument
     history: Projection
     ended: tuple[RoundDetail, ...]
-    since_s: float
     known: Projection
 
     def explanation(self) -> SpeedExplanation:
@@ -64,16 +61,6 @@ class Past:
         """The mean loss of the last applied round of then."""
         rows = (row for row in reversed(self.known.rows) if row.version <= self.document.version)
         return next((row.loss for row in rows if row.loss is not None), None)
-
-    @property
-    def audit(self) -> RecordedAudit | None:
-        """The last audit that had been reported, as far as it is known."""
-        reported = (*self.known.audits, *self.history.audits)
-        return max((one for one in reported if one.recorded_s <= self.run.clock.now_s), key=_recorded_s, default=None)
-
-
-def _recorded_s(audit: RecordedAudit) -> float:
-    return audit.recorded_s
 
 
 class Trail:
@@ -141,7 +128,7 @@ def past_of(
     found, stops = replay_until(segment, version, watch, trail.begin(version, history))
     trail.add(stops, told)
     _tell_what_follows(history, found.run, segment.records[found.sequence - segment.snapshot.sequence :])
-    return Past(found.run, found.document, history, _numbered_all(history.details, known), opened.clock.now_s, known)
+    return Past(found.run, found.document, history, _numbered_all(history.details, known), known)
 
 
 def _tell_what_follows(history: Projection, run: Run, records: Sequence[JournalRecord]) -> None:

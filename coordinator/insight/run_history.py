@@ -17,9 +17,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
 
-from epochal.coordinator.insight.at_version import Past, Trail, past_of
+from epochal.coordinator.insight.at_version import Trail, past_of
 from epochal.coordinator.insight.journal_history import JournalHistory as JournalHistory
 from epochal.coordinator.insight.journal_history import read_history as read_history
 from epochal.coordinator.insight.kept_history import KeptHistory, RecordMark, holds, openings_from
@@ -52,10 +51,8 @@ MAX_LOOKS = 16
 MAX_TRAILS = 4
 """Maximum number of segments of which is kept what was replayed for a look."""
 ASK_AGAIN_S = 2.0
-SLOW_START = "the next start reads more of the journal"
 
 Ended = Callable[[RoundDetail], None]
-Shown = TypeVar("Shown")
 
 
 class RunHistory:
@@ -242,13 +239,12 @@ class RunHistory:
             self._note_due(found)
             self.is_read.set()
 
-    async def look(self, version: int, present_version: int, show: Callable[[Past], Shown]) -> Shown:
-        """Return what `show` makes, in a thread, of the run as it was when the document of this version was published.
+    async def moment(self, version: int, present_version: int) -> Moment:
+        """Return the run as it was when the document of this version was published, as viewers are shown it.
 
         Args:
             version: to look back at.
             present_version: that of the present document.
-            show: makes something of it; pure.
 
         Raises:
             Refused: `not-found` if it lies in the future or in what was compacted; `overloaded` if too many look back;
@@ -269,15 +265,11 @@ class RunHistory:
                 past = await self._worker.run(partial(past_of, segment, version, read.history, trail=trail))
                 if not past.ended and (before := await self._segment_before(read, segment)) is not None:
                     past = await self._worker.run(partial(past_of, segment, version, read.history, before, trail))
-                return await self._worker.run(partial(show, past))
+                return await self._worker.run(past.moment)
         except StoreFailed as error:
             raise Refused(Refusal.STORE_FAILED, f"the journal cannot be read: {error.message}") from error
         finally:
             self._look_count -= 1
-
-    async def moment(self, version: int, present_version: int) -> Moment:
-        """Return the run at a version, as viewers are shown it. Arguments and errors as `look`."""
-        return await self.look(version, present_version, Past.moment)
 
     def _trail_of(self, segment: Segment) -> Trail:
         """Return what was replayed of a segment so far."""

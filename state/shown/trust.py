@@ -1,4 +1,4 @@
-"""The evidence for and against trusting a run (`GET …/trust`, `GET …/history/versions/{version}/trust`)."""
+"""The evidence for and against trusting a run (`GET …/trust`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,10 +46,9 @@ class TrustView(WireDocument):
         quarantined: the first of them, with the clients that failed on them and why.
         names: of those clients, as far as they are known.
         refusals: results and checkpoints that broke a rule, and failures that clients reported, by kind, since the run
-            began; those of the rounds that are known of a past version.
+            began.
         refused_requests: requests that this coordinator refused, by kind, since `refused_since_s`.
-        refused_since_s: when this coordinator started, in seconds since 1970; None of a past version, of which refused
-            requests are not known.
+        refused_since_s: when this coordinator started, in seconds since 1970.
         is_vouched_known: whether `vouched` says all that there is: False where rounds were applied, and what is kept of
             the journal does not hold the last of them.
     """
@@ -67,5 +66,5 @@ class TrustView(WireDocument):
     names: Mapping[str, str]
     refusals: tuple[RefusalCount, ...]
     refused_requests: tuple[RefusalCount, ...]
-    refused_since_s: float | None
+    refused_since_s: float
     is_vouched_known: bool = True

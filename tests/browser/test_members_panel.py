@@ -226,47 +226,8 @@ async def test_long_reason_breaks_over_lines_and_a_short_one_takes_little(browse
         assert 4 * widths[1] < 3 * widths[0] <= 3 * SIZES["phone"][0]
 
 
-async def test_table_shows_the_members_of_a_version_of_the_past(browser: "Browser", run: ShownRun) -> None:
-    version = (await run.asked("history"))["rounds"]["version"][0]
-    told = await run.asked(f"history/versions/{version}/members")
-    async with opened(browser) as (page, complaints):
-        await run.open(page, f"members?version={version}")
-        await page.get_by_text(f"3 members at version {version}.").wait_for()
-        shown = {row["Id"]: row for row in await rows(page)}
-        assert set(shown) == set(told["members"]["client_id"])
-        for client_id, applied, lost in zip(
-            *(told["members"][name] for name in ("client_id", "applied", "lost")), strict=True
-        ):
-            assert (shown[client_id]["Results applied"], shown[client_id]["Results lost"]) == (str(applied), str(lost))
-        await page.get_by_role("button", name="Live").click()
-        await said(page, "3 members")
-        assert complaints.unexpected == []
-
-
 async def test_unknown_member_is_said_to_be_unknown(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, complaints):
         complaints.expected.append("404")
         await run.open(page, f"member/{'ab' * 16}")
         await page.get_by_text("it has not joined this run, or left long ago").wait_for()
-
-
-async def test_members_page_at_a_version_has_the_figures_of_then(browser: "Browser", run: ShownRun) -> None:
-    client_id = run.clients[0].client_id
-    version = (await run.asked("history"))["rounds"]["version"][1]
-    then = (await run.asked(f"history/versions/{version}/members"))["members"]
-    applied = then["applied"][then["client_id"].index(client_id)]
-    now = (await run.asked(f"members/{client_id}"))["figures"]["applied"]
-    assert applied < now
-    async with opened(browser) as (page, complaints):
-        await run.open(page, f"member/{client_id}?version={version}")
-        await page.get_by_text(f"At version {version}, ").wait_for()
-        await page.locator("dl.facts").get_by_text(f"{applied} applied, ").wait_for()
-        rounds = page.get_by_role("region", name="Its last rounds").locator("tbody tr")
-        assert [(await row.inner_text()).split("\t")[0] for row in await rounds.all()] == ["1", "0"]
-        assert await rounds.first.get_by_role("link").get_attribute("href") == f"#/round/1?version={version}"
-        assert "What was refused of it is shown with the present" in await page.locator("main").inner_text()
-        await page.get_by_role("button", name="Live").click()
-        await page.locator("dl.facts").get_by_text(f"{now} applied, ").wait_for()
-        await run.open(page, f"member/{client_id}?version=0")
-        await page.get_by_text("it was no member.").wait_for()
-        assert complaints.unexpected == []

@@ -29,7 +29,7 @@ PARTS = {
     "operate": "input[type=password]",
 }
 """Parts of the page, and an element of each that is there once the coordinator has answered."""
-LIVE = {"": "text=of 1,000 done", "round": ".waterfall li", "members": ".grid [role=gridcell] a"}
+LIVE = {"": "text=of 1,000 done", "round": ".waterfall li"}
 """An element that parts of the page have if they show a run."""
 PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
 
@@ -210,7 +210,7 @@ async def test_map_says_how_far_the_run_is_through_its_data(browser: "Browser", 
         await said.get_by_text("Pass 4 over 23,414 samples: 75 % of it begun.").wait_for()
 
 
-@thinned("part", ["", "round", "members"])
+@thinned("part", ["", "round"])
 async def test_version_that_is_not_kept_shows_nothing_but_why(browser: "Browser", watched: Watched, part: str) -> None:
     async with opened(browser) as (page, complaints):
         complaints.expected = ["404"]
@@ -222,9 +222,7 @@ async def test_version_that_is_not_kept_shows_nothing_but_why(browser: "Browser"
         assert said.startswith("Version 4,000: version 4000 is not kept; allowed: 0 to")
         shown = await page.locator("main").inner_text()
         assert not [words for words in ("Asking", "Reading", "No round has ended yet") if words in shown]
-        if part == "members":
-            assert await page.locator(LIVE[part]).count() == 0
-        elif part:
+        if part:
             assert await page.locator("section:visible .waterfall li").count() == 0
         else:
             assert await figure(page, "step") == "–"

@@ -97,7 +97,8 @@ function update() {
   setText(status, SAID[connection.state](connection));
   status.dataset.state = connection.state;
   const problem = store.isLive && !store.problem?.wantsToken ? store.problem : null;
-  setText(document.getElementById("notice"), problem === null ? "" : `Not all is shown yet: ${visible(problem.message)}`);
+  const past = !store.isLive && panelOf(router.place.panel)?.isOfNow ? "The slider shows the past: this page is of now." : "";
+  setText(document.getElementById("notice"), problem === null ? past : `Not all is shown yet: ${visible(problem.message)}`);
   setText(document.getElementById("run-name"), store.runId === null ? "" : visible(store.runId));
   showLinks(router.place);
   showPanel(router.place);

@@ -202,7 +202,7 @@ export class Store {
   }
 
   /**
-   * Ask a route again and again, while the page is seen: `told(answer, version)` for each answer, of the version shown, `failed(problem)` otherwise.
+   * Ask a route again and again, while the page is seen: `told(answer)` for each answer, `failed(problem)` otherwise.
    *
    * @param {function(): string|null} path what to ask; null for nothing this time.
    * @return {function()} ends it; its `hurry()` asks at once.
@@ -213,14 +213,12 @@ export class Store {
     const ask = async () => {
       timer = null;
       let waitMs = everyMs;
-      const { version } = this;
       const place = this.runId === null || document.visibilityState === "hidden" ? null : path();
       if (place !== null && this.connection.state !== "refused") {
         try {
           const [answer, headers] = await this.api.answered(place, { signal: abort.signal });
           waitMs = Math.max(everyMs, 1000 * Number(headers.get("epochal-ask-again") ?? 0));
-          if (!abort.signal.aborted && version === this.version) told(answer, version);
-          else waitMs = NOT_YET_MS; // another version is looked at meanwhile
+          if (!abort.signal.aborted) told(answer);
         } catch (problem) {
           if (abort.signal.aborted) return;
           if (problem instanceof Problem) {
@@ -239,14 +237,6 @@ export class Store {
       ask();
     };
     return end;
-  }
-
-  /**
-   * Return the path of what is shown: `present` now, `past` of the version that is looked at; null if `known` is that version.
-   */
-  pastPath(present, past, known) {
-    if (this.isLive) return this.path(present);
-    return known === this.version ? null : this.path(`history/versions/${this.version}/${past}`);
   }
 
   /** Keep `present` up to date, with up to `slowest()` clients of each round. Return a function that ends this. */

@@ -2,7 +2,7 @@
 
 import { fill, h, setText } from "../elements.js";
 import { bytes, digits, duration, moment, percent, short, visible, whole } from "../format.js";
-import { MemberColumns, stateOf } from "../members.js";
+import { stateOf } from "../members.js";
 import { kindLink, meaning, prose } from "../refusals.js";
 import { FATES, PARTS } from "../words.js";
 
@@ -19,8 +19,6 @@ export default class MemberPanel {
   #ends = [];
   #id = null;
   #told = null;
-  #answer = null; // of the present
-  #past = null; // the members of the version that is looked at
 
   mount(element, store, place, router) {
     this.store = store;
@@ -37,13 +35,12 @@ export default class MemberPanel {
     const id = (place.rest[0] ?? "").toLowerCase();
     if (this.store.runId === null) return;
     if (id !== this.#id) return this.#begin(id);
-    if (this.#ends.length) this.#show();
   }
 
   #begin(id) {
     this.unmount();
     this.#id = id;
-    this.#told = this.#answer = this.#past = null;
+    this.#told = null;
     fill(this.body);
     setText(this.title, "Member");
     if (!ID.test(id)) {
@@ -52,20 +49,10 @@ export default class MemberPanel {
     }
     setText(this.said, "Asking the coordinator…");
     const { store } = this;
-    const unread = (problem) => setText(this.said, `The member could not be read: ${visible(problem.message)}`);
-    this.#ends.push(
-      store.poll(() => store.path(`members/${id}`), ASK_EVERY_MS, (answer) => {
-        this.#answer = answer;
-        this.#show();
-      }, (problem) => {
-        if (problem.kind !== "not-found") return unread(problem);
-        setText(this.said, `No member with the id ${id} is known: it has not joined this run, or left long ago.`);
-      }),
-      store.poll(() => (store.isLive ? null : store.pastPath("", "members", this.#past?.version)), ASK_EVERY_MS, (answer) => {
-        this.#past = answer;
-        this.#show();
-      }, unread),
-    );
+    this.#ends.push(store.poll(() => store.path(`members/${id}`), ASK_EVERY_MS, (answer) => this.#show(answer), (problem) => {
+      if (problem.kind !== "not-found") return setText(this.said, `The member could not be read: ${visible(problem.message)}`);
+      setText(this.said, `No member with the id ${id} is known: it has not joined this run, or left long ago.`);
+    }));
   }
 
   unmount() {
@@ -73,18 +60,7 @@ export default class MemberPanel {
     this.#ends = [];
   }
 
-  #show() {
-    const { version, isLive } = this.store;
-    if (this.#answer === null) return;
-    if (isLive) return this.#showPresent(this.#answer);
-    if (this.#past?.version !== version) {
-      this.#draw(null, () => []);
-      return setText(this.said, "Asking the coordinator…");
-    }
-    this.#showPast(this.#past);
-  }
-
-  #showPresent(answer) {
+  #show(answer) {
     const { figures: row } = answer;
     const state = stateOf((name) => row[name] ?? null);
     this.#name(row);
@@ -94,36 +70,13 @@ export default class MemberPanel {
     this.#draw(answer, () => [factsOf(row, answer), roundsOf(answer.rounds, this.router), refusalsOf(answer), this.#operator(row)]);
   }
 
-  /** Show the figures of a version, and of the last rounds that are held those that had ended in it. */
-  #showPast(past) {
-    const members = new MemberColumns(past);
-    const place = Array.from({ length: members.length }, (_, row) => row).find((row) => members.id(row) === this.#id);
-    const then = `version ${whole(past.version)}, ${moment(past.at_s)}`;
-    if (place === undefined) {
-      this.#name(this.#answer.figures);
-      setText(this.said, `At ${then}: it was no member.`);
-      return this.#draw(null, () => []);
-    }
-    const row = members.row(place);
-    this.#name(row);
-    setText(this.said, row.left ? `At ${then}: it had left: ${visible(row.left)}.` : `At ${then}: it was ${members.state(place)}.`);
-    const ended = this.store.rounds.until(past.version).next;
-    const rounds = this.#answer.rounds.filter(({ number }) => number < ended);
-    this.#draw({ row, rounds }, () => [
-      factsOf(row, { last_miss: "", quarantined: [] }),
-      h("p", { class: "quiet" }, `Results, tokens, bytes and waits are of the ${whole(past.rounds)} rounds before that version. `
-        + "What was refused of it is shown with the present (the button Live)."),
-      rounds.length ? roundsOf(rounds, this.router) : h("p", {}, "Its part of rounds as old as these is not held any more, or it had none."),
-    ]);
-  }
-
   #name(row) {
     setText(this.title, row.name ? `Member ${visible(row.name)}` : `Member ${row.client_id.slice(0, 12)}`);
   }
 
   /** Put what `parts()` returns into the page, if what it shows is new. */
   #draw(shows, parts) {
-    const shown = JSON.stringify([this.store.version, shows], (name, value) => (CHANGING.includes(name) ? undefined : value));
+    const shown = JSON.stringify(shows, (name, value) => (CHANGING.includes(name) ? undefined : value));
     if (shown === this.#told) return;
     this.#told = shown;
     const focused = document.activeElement?.dataset?.part;

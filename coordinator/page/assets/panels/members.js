@@ -53,9 +53,6 @@ export default class MembersPanel {
   #grid = null;
   #stop = null;
   #words = [];
-  #present = this.#members; // those of the present, also while a version of the past is shown
-  #version = null; // that is looked at; null for the present
-  #past = null; // the answer of that version
   #pending = null;
   #scrolledMs = 0;
   #timer = null;
@@ -92,34 +89,15 @@ export default class MembersPanel {
   update() {
     if (this.store.runId === null) return;
     if (this.#stop === null) this.#ask();
-    const { version } = this.store;
-    if (version === this.#version) return;
-    this.#version = version;
-    this.#past = null;
-    this.#put(version === null ? this.#present : new MemberColumns());
-    this.#stop?.hurry();
-  }
-
-  #put(members) {
-    this.#members = members;
-    this.#grid.setRows(members.length, (row) => members.id(row));
   }
 
   #ask() {
     const { store } = this;
-    const everyMs = this.#present.length > MANY ? ASK_MANY_EVERY_MS : ASK_EVERY_MS;
+    const everyMs = this.#members.length > MANY ? ASK_MANY_EVERY_MS : ASK_EVERY_MS;
     this.everyMs = everyMs;
-    const path = () => store.pastPath("members", "members", this.#past?.version ?? null);
-    this.#stop = store.poll(path, everyMs, (answer, version) => (version === null ? this.#told(answer) : this.#toldPast(answer)), (problem) => {
+    this.#stop = store.poll(() => store.path("members"), everyMs, (answer) => this.#told(answer), (problem) => {
       setText(this.problem, `The members could not be read: ${visible(problem.message)}`);
-      if (this.#past === null && !store.isLive) setText(this.said, "");
     });
-  }
-
-  #toldPast(answer) {
-    fill(this.problem);
-    this.#past = answer;
-    this.#put(new MemberColumns(answer));
   }
 
   #told(answer) {
@@ -135,11 +113,11 @@ export default class MembersPanel {
       this.#timer = setTimeout(() => this.#showPending(), waitMs);
       return;
     }
-    const wasMany = this.#present.length > MANY;
-    this.#present = new MemberColumns(this.#pending);
+    const wasMany = this.#members.length > MANY;
+    const members = this.#members = new MemberColumns(this.#pending);
     this.#pending = null;
-    if (this.store.isLive) this.#put(this.#present);
-    if (wasMany !== this.#present.length > MANY) {
+    this.#grid.setRows(members.length, (row) => members.id(row));
+    if (wasMany !== members.length > MANY) {
       this.#stop();
       this.#timer = setTimeout(() => this.#ask(), this.everyMs);
     }
@@ -159,12 +137,6 @@ export default class MembersPanel {
 
   #sayCount() {
     const present = this.#members.presentCount, { length } = this.#grid.shown;
-    if (!this.store.isLive) {
-      const past = this.#past;
-      setText(this.said, past === null ? "Asking the coordinator…" : `${whole(length)} shown; ${whole(present)} ${present === 1 ? "member" : "members"} `
-        + `at version ${whole(past.version)}. Results, bytes and waits are of the ${whole(past.rounds)} rounds before it.`);
-      return;
-    }
     const all = !present && this.#members.length ? "No member is present; those that have left can be shown" : `${whole(present)} ${present === 1 ? "member" : "members"}`;
     const isAll = !this.#words.length && this.state.value === "" && !this.gone.checked;
     setText(this.said, isAll ? all : present ? `${whole(length)} shown; ${all} in all` : `${whole(length)} shown; no member is present`);

@@ -22,7 +22,6 @@ export default class RoundPanel {
   #detail = null; // of the round that the address names, or of the last one
   #problem = null;
   #explanation = null;
-  #explainedVersion = null; // the past one of which it is
   #drawn = new Map();
 
   mount(element, store, place, router) {
@@ -55,9 +54,8 @@ export default class RoundPanel {
         this.#problem = problem;
         this.update(this.place);
       }),
-      store.poll(() => store.pastPath("history/explanation", "explanation", this.#explainedVersion), EXPLAINED_MS, (explanation, version) => {
+      store.poll(() => (store.isLive ? store.path("history/explanation") : null), EXPLAINED_MS, (explanation) => {
         this.#explanation = explanation;
-        this.#explainedVersion = version;
         this.#drawn.delete("now"); // which says when results usually come
         this.update(this.place);
       }),
@@ -105,7 +103,7 @@ export default class RoundPanel {
     }
     const { isLive, moment: found } = this.store.view;
     const wanted = this.#wanted;
-    const isExplained = wanted === null && this.#explanation !== null && this.#explainedVersion === this.store.version;
+    const isExplained = isLive && wanted === null && this.#explanation !== null;
     this.why.hidden = this.others.hidden = !isExplained;
     if (isExplained) this.#explain();
     this.now.section.hidden = wanted !== null;

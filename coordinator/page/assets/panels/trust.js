@@ -9,8 +9,6 @@ const ASK_EVERY_MS = 5_000;
 export default class TrustPanel {
   #stop = null;
   #told = null;
-  #version = null; // that is looked at; null for the present
-  #shownVersion = null; // the past one that is shown
 
   mount(element, store, place, router) {
     this.store = store;
@@ -22,17 +20,8 @@ export default class TrustPanel {
 
   update() {
     const { store } = this;
-    if (store.runId === null) return;
-    if (this.#version !== store.version) {
-      this.#version = store.version;
-      this.#shownVersion = this.#told = null;
-      fill(this.body);
-      setText(this.said, "Asking the coordinator…");
-      this.#stop?.hurry();
-    }
-    if (this.#stop !== null) return;
-    const path = () => store.pastPath("trust", "trust", this.#shownVersion);
-    this.#stop = store.poll(path, ASK_EVERY_MS, (answer, version) => this.#show(answer, version), (problem) => {
+    if (store.runId === null || this.#stop !== null) return;
+    this.#stop = store.poll(() => store.path("trust"), ASK_EVERY_MS, (answer) => this.#show(answer), (problem) => {
       setText(this.said, `The coordinator does not say: ${visible(problem.message)}`);
     });
   }
@@ -41,11 +30,9 @@ export default class TrustPanel {
     this.#stop?.();
   }
 
-  #show(trust, version) {
-    this.#shownVersion = version;
+  #show(trust) {
     const age = trust.audit === null ? "" : `, ${duration(Math.max(0, trust.at_s - trust.audit.recorded_s))} ago`;
-    const then = version === null ? "" : `At version ${whole(version)}: `;
-    setText(this.said, `${then}${summaryOf(trust, age)}`);
+    setText(this.said, summaryOf(trust, age));
     const shown = JSON.stringify({ ...trust, at_s: 0, version: 0 }); // both change with each answer
     if (shown === this.#told) return;
     this.#told = shown;
@@ -124,12 +111,6 @@ function replicaOf({ vouched, is_vouched_known: known, checkpoint_step: step, ch
 const HEADS = ["Kind", "Number", "What it means"];
 
 function refusalsOf({ refusals, refused_requests: requests, refused_since_s: since }) {
-  if (since === null) { // of the past: only of the rounds before that version that the journal's segment holds
-    return [h("h2", {}, "Refusals"), refusals.length
-      ? table("refusals", "Results and checkpoints that broke a rule, and failures that clients reported, in the rounds shortly before",
-        HEADS, refusalRows(refusals))
-      : h("p", {}, "No refusal is known of the rounds shortly before. Those since the run began are shown with the present.")];
-  }
   const usual = requests.filter(isUsual), others = requests.filter((found) => !isUsual(found));
   const parts = [
     h("h2", {}, "Refusals"),
