@@ -136,7 +136,12 @@ class BlobResponse(BytesResponse):
 def blob_routes(handlers: Handlers) -> APIRouter:
     """Return the routes by which blobs are delivered and read."""
     router = APIRouter()
+    _add_deliveries(router, handlers)
+    _add_reading(router, handlers)
+    return router
 
+
+def _add_deliveries(router: APIRouter, handlers: Handlers) -> None:
     rest = "`bytes FIRST-LAST/SIZE`: the body is the rest of a blob of which the bytes before have arrived."
 
     @router.put(
@@ -189,6 +194,8 @@ def blob_routes(handlers: Handlers) -> APIRouter:
         is_counted = await handlers.arrivals.arrived(client_id, sha256_of(sha256))
         return Response(status_code=201 if is_counted else 202)
 
+
+def _add_reading(router: APIRouter, handlers: Handlers) -> None:
     @router.get(
         "/v1/blobs/{sha256}",
         summary="A result or checkpoint, for members and the operator; ranges are supported",
@@ -222,8 +229,6 @@ def blob_routes(handlers: Handlers) -> APIRouter:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
         sent = BlobPart(digest, start, stop, 206 if is_part else 200)
         return BlobResponse(handlers, client_id, sent, headers)
-
-    return router
 
 
 def _range(header: str | None, size: int) -> tuple[int, int, bool]:

@@ -44,7 +44,12 @@ _POINTS = in_query(
 def history_routes(access: ViewerAccess, views: HistoryViews, viewers: Viewers) -> APIRouter:
     """Return the routes of the history: rows, one round, the run as it was, and its news."""
     router = viewer_router(access)
+    _add_rounds(router, access, views)
+    _add_news(router, access, views, viewers)
+    return router
 
+
+def _add_rounds(router: APIRouter, access: ViewerAccess, views: HistoryViews) -> None:
     @router.get(
         f"{RUN}/history",
         summary="The figures of rounds that have ended",
@@ -75,6 +80,8 @@ def history_routes(access: ViewerAccess, views: HistoryViews, viewers: Viewers) 
     async def explanation(request: Request) -> Response:
         return sent_page(await views.explanation(), request)
 
+
+def _add_news(router: APIRouter, access: ViewerAccess, views: HistoryViews, viewers: Viewers) -> None:
     @router.get(
         f"{RUN}/history/present",
         summary="The run as it is, or was a moment ago: the same answer for all who ask at about the same time",
@@ -104,8 +111,6 @@ def history_routes(access: ViewerAccess, views: HistoryViews, viewers: Viewers) 
     )
     async def events(run_id: str, request: Request) -> Response:
         return EventStream(viewer_of(access, run_id, request.scope), viewers)
-
-    return router
 
 
 def viewer_of(access: ViewerAccess, run_id: str, scope: Scope) -> Reader:

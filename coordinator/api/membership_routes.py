@@ -74,6 +74,11 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
         handlers.check_rate(client_id)
         return document_response(handlers.renew(client_id))
 
+    _add_reports(router, handlers)
+    return router
+
+
+def _add_reports(router: APIRouter, handlers: Handlers) -> None:
     @router.post(
         f"{RUN}/deliveries",
         summary="Commit to a small result: a ResultCommitment on a line of JSON, and the result's bytes",
@@ -105,4 +110,3 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
 
     for kind, summary in REPORTS:
         add_report(kind, summary)
-    return router

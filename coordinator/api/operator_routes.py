@@ -89,6 +89,12 @@ def status_routes(handlers: Handlers) -> APIRouter:
 def operator_routes(handlers: Handlers) -> APIRouter:
     """Return the routes that change the run; they need the admin token."""
     router = operator_router(handlers)
+    _add_commands(router, handlers)
+    _add_origin(router, handlers)
+    return router
+
+
+def _add_commands(router: APIRouter, handlers: Handlers) -> None:
 
     @router.post(f"{RUN}/pause", summary="Pause after this round", status_code=204)
     async def pause() -> Response:
@@ -132,6 +138,10 @@ def operator_routes(handlers: Handlers) -> APIRouter:
         await handlers.record_evaluation(await read_message(request, EvaluationReport))
         return Response(status_code=204)
 
+
+def _add_origin(router: APIRouter, handlers: Handlers) -> None:
+    """Add the routes of what a run starts from: its model and its data."""
+
     @router.put(
         f"{RUN}/genesis/{{sha256}}",
         summary="Deliver the run's first checkpoint",
@@ -163,8 +173,6 @@ def operator_routes(handlers: Handlers) -> APIRouter:
     async def put_data_generations(request: Request) -> Response:
         await handlers.append_data((await read_message(request, DataAppendSetting)).appended)
         return document_response(DataHistory(handlers.service.run.state_file.data_generations))
-
-    return router
 
 
 def health_routes(handlers: Handlers, notes: Callable[[], Iterable[str]]) -> APIRouter:
