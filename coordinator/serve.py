@@ -27,8 +27,9 @@ from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.stimuli import RULES_VERSION
-from epochal.coordinator.notify.notifier import Notifier, open_webhook_client
-from epochal.coordinator.notify.webhooks import Address
+from epochal.coordinator.notify.addresses import Address
+from epochal.coordinator.notify.notifier import Notifier
+from epochal.coordinator.notify.sending import open_notice_client
 from epochal.coordinator.run.genesis import NO_GENESIS, Genesis
 from epochal.coordinator.run.opening import ServiceOptions, signing_key_of
 from epochal.coordinator.run.service import CoordinatorService
@@ -68,7 +69,7 @@ class ServeOptions:
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
         genesis: the run's model at its start, where the operator makes it.
         blobs_folder: folder of blobs that all coordinators share which serve the run from a database.
-        webhooks: told what `[notify]` asks for.
+        notified: told what `[notify]` asks for.
         wait_for_store_s: maximum time for which a start waits for a store that keeps nothing now; 0 not to wait.
         advertised: URL at which others reach this coordinator; None for the address on which it listens.
     """
@@ -86,7 +87,7 @@ class ServeOptions:
     blobs_folder: Path | None = None
     advertised: str | None = None
     wait_for_store_s: float = 0.0
-    webhooks: tuple[Address, ...] = ()
+    notified: tuple[Address, ...] = ()
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names and addresses by which the operator says that the coordinator is reached."""
@@ -137,8 +138,8 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
             server = endpoint.server(create_app(handlers, options.version, metrics, hosts, join_hosts), connections)
-            async with open_webhook_client() as hooks, asyncio.TaskGroup() as tasks:
-                notifier = Notifier(service, insight, store, options.webhooks, hooks, metrics.count_notice)
+            async with open_notice_client() as hooks, asyncio.TaskGroup() as tasks:
+                notifier = Notifier(service, insight, store, options.notified, hooks, metrics.count_notice)
                 served = tasks.create_task(service.serve())
                 await service.started.wait()  # who comes earlier waits at the listener, and is not refused
                 http = tasks.create_task(server.serve([listener]))

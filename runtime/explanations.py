@@ -28,10 +28,15 @@ GROUPS = MappingProxyType(
 
 
 SHORT_NAMES = MappingProxyType(
-    {"unavailable": "source-unavailable", "corrupt": "corrupt-data", "trainer": "trainer-failed"}
+    {
+        "unavailable": "source-unavailable",
+        "corrupt": "corrupt-data",
+        "trainer": "trainer-failed",
+        "not-finite": "trainer-failed",
+    }
 )
 """Kinds by the names that they have in a client's report of a failure
-(`epochal.state.messages.requests.FailureKind`)."""
+(`epochal.state.errors.FailureKind`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,13 @@ Context is in attributes, so that a shell logs it as fields and maps it to a sta
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from epochal.state.refusals import Refusal
+
+FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer", "not_finite"]
+"""Why a client could not take a round's step, in its report: a data error's kind, the trainer, or a loss, a gradient or
+a parameter that is not finite."""
 
 
 class EpochalError(Exception):

@@ -26,6 +26,8 @@ from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 
 Shapes = Mapping[str, tuple[int, ...]]
+NOT_FINITE = "not_finite"
+"""The context `failure` of a `TrainerFailed` for a loss, a gradient or a parameter that is not finite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +83,7 @@ class Loss:
         """Wait for the number and return it. Raise `TrainerFailed` unless it is finite."""
         nats = float(self.nats)
         if not math.isfinite(nats):
-            raise TrainerFailed(f"the loss is {nats}")
+            raise TrainerFailed(f"the loss is {nats}", failure=NOT_FINITE)
         return nats
 
 

@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from epochal.batching.micro_batches import MicroBatch, micro_batches
 from epochal.batching.round_plan import RoundPlan
@@ -13,7 +13,7 @@ from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import AdamW
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
-from epochal.trainers.learner import InnerState, Learner, Loss, LossOptions, Model, TentativeInnerState
+from epochal.trainers.learner import NOT_FINITE, InnerState, Learner, Loss, LossOptions, Model, TentativeInnerState
 from epochal.trainers.protocol import TrainedRound
 
 LOSS, GRADIENT = "the loss", "the norm of the gradient"
@@ -79,7 +79,7 @@ class LearnerTrainer:
         try:
             self._learner.load(parameters, self._inner_state.committed)
         except TrainerFailed as error:
-            raise TrainerFailed(f"step {plan.step}: {error.message}", step=plan.step) from error
+            raise TrainerFailed(f"step {plan.step}: {error.message}", **{**error.context, "step": plan.step}) from error
         return _LocalSteps(plan, self._learner, self._optimizer, abandoned)
 
 
@@ -111,7 +111,7 @@ class _LocalSteps:
                 norm = self._learner.step(self._optimizer, self._plan.learning_rates[number], loss.token_count)
                 self._found += [] if norm is None else [(number, GRADIENT, norm)]
         except TrainerFailed as error:
-            raise self._failed(number, error.message) from error
+            raise self._failed(number, error.message, **error.context) from error
         self._token_count += loss.token_count
 
     def finish(self, parameters: Mapping[str, Float32Array]) -> tuple[TrainedRound, InnerState]:
@@ -125,17 +125,17 @@ class _LocalSteps:
             try:
                 found = float(value)
             except TrainerFailed as error:
-                raise self._failed(number, error.message) from error
+                raise self._failed(number, error.message, **error.context) from error
             if not math.isfinite(found):
-                raise self._failed(number, f"{name} is {found}")
+                raise self._failed(number, f"{name} is {found}", failure=NOT_FINITE)
             nats += found if name == LOSS else 0.0
         loss = Loss(nats, self._token_count)
         trained = TrainedRound.between(self._plan.step, parameters, self._learner.parameters, loss)
         return trained, self._learner.inner_state
 
-    def _failed(self, number: int, message: str) -> TrainerFailed:
+    def _failed(self, number: int, message: str, **context: Any) -> TrainerFailed:
         step = self._plan.step
-        return TrainerFailed(f"step {step}, local step {number + 1}: {message}", step=step)
+        return TrainerFailed(f"step {step}, local step {number + 1}: {message}", **{**context, "step": step})
 
     def _proceed(self) -> None:
         if self._abandoned.is_set():

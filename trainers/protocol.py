@@ -22,7 +22,7 @@ from epochal.data_providers.protocol import TokenBatch
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.state.model.value_checks import check_values
-from epochal.trainers.learner import Loss
+from epochal.trainers.learner import NOT_FINITE, Loss
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,10 +58,10 @@ class TrainedRound:
         """
         for name, values in difference.items():
             if check_values(values.reshape(-1), math.inf) is not None:
-                raise TrainerFailed(f"step {step}: training made {name!a} infinite", step=step)
+                raise TrainerFailed(f"step {step}: training made {name!a} infinite", step=step, failure=NOT_FINITE)
         nats = float(loss.nats)
         if not math.isfinite(nats):
-            raise TrainerFailed(f"step {step}: the loss is {nats}", step=step)
+            raise TrainerFailed(f"step {step}: the loss is {nats}", step=step, failure=NOT_FINITE)
         return cls(difference, nats / loss.token_count if loss.token_count else None, loss.token_count)
 
 

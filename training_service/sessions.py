@@ -241,7 +241,7 @@ class TrainingSession:
         except TrainerFailed as error:
             learner.discard()
             self._items = self._tokens = 0
-            raise Refused(Refusal.UNTRAINABLE, error.message) from error
+            raise Refused(Refusal.UNTRAINABLE, error.message, **error.context) from error
         self._items += len(examples)
         self._tokens += loss.token_count
         metrics = {

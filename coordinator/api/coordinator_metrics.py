@@ -222,7 +222,7 @@ class CoordinatorMetrics:
         )
         self._notices = Counter(
             "epochal_coordinator_notices",
-            "Attempts to tell a webhook of a notice, by kind and result: delivered, refused, or retried later.",
+            "Attempts to send a notice to an address, by kind and result: delivered, refused, or retried later.",
             ("kind", "result"),
             registry=registry,
         )
@@ -245,7 +245,7 @@ class CoordinatorMetrics:
         service.watch(self._observe)
 
     def count_notice(self, kind: str, result: str) -> None:
-        """Count an attempt to tell a webhook of a notice."""
+        """Count an attempt to send a notice."""
         self._notices.labels(kind, result).inc()
 
     def describe(self) -> Iterator[Metric]:

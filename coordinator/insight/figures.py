@@ -177,6 +177,7 @@ def clients_of(
             loss=None if metrics is None else metrics.loss,
             check_s=_of_ms(times.check_ms),
             name=names.get(client_id, ""),
+            failure=None if fate != "failed" else current.missing.failures[client_id].kind,
         )
         if metrics is not None:
             figures = _with_work(figures, metrics)

@@ -21,9 +21,9 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import BatchesReleased
-from epochal.state.errors import Refused
+from epochal.state.errors import FailureKind, Refused
 from epochal.state.intervals import BatchId, coalesce, subtract
-from epochal.state.messages.requests import FailureKind, FailureReport
+from epochal.state.messages.requests import FailureReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
 

@@ -1,1 +1,1 @@
-"""Telling people about a run by webhooks (`[notify]`, docs/notifications.md)."""
+"""Telling people about a run (`[notify]`, docs/notifications.md): a signed POST of JSON, or apprise."""

@@ -4,7 +4,6 @@ What lasts, such as too few members, has no subject and is told again in each pe
 checkpoint, has one, and is told once.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -21,8 +20,6 @@ from epochal.state.phase_names import RunState
 NEAR_BOUND_PERCENT = 90
 """Part of `max_total_bytes` above which room is little: at 80 the epoch ends, and its checkpoint makes room."""
 SHOWN_ID_CHARS = 8
-_NOT_FINITE = re.compile(r"\b(nan|-?inf|infinite)\b", re.IGNORECASE)
-"""As trainers name a loss, a gradient or a parameter that is not finite (`trainers/protocol.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +40,21 @@ class KnownSoFar:
     """The rounds that have ended, and earlier notices, as far as they are known.
 
     Attributes:
-        failures: of the last round: each client that said it failed, with its report.
+        not_finite: of the last round: each client whose loss or model was not finite, with its report.
         losses: mean losses of the last applied rounds, the oldest first.
         notices: those that were raised.
     """
 
-    failures: Sequence[tuple[str, str]] = ()
+    not_finite: Sequence[tuple[str, str]] = ()
     losses: Sequence[float] = ()
     notices: NoticeBook = field(default_factory=NoticeBook)
 
     @classmethod
     def of(cls, projection: Projection) -> "KnownSoFar":
         """Return what a projection knows."""
-        last = (one for detail in projection.last_details(1) for one in detail.clients if one.fate == "failed")
-        failures = tuple((one.client_id, one.detail) for one in last)
-        return cls(failures, [loss for _, loss in projection.losses()], projection.notices)
+        last = (one for detail in projection.last_details(1) for one in detail.clients)
+        not_finite = tuple((one.client_id, one.detail) for one in last if one.failure == "not_finite")
+        return cls(not_finite, [loss for _, loss in projection.losses()], projection.notices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +120,10 @@ def _no_outcome(run: Run) -> Iterator[DueNews]:
 
 
 def _loss(run: Run, known: KnownSoFar) -> Iterator[DueNews]:
-    for client_id, detail in known.failures:
-        if _NOT_FINITE.search(detail):
-            message = f"Training on client {client_id[:SHOWN_ID_CHARS]} became infinite or undefined: {detail}"
-            yield DueNews("loss", "", message)
-            return
+    for client_id, detail in known.not_finite[:1]:
+        message = f"Training on client {client_id[:SHOWN_ID_CHARS]} became infinite or undefined: {detail}"
+        yield DueNews("loss", "", message)
+        return
     notify = run.state_file.notify
     count, losses = notify.loss_rounds, known.losses
     if len(losses) < 2 * count:

@@ -1,10 +1,10 @@
-"""Tells webhooks what `[notify]` asks for, beside the run and never in its way.
+"""Tells people what `[notify]` asks for, beside the run and never in its way.
 
 Theory of operation. A look every few seconds compares the run with the conditions; what is due becomes a notice in the
 journal (`coordinator/insight/notices.py`), so a restart neither forgets nor repeats it, and of several coordinators the
-one that ticks tells. One task for each webhook sends it what it lacks: with a bound on each attempt, again after a
+one that ticks tells. One task for each address sends it what it lacks: with a bound on each attempt, again after a
 growing wait while it cannot be reached, and for a day at most. What it answers is not believed, and read in part only.
-A process killed after a webhook has answered and before that is kept sends the notice once more, with the same id.
+A process killed after an address has answered and before that is kept sends the notice once more, with the same id.
 
 While the store keeps nothing, which may be what is to be told, notices are held in memory.
 """
@@ -12,23 +12,20 @@ While the store keeps nothing, which may be what is to be told, notices are held
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import httpx
 
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
+from epochal.coordinator.notify.addresses import Address
 from epochal.coordinator.notify.conditions import DueNews, KnownSoFar, Room, due_news
-from epochal.coordinator.notify.webhooks import Address, request_of
+from epochal.coordinator.notify.sending import Result, tell
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.open import StoreUpkeep
 from epochal.runtime.broadcast import Broadcast
-from epochal.runtime.retry import RetryPolicy, retry_after_s
-from epochal.runtime.visible_text import visible
+from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.notify_table import NoticeKind
 from epochal.state.errors import EpochalError, StoreFailed
 from epochal.state.messages.notices import Notice
@@ -39,89 +36,25 @@ CHECK_S = 2.0
 """Time between two looks at the run; what lasts a shorter time is not told."""
 ROOM_CHECK_S = 60.0
 """Time between two looks at the store's room."""
-ATTEMPT_S = 10.0
-"""Maximum time of one request to a webhook."""
 MAX_TOLD_AFTER_S = 86_400.0
 """Maximum age of a notice that is still sent."""
 FAREWELL_S = 5.0
 """Maximum time for which the end of the process waits for what is still to be sent."""
-MAX_ANSWER_BYTES = 2048
-MAX_SHOWN_ANSWER_CHARS = 200
-LEAST_HIDDEN_CHARS = 6
-"""Shorter parts of a webhook's URL are no secrets, and may be words of any answer."""
-_TEMPORARY = frozenset({408, 425, 429})
-
-Result: TypeAlias = Literal["delivered", "refused", "retried"]
 RETRIES = RetryPolicy(bound_s=MAX_TOLD_AFTER_S, first_delay_s=1.0, max_delay_s=300.0, max_asked_s=3600.0)
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookAnswer:
-    """A webhook's answer to a notice: whether it has it, why not, and how long it asks to wait."""
-
-    result: Result
-    reason: str
-    retry_after_s: float = 0.0
-
-
-def open_webhook_client() -> httpx.AsyncClient:
-    """Return a client for webhooks: bounded in time, and it follows no redirects. The caller closes it."""
-    return httpx.AsyncClient(timeout=ATTEMPT_S, follow_redirects=False)
-
-
-async def tell(
-    client: httpx.AsyncClient, address: Address, run_id: str, notice: Notice, *, is_test: bool = False
-) -> WebhookAnswer:
-    """Send a notice to a webhook once. Nothing in the answer names its URL, which may be a secret."""
-    sent = request_of(address, run_id, notice, is_test=is_test)
-    try:
-        async with (
-            asyncio.timeout(ATTEMPT_S),
-            client.stream("POST", address.url, content=sent.body, headers=dict(sent.headers)) as response,
-        ):
-            said = b""
-            if not response.is_success:
-                async for piece in response.aiter_raw(MAX_ANSWER_BYTES):
-                    said += piece
-                    if len(said) >= MAX_ANSWER_BYTES:
-                        break
-    except TimeoutError:
-        return WebhookAnswer("retried", f"no answer within {ATTEMPT_S:g} s")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return WebhookAnswer("retried", _without_url(f"{type(error).__name__}: {error}", address))
-    if response.is_success:
-        return WebhookAnswer("delivered", f"HTTP {response.status_code}")
-    shown = _without_url(said[:MAX_ANSWER_BYTES].decode("utf-8", "replace"), address)[:MAX_SHOWN_ANSWER_CHARS]
-    reason = f"HTTP {response.status_code}: {visible(shown)}"
-    if response.is_server_error or response.status_code in _TEMPORARY:
-        asked_s = retry_after_s(response.headers.get("retry-after"), time.time())
-        return WebhookAnswer("retried", reason, asked_s)
-    return WebhookAnswer("refused", reason)
-
-
-def _without_url(text: str, address: Address) -> str:
-    """Return a text without the webhook's URL, each part of it that may be a secret, and the key of its signature."""
-    text = text.replace(address.url, "the webhook's URL")
-    authority, *path = address.url.partition("://")[2].replace("?", "/").replace("&", "/").split("/")
-    parts = [*path, *authority.rpartition("@")[0].split(":"), authority.rpartition(":")[2], address.secret or ""]
-    for part in sorted(parts, key=len, reverse=True):
-        if len(part) >= LEAST_HIDDEN_CHARS and part != authority:
-            text = text.replace(part, "…")
-    return text
-
-
 class Notifier:
-    """Tells the webhooks of one coordinator's run.
+    """Tells the addresses of one coordinator's run.
 
     Args:
         service: owns the run.
         insight: its read side, which knows the notices that were raised.
         store: keeps it; its room is looked at.
-        addresses: the webhooks.
+        addresses: are told.
         client: sends requests; closed by its owner.
         count: called with kind and result of each attempt.
         check_s: time between two looks at the run.
-        retries: how attempts at one webhook follow each other.
+        retries: how attempts at one address follow each other.
     """
 
     def __init__(
@@ -147,7 +80,7 @@ class Notifier:
         self._held: dict[NoticeKind, Notice] = {}
         """Notices that could not be kept, the newest of each kind."""
         self._done: dict[tuple[str, NoticeKind], float] = {}
-        """When the last notice was raised of which a webhook needs no more, by webhook and kind."""
+        """When the last notice was raised of which an address needs no more, by address and kind."""
         self._room_problem: str | None = None
         self._room_checked_s = -ROOM_CHECK_S
 
@@ -211,7 +144,7 @@ class Notifier:
         log.info("notice_raised", extra={"kind": news.kind, "reason": news.message})
 
     def _waiting(self, address: Address) -> list[Notice]:
-        """Return the notices that a webhook wants and lacks, the oldest first."""
+        """Return the notices that an address wants and lacks, the oldest first."""
         projection = self._known()
         if not self._service.replicas.is_ticking or projection is None:
             return []
@@ -240,8 +173,8 @@ class Notifier:
             notice = waiting[0]
             answer = await tell(self._client, address, self._service.run.state_file.run_id, notice)
             self._count(notice.kind, answer.result)
-            told = {"webhook": address.place, "kind": notice.kind, "result": answer.result, "reason": answer.reason}
-            log.log(logging.INFO if answer.result == "delivered" else logging.WARNING, "webhook_told", extra=told)
+            told = {"address": address.place, "kind": notice.kind, "result": answer.result, "reason": answer.reason}
+            log.log(logging.INFO if answer.result == "delivered" else logging.WARNING, "notice_sent", extra=told)
             if answer.result != "retried":
                 backoff.reset()
                 await self._settle(address, notice)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from epochal.runtime.explanations import explanation_of
 from epochal.runtime.glossary import WORDS
-from epochal.state.messages.requests import FailureKind
+from epochal.state.errors import FailureKind
 from epochal.state.refusals import Refusal
 from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, PHASES, WHOSE_NOBODY
 

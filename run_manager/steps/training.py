@@ -27,12 +27,11 @@ from epochal.runtime.files.spool import SpoolFile
 from epochal.runtime.visible_text import visible
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RoundHead, RunDocument
-from epochal.state.errors import DataError, Refused, TrainerFailed
+from epochal.state.errors import DataError, FailureKind, Refused, TrainerFailed
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.requests import (
     MAX_MESSAGE_CHARS,
-    FailureKind,
     FailureReport,
     ResultCommitment,
     ResultMetrics,
@@ -41,6 +40,7 @@ from epochal.state.refusals import Refusal
 from epochal.state.results import ResultHeader
 from epochal.state.schedule import InnerSchedule
 from epochal.state.wire import Sha256
+from epochal.trainers.learner import NOT_FINITE
 from epochal.trainers.protocol import TrainedRound
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class TrainingStepMetadata:
             finally:
                 receiver.close()
         if failure is not None:
-            kind = failure_kind(failure) if isinstance(failure, DataError) else "trainer"
+            kind = _kind_of(failure)
             batch_id = failure.context.get("batch_id", batches.failed_batch)
             await self._report(mine, kind, failure.message, reported_failure(failure), batch_id)
             return None
@@ -208,3 +208,9 @@ class TrainingStepMetadata:
 
     def _begin(self, mine: _Round, part: RoundPart) -> None:
         self.times.observe(PartBegan(mine.head.step, mine.head.attempt, part))
+
+
+def _kind_of(failure: DataError | TrainerFailed) -> FailureKind:
+    if isinstance(failure, DataError):
+        return failure_kind(failure)
+    return "not_finite" if failure.context.get("failure") == NOT_FINITE else "trainer"

@@ -14,7 +14,7 @@ TABLE = "notify"
 HIDDEN = "(not shown)"
 _WORDS = ("url", "secret", "token", "password", "webhook", TABLE)
 """Parts of the names of keys whose values are hidden where the key is not known."""
-_PUBLIC_KEYS = ("shape", "on")
+_PUBLIC_KEYS = ("on",)
 _PUBLIC_WORD = re.compile(r"[a-z-]{1,16}")
 _VARIABLE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]{0,63}")
 _HEADER = re.compile(r"\s*\[+\s*[\"']?([^\]\"'.\s]*)")
@@ -46,6 +46,8 @@ def _shown(value: Any, key: str | int, *, is_private: bool, is_unknown: bool) ->
         case str() if _VARIABLE.fullmatch(value) or (key in _PUBLIC_KEYS and _PUBLIC_WORD.fullmatch(value)):
             return value
         case str() if is_private or named or (is_unknown and _ADDRESS in value):
+            return HIDDEN
+        case int() | float() if is_private and any(word in str(key).casefold() for word in _WORDS):
             return HIDDEN
     return value
 

@@ -1,4 +1,4 @@
-"""`[notify]`: the webhooks that the coordinator notifies about the run, and when (docs/notifications.md)."""
+"""`[notify]`: the addresses that the coordinator notifies about the run, and when (docs/notifications.md)."""
 
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -16,16 +16,15 @@ NoticeKind = Literal["members", "no-outcome", "loss", "quarantine", "room", "che
 """The kinds of notices: too few members; rounds without an outcome; a loss that rises or is not finite; batches in
 quarantine; little room on the disk or for blobs; a checkpoint; the end of the run."""
 NOTICE_KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
-WebhookShape = Literal["json", "slack", "discord", "ntfy"]
 
 _VARIABLE = r"env:[A-Za-z_][A-Za-z0-9_]*"
 WebhookUrl: TypeAlias = Annotated[
     str,
     Field(
-        pattern=rf"^(https?://[^\s\x00-\x1f\x7f/][^\s\x00-\x1f\x7f]*|{_VARIABLE})$",
+        pattern=rf"^([a-z][a-z0-9+.-]*://[^\s\x00-\x1f\x7f/][^\s\x00-\x1f\x7f]*|{_VARIABLE})$",
         max_length=MAX_WEBHOOK_CHARS,
         repr=False,
-        description='"https://…", "http://…", or "env:NAME" for the value of an environment variable',
+        description='"https://…", a URL of apprise, or "env:NAME" for the value of an environment variable',
     ),
 ]
 WebhookSecret: TypeAlias = Annotated[
@@ -42,15 +41,13 @@ class Webhook(Section):
     """`[[notify.webhooks]]`: one address that is notified.
 
     Attributes:
-        url: where notices are sent; `env:NAME` keeps an address that is a secret, as Slack's and Discord's are, out of
-            the file.
-        shape: of what is sent: plain JSON, or what Slack, Discord or ntfy take.
-        secret: key of the signature (HMAC-SHA256) of plain JSON.
+        url: `https://…` and `http://…` take a POST of JSON, other URLs are apprise's (`slack://…`, `ntfy://…`);
+            `env:NAME` keeps an address that is a secret, as Slack's and Discord's are, out of the file.
+        secret: key of the signature (HMAC-SHA256) of such a POST.
         on: kinds of the notices that are sent there.
     """
 
     url: WebhookUrl
-    shape: WebhookShape = "json"
     secret: WebhookSecret = None
     on: Annotated[
         tuple[NoticeKind, ...],

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from epochal.state.documents import Count, HexId, RunDocument
+from epochal.state.errors import FailureKind
 from epochal.state.intervals import BatchId
 from epochal.state.wire_document import WireDocument
 
@@ -165,6 +166,7 @@ class ClientFigures(WireDocument):
         tokens: number of tokens that it predicted.
         loss: mean loss in nats per token.
         name: that it had chosen; "" without one.
+        failure: the kind of its own report, if that is why its work was not applied.
         document_s: time from the round's start until it had the run document: what is left of the time until its
             message arrived, without what it says that it did meanwhile.
         idle_s: time for which it had nothing to do before that document came.
@@ -208,6 +210,7 @@ class ClientFigures(WireDocument):
     uploaded_bytes: Count | None = None
     downloaded_bytes: Count | None = None
     name: str = ""
+    failure: FailureKind | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from epochal.state.checkpoint_parts import MAX_PARTS, CheckpointPart
 from epochal.state.client_names import SEEN, ClientName, Software
 from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.documents import MAX_SHARE, Count, HexId, HexSha256
+from epochal.state.errors import FailureKind
 from epochal.state.generations import DataGeneration
 from epochal.state.intervals import BatchId
 from epochal.state.messages.evaluation_reports import Evaluation
@@ -38,7 +39,6 @@ Instance = Annotated[str, Field(pattern=r"^[0-9a-f]{1,64}$")]
 HexSignature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Step = Annotated[int, Field(ge=1)]
 CodecEntry = Annotated[str, Field(max_length=MAX_NAME_CHARS), SEEN]
-FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,20 @@ _SIZES = struct.Struct(">IQ")
 _WIRE_DTYPE = np.dtype("<f4")
 
 Cause = Literal[
-    "unavailable", "corrupt", "out_of_range", "rejected", "trainer", "input", "memory", "called-off", "broken"
+    "unavailable",
+    "corrupt",
+    "out_of_range",
+    "rejected",
+    "trainer",
+    "not_finite",
+    "input",
+    "memory",
+    "called-off",
+    "broken",
 ]
-"""The cause of a process's failure: a data error's kind, the trainer, the user's input, the memory of its device,
-another process's failure, or another process's end. After `memory` and `broken` the others may still wait for it."""
+"""The cause of a process's failure: a data error's kind, the trainer, a loss that is not finite, the user's input, the
+memory of its device, another process's failure, or another process's end. After `memory` and `broken` the others may
+still wait for it."""
 Part = Literal["parameters", "inner"]
 """A group of tensors: the model's parameters, or the optimizer's state."""
 PARAMETERS: Part = "parameters"

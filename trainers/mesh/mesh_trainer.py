@@ -18,7 +18,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput, TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.architectures import open_model
-from epochal.trainers.learner import InnerState, Loss, TentativeInnerState
+from epochal.trainers.learner import NOT_FINITE, InnerState, Loss, TentativeInnerState
 from epochal.trainers.mesh.launcher import MeshBroken, MeshProcesses, RoundTensors
 from epochal.trainers.mesh.mesh_messages import INNER, PARAMETERS, Failed, RoundDone, RoundTask, SentTensor
 from epochal.trainers.mesh.mesh_options import MeshOptions
@@ -181,4 +181,5 @@ def _raise(plan: RoundPlan, failures: list[Failed]) -> NoReturn:
         raise DATA_ERRORS[first.cause](first.message, batch_id=first.batch_id)
     if first.cause == "input":
         raise InvalidInput(first.message)
-    raise TrainerFailed(f"step {plan.step}: {first.message}", step=plan.step)
+    failure = NOT_FINITE if first.cause == NOT_FINITE else "trainer"
+    raise TrainerFailed(f"step {plan.step}: {first.message}", step=plan.step, failure=failure)

@@ -152,7 +152,7 @@ class MeshWorker:
             case InvalidInput() | Unsupported():
                 return Failed("input", error.message)
             case EpochalError():
-                return Failed("trainer", error.message)
+                return Failed(error.context.get("failure", "trainer"), error.message)
             case RuntimeError() | MemoryError():
                 return Failed("broken", str(error) or "no memory left")
         raise error

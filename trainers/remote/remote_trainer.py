@@ -25,7 +25,7 @@ from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
 from epochal.state.model.tensors import Float32Array, InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
 from epochal.state.refusals import Refusal
-from epochal.trainers.learner import Loss, Model
+from epochal.trainers.learner import NOT_FINITE, Loss, Model
 from epochal.trainers.protocol import TrainedRound
 from epochal.trainers.remote.service_client import TrainingServiceClient
 from epochal.trainers.remote.service_messages import (
@@ -120,7 +120,8 @@ class RemoteTrainer:
             if unwanted:  # the user's fault, whatever the data: reporting the step would blame the data
                 raise InvalidInput(f"training service: {error.message}") from error
             if isinstance(error, Refused | InvalidInput):  # the service's fault
-                raise TrainerFailed(f"step {plan.step}: training service: {error.message}", step=plan.step) from error
+                message = f"step {plan.step}: training service: {error.message}"
+                raise TrainerFailed(message, **{**error.context, "step": plan.step}) from error
             raise
         except asyncio.CancelledError:
             await asyncio.shield(self._give_up(None))
@@ -190,8 +191,12 @@ class RemoteTrainer:
         examples = [example for example in micro_batch.examples if example.tokens.size]
         answers = await submitter.submit(chunk_columns([batch_of(examples)], LOSS_INPUTS, self._policy, limits))
         metrics = combined(answers)
-        if not {"loss:sum", "tokens:sum"} <= metrics.keys() or not math.isfinite(metrics["loss:sum"]):
+        if not {"loss:sum", "tokens:sum"} <= metrics.keys():
             raise TrainerFailed(f"step {plan.step}: the training service answered with metrics {metrics}")
+        if not math.isfinite(metrics["loss:sum"]):
+            raise TrainerFailed(
+                f"step {plan.step}: the loss of the training service is {metrics['loss:sum']}", failure=NOT_FINITE
+            )
         items = sum(answer.items for answer in answers)
         rate = plan.learning_rates[micro_batch.local_step]
         await self._service.optim_step(session.session_id, OptimStepRequest(round_key, number, items, rate))

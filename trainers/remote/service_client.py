@@ -156,4 +156,4 @@ class TrainingServiceClient:
         if is_temporary(status) if refusal is None else refusal.kind.may_retry:
             raise _Later(message, retry_after_s(answer.headers.get("Retry-After"), time.time()))
         kind = REFUSAL_OF_STATUS.get(status, Refusal.UNKNOWN) if refusal is None else refusal.kind
-        raise Refused(kind, message)
+        raise Refused(kind, message, **({} if refusal is None else refusal.context))

@@ -18,7 +18,7 @@ from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import AdamW
 from epochal.state.errors import EpochalError, TrainerFailed
 from epochal.state.model.tensors import Float32Array
-from epochal.trainers.learner import Loss
+from epochal.trainers.learner import NOT_FINITE, Loss
 from epochal.trainers.torch.adamw import FIRST, SECOND, FusedAdamW
 from epochal.trainers.torch.devices import CopiesAhead, Placement, is_out_of_memory, reason_of
 from epochal.trainers.torch.micro_batch_sizes import DoesNotFit, MicroBatchSize, grouped
@@ -133,7 +133,7 @@ class ShardedLearner:
         for (number, _, _), (nats, norm) in zip(self._found, sums.tolist(), strict=True):
             for name, value in (("the loss", nats), ("the norm of the gradient", norm)):
                 if not math.isfinite(value):
-                    raise TrainerFailed(f"local step {number + 1}: {name} is {value}")
+                    raise TrainerFailed(f"local step {number + 1}: {name} is {value}", failure=NOT_FINITE)
             total += nats
         return Loss(total, self._token_count)
 

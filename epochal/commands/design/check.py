@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from epochal.cli.options.notified import missing_variables
 from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
-from epochal.cli.options.webhook_addresses import missing_variables
 from epochal.cli.output.printing import run_to_end
 from epochal.state.config.data_file import DataConfig, check_together, parse_data_config
 from epochal.state.config.mistakes import parse_tree

@@ -1,4 +1,4 @@
-"""`epochal notify`: try the webhooks of a state file."""
+"""`epochal notify`: try the addresses of a state file."""
 
 import time
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.webhook_addresses import webhooks_of
+from epochal.cli.options.notified import notified_of
 from epochal.cli.output.printing import run_to_end, say
-from epochal.coordinator.notify.notifier import open_webhook_client, tell
+from epochal.coordinator.notify.sending import open_notice_client, tell
 from epochal.state.messages.notices import Notice
 from epochal.tools.state_files import read_supported_state
 
@@ -16,24 +16,24 @@ from epochal.tools.state_files import read_supported_state
 def notify(
     state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of a run.")],
 ) -> None:
-    """Send a test message to each webhook of a state file, and show what each answers (exit code 1 if one fails)."""
+    """Send a test message to each address of `[notify]`, and show what each answers (exit code 1 if one fails)."""
     state = read_supported_state(state_path)
-    addresses = webhooks_of(state)
+    addresses = notified_of(state)
     if not addresses:
-        say(f"{state_path} names no webhook: there is no `[[notify.webhooks]]`")
+        say(f"{state_path} notifies nobody: there is no `[[notify.webhooks]]`")
         return
     failed = False
 
     async def tell_all() -> None:
         nonlocal failed
-        async with open_webhook_client() as client:
+        async with open_notice_client() as client:
             for address in addresses:
                 message = f"This is a test of {address.place}. It is told: {', '.join(address.on)}."
                 notice = Notice(address.on[0], "test", message, time.time())
-                answer = await tell(client, address, state.run_id, notice, is_test=True)
+                answer = await tell(client, address, state.run_id, notice)
                 failed |= answer.result != "delivered"
                 said = "not delivered" if answer.result == "retried" else answer.result  # here nothing is repeated
-                say(f"{address.place} ({address.shape}): {said}: {answer.reason}")
+                say(f"{address.place} ({address.scheme}://): {said}: {answer.reason}")
 
     run_to_end(tell_all())
     if failed:

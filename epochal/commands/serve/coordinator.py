@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from epochal import __version__
+from epochal.cli.options.notified import notified_of
 from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import (
     RUNS_FOLDER,
@@ -24,7 +25,6 @@ from epochal.cli.options.shared import (
     TlsKeyOption,
     VerboseOption,
 )
-from epochal.cli.options.webhook_addresses import webhooks_of
 from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
 from epochal.cli.service_manager import serve_until
@@ -154,7 +154,7 @@ def coordinator(
         source=str(state_path),
         is_restored=restored,
         wait_for_store_s=wait_for_store,
-        webhooks=webhooks_of(state),
+        notified=notified_of(state),
         other_connections=0 if data_config is None else DEFAULT_LIMITS.connection_count,
         allowed_hosts=tuple(allowed_host or ()),
         new_admin_token=new_admin_token,

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 import epochal.coordinator.notify.notifier as notifier_module
-from epochal.coordinator.notify.notifier import MAX_SHOWN_ANSWER_CHARS, Notifier, open_webhook_client, tell
-from epochal.coordinator.notify.webhooks import Address, addresses_of
+from epochal.coordinator.notify.addresses import Address, addresses_of
+from epochal.coordinator.notify.notifier import Notifier
+from epochal.coordinator.notify.sending import (
+    SIGNATURE_HEADER,
+    TIME_HEADER,
+    open_notice_client,
+    signature_of,
+    tell,
+)
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator.store.memory import MemoryStore
 from epochal.runtime.http.http_server import Endpoint
@@ -28,6 +35,7 @@ from tests.support.servers.webhook_server import HANG, Told, WebhookServer, webh
 CHECK_S = 0.02
 NO_ROOM = 2**59
 """More bytes than any disk has free."""
+NOTICE = Notice("end", "", "<!channel> @everyone it has ended \x1b[31m", 1.0)
 QUICK = RetryPolicy(bound_s=BOUND_S, first_delay_s=0.01, max_delay_s=0.02)
 
 
@@ -47,9 +55,9 @@ def told_state(webhooks: WebhookServer, *kinds: str, **overrides: Any) -> StateF
 async def notified(
     state: StateFile, store: MemoryStore | None = None
 ) -> AsyncIterator[tuple[Served, Notifier, list[str]]]:
-    """Yield a served run whose webhooks are told, and the results of the attempts."""
+    """Yield a served run whose addresses are told, and the results of the attempts."""
     results: list[str] = []
-    async with served(state, store=store) as coordinator, open_webhook_client() as client:
+    async with served(state, store=store) as coordinator, open_notice_client() as client:
         assert coordinator.store is not None
         notifier = Notifier(
             coordinator.service,
@@ -146,34 +154,22 @@ async def test_webhook_that_refuses_is_not_asked_again(webhooks: WebhookServer) 
         assert results == ["members refused"]
 
 
-@pytest.mark.parametrize("status", [404, 500])
-async def test_answer_that_repeats_address_and_secret_is_told_without_them(
-    webhooks: WebhookServer, status: int
-) -> None:
-    path = "/services/T00PLANTED/B00PLANTED?token=Q00PLANTED"
-    secret, filling = "S00PLANTED", "x" * (MAX_SHOWN_ANSWER_CHARS - 12)
-    webhooks.statuses, webhooks.answer = [status], f"{filling}{path} {secret} in {webhooks.url}{path}".encode()
-    address = Address("name", "notify.webhooks.0", f"{webhooks.url}{path}", "json", ("end",), secret)
-    async with open_webhook_client() as client:
-        answer = await tell(client, address, "run", Notice("end", "", "it has ended", 1.0))
-        webhooks.statuses, webhooks.answer = [status], f"no {path} with {secret}".encode()
-        short = await tell(client, address, "run", Notice("end", "", "it has ended", 1.0))
-    assert f"HTTP {status}: xxx" in answer.reason
-    assert "no /…/…/…?… with …" in short.reason
-    assert not [part for part in ("T00", "B00", "Q00", "S00") if part in answer.reason + short.reason]
-
-
-async def test_address_that_is_no_url_is_told_without_it(webhooks: WebhookServer) -> None:
-    address = Address("name", "notify.webhooks.0", "https://host:T00PLANTED/x", "json", ("end",))
-    async with open_webhook_client() as client:
-        answer = await tell(client, address, "run", Notice("end", "", "it has ended", 1.0))
-    assert (answer.result, "T00PLANTED" in answer.reason) == ("retried", False)
+async def test_answer_and_mistake_are_told_without_address_and_secret(webhooks: WebhookServer) -> None:
+    webhooks.statuses, webhooks.answer = [404], b"no /T00PLANTED with S00PLANTED"
+    addresses = (f"{webhooks.url}/T00PLANTED", "https://host:T00PLANTED/x")
+    async with open_notice_client() as client:
+        refused, mistaken = [
+            await tell(client, Address("name", "notify.webhooks.0", url, ("end",), "S00PLANTED"), "run", NOTICE)
+            for url in addresses
+        ]
+    assert (refused.result, refused.reason) == ("refused", "HTTP 404")
+    assert (mistaken.result, mistaken.reason) == ("retried", "InvalidURL")
 
 
 async def test_webhook_that_hangs_is_not_in_the_way(webhooks: WebhookServer, tmp_path: Path) -> None:
     webhooks.statuses = [HANG] * 9
     state = told_state(webhooks, "room", notify__free_bytes=NO_ROOM)
-    options = ServeOptions(str(tmp_path), Endpoint(port=0), genesis=GENESIS, webhooks=addresses_of(state.notify, {}))
+    options = ServeOptions(str(tmp_path), Endpoint(port=0), genesis=GENESIS, notified=addresses_of(state.notify, {}))
     async with asyncio.timeout(BOUND_S), serving(state, options) as running:
         await next_of(webhooks)
         service = running.handlers.service
@@ -187,7 +183,7 @@ async def test_little_room_is_told_once_by_a_coordinator_on_a_disk(
     caplog.set_level(logging.INFO)
     state = told_state(webhooks, "room", notify__free_bytes=NO_ROOM)
     address = addresses_of(state.notify, {})
-    options = ServeOptions(str(tmp_path), Endpoint(port=0), genesis=GENESIS, webhooks=address)
+    options = ServeOptions(str(tmp_path), Endpoint(port=0), genesis=GENESIS, notified=address)
     async with serving(state, options):
         told = await next_of(webhooks)
         assert kind_of(told) == "room"
@@ -196,9 +192,38 @@ async def test_little_room_is_told_once_by_a_coordinator_on_a_disk(
     assert webhooks.told.empty()
     shown = [line.getMessage() + str(vars(line)) for line in caplog.records if not line.name.startswith("http")]
     assert [line for line in shown if f"{webhooks.url}/hook" in line] == []
-    assert any("webhook_told" in line for line in shown)
+    assert any("notice_sent" in line for line in shown)
 
 
-def test_webhooks_of_one_url_are_one(webhooks: WebhookServer) -> None:
-    state = state_file(notify__webhooks=[{"url": "https://a.example/x"}] * 2)
-    assert [type(one) for one in addresses_of(state.notify, {})] == [Address]
+async def test_post_is_signed_over_time_and_body(webhooks: WebhookServer) -> None:
+    address = Address("name", "notify.webhooks.0", f"{webhooks.url}/hook", ("end",), "key")
+    async with open_notice_client() as client:
+        assert (await tell(client, address, "run", NOTICE)).result == "delivered"
+    told = await next_of(webhooks)
+    # printf '1.{}' | openssl dgst -sha256 -hmac key
+    assert signature_of("key", "1", b"{}") == "1ba6b8171186efc613e8bcc0cbdab2748f24984d7c5a84faa2637afa0e40d224"
+    assert told.headers[TIME_HEADER] == "1"
+    assert told.headers[SIGNATURE_HEADER] == f"sha256={signature_of('key', '1', told.body)}"
+    assert json.loads(told.body) == {
+        "id": "run-end-1000",
+        "run_id": "run",
+        "kind": "end",
+        "title": "Epochal run run: end",
+        "message": NOTICE.message,
+        "raised_s": 1.0,
+    }
+
+
+async def test_apprise_sends_a_clients_text_as_text(webhooks: WebhookServer) -> None:
+    address = Address("name", "notify.webhooks.0", f"json{webhooks.url.removeprefix('http')}/hook", ("end",))
+    async with open_notice_client() as client:
+        assert (await tell(client, address, "run", NOTICE)).result == "delivered"
+    told = json.loads((await next_of(webhooks)).body)
+    assert (told["title"], told["message"]) == ("Epochal run run: end", "‹!channel› ＠everyone it has ended \\x1b[31m")
+
+
+async def test_apprise_that_fails_is_asked_again(webhooks: WebhookServer) -> None:
+    webhooks.statuses = [500]
+    address = Address("name", "notify.webhooks.0", f"json{webhooks.url.removeprefix('http')}/hook", ("end",))
+    async with open_notice_client() as client:
+        assert (await tell(client, address, "run", NOTICE)).result == "retried"

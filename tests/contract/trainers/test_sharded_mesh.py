@@ -22,6 +22,7 @@ from epochal.state.errors import InvalidInput, TrainerFailed
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
+from epochal.trainers.learner import NOT_FINITE
 from epochal.trainers.mesh import launcher
 from epochal.trainers.mesh.mesh_options import MeshOptions
 from epochal.trainers.mesh.mesh_trainer import MeshTrainer
@@ -161,8 +162,9 @@ async def test_failed_round_of_a_sharded_mesh_leaves_its_processes_as_they_are(s
         await trainer.train(bad, start, nothing())
     assert failed.value.context["batch_id"] == BatchId(15, 15)
     broken = start | {"model.norm.weight": np.full(32, np.nan, np.float32)}
-    with pytest.raises(TrainerFailed, match="step 4: local step 1: the loss is nan"):
+    with pytest.raises(TrainerFailed, match="step 4: local step 1: the loss is nan") as not_finite:
         await trainer.train(good, broken, nothing())
+    assert not_finite.value.context["failure"] == NOT_FINITE
     trained = await trainer.train(good, start, nothing())
     trainer.roll_back_inner_state()
     assert trained.token_count == 3 * (SEQ_LEN - 1)

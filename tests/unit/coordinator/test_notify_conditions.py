@@ -5,15 +5,21 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.run import Run, new_run
+from epochal.coordinator.machine.stimuli import StepFailed
 from epochal.coordinator.notify.conditions import KnownSoFar, Room, due_news
 from epochal.state.config.notify_table import NOTICE_KINDS
 from epochal.state.documents import CheckpointRef
+from epochal.state.errors import FailureKind
 from epochal.state.intervals import BatchId
+from epochal.state.messages.requests import FailureReport
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Seed, Sha256
 from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client
 
 WEBHOOK = {"url": "https://hooks.example/x"}
 ROOM = Room(blob_bytes=0)
@@ -66,17 +72,18 @@ def test_rising_loss_is_told(losses: list[float], is_told: bool) -> None:
     assert ("loss" in found) is is_told
 
 
-@pytest.mark.parametrize(
-    ("detail", "is_told"),
-    [
-        ("trainer: step 3: the loss is nan", True),
-        ("trainer: step 3: the loss is -inf", True),
-        ("trainer: step 3: training made 'w' infinite", True),
-        ("trainer: out of memory in banana", False),
-    ],
-)
-def test_loss_that_is_not_finite_is_told(detail: str, is_told: bool) -> None:
-    assert ("loss" in told(begun_run(), KnownSoFar([("ab" * 32, detail)]))) is is_told
+@pytest.mark.parametrize("kind", ["not_finite", "trainer"])
+def test_loss_that_is_not_finite_is_told_by_the_kind_of_the_report(kind: FailureKind) -> None:
+    driver = Driver(state_file(config__min_clients=1, config__init_min_clients=1))
+    driver.join(1)
+    driver.next_round()
+    number, history = driver.round.number, Projection()
+    driver.send(StepFailed(client(1), FailureReport(number.step, number.attempt, kind, "the loss is nan")))
+    driver.pass_time(1000)
+    driver.pass_time(1000)
+    history.add(next(one for one in driver.instructions if isinstance(one, OutcomeDecided)), 1)
+    assert [failed for failed, _ in KnownSoFar.of(history).not_finite] == [client(1)] * (kind == "not_finite")
+    assert ("loss" in told(begun_run(), KnownSoFar.of(history))) is (kind == "not_finite")
 
 
 def test_quarantine_is_told_with_the_newest_reason_as_text() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from docs import named_kinds
 from epochal.runtime.explanations import Explanation, explanation_of, explanations, is_usual, kind_of, kinds_like
-from epochal.state.errors import EpochalError, InvalidInput, Refused, SpoolFull, StoreLost
-from epochal.state.messages.requests import FailureKind
+from epochal.state.errors import EpochalError, FailureKind, InvalidInput, Refused, SpoolFull, StoreLost
 from epochal.state.refusals import Refusal
 
 ROOT = Path(__file__).parents[3]

@@ -14,20 +14,20 @@ SECRET = "T00PLANTED"
 URL = f"https://hooks.slack.com/services/{SECRET}"
 HOOK = '[[notify.webhooks]]\nurl = "https://x"\n'
 WRONG = {
-    "url": f'[[notify.webhooks]]\nurl = "htps://hooks.slack.com/{SECRET}"\n',
+    "url": f'[[notify.webhooks]]\nurl = "hooks.slack.com/{SECRET}"\n',
     "url with a space": f'[[notify.webhooks]]\nurl = "{URL} "\n',
     "secret": f'{HOOK}secret = "{SECRET}"\n',
     "secret as a list": f'{HOOK}secret = ["{SECRET}"]\n',
     "misspelt url": f'[[notify.webhooks]]\nulr = "{URL}"\n',
     "misspelt secret": f'{HOOK}secert = "{SECRET}"\n',
-    "url as shape": f'{HOOK}shape = "{URL}"\n',
-    "secret as shape": f'{HOOK}shape = "{SECRET}"\n',
+    "url as kind": f'{HOOK}on = "{URL}"\n',
+    "secret as kind": f'{HOOK}on = "{SECRET}"\n',
     "url among kinds": f'{HOOK}on = ["{URL}"]\n',
     "url as a webhook": f'[notify]\nwebhooks = ["{URL}"]\n',
     "url of the table": f'[notify]\nurl = "{URL}"\n',
     "url as the table": f'notify = "{URL}"\n',
     "url as a key": f'[notify]\n"{URL}" = true\n',
-    "two rules": f'[[notify.webhooks]]\nurl = "{URL}"\nshape = "slack"\nsecret = "env:K"\n',
+    "two rules": f'[[notify.webhooks]]\nurl = "slack://{SECRET}"\nsecret = "env:K"\n',
     "too many": f'[[notify.webhooks]]\nurl = "{URL}"\n' * 9,
     "misspelt table": f'[[notfy.webhooks]]\nurl = "{URL}"\nsecert = "{SECRET}"\n',
     "table of another name": f'[[webhooks]]\naddress = "{SECRET}"\n',
@@ -62,7 +62,6 @@ def test_error_shows_no_secret_of_a_webhook(lines: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "shown"),
     [
-        ('[[notify.webhooks]]\nurl = "x"\nshape = "slak"\n', '"slak"'),
         ('[[notify.webhooks]]\nurl = "https://x"\non = ["death"]\n', '"death"'),
         ("[notify]\nperiod_s = -3\n", "-3"),
         ('[client]\nretries = "many"\n', '"many"'),

@@ -11,6 +11,7 @@ import pytest
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import TrainerFailed
+from epochal.trainers.learner import NOT_FINITE
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram import model as ngram
 from epochal.trainers.ngram.learner import NgramModel
@@ -65,11 +66,13 @@ async def test_numpy_loss_that_is_not_finite_fails_the_step() -> None:
     trainer = numpy_trainer()
     start = await trainer.initial_parameters(SEED)
     start["output.bias"] = np.full_like(start["output.bias"], np.inf)
-    with pytest.raises(TrainerFailed, match="local step 1: the loss is nan"):
+    with pytest.raises(TrainerFailed, match="local step 1: the loss is nan") as failed:
         await trainer.train(plan_of(2), start, arriving(sequences_of(8, 8)))
+    assert failed.value.context["failure"] == NOT_FINITE
     start = await trainer.initial_parameters(SEED)
-    with pytest.raises(TrainerFailed, match="infinite"):
+    with pytest.raises(TrainerFailed, match="infinite") as failed:
         await trainer.train(plan_of(1, 1, 1e39), start, arriving(sequences_of(8)))
+    assert failed.value.context["failure"] == NOT_FINITE
 
 
 async def test_numpy_samples_without_a_token_change_nothing() -> None:

@@ -60,7 +60,7 @@ def test_access_is_told_with_the_key_or_the_digest_of_the_code() -> None:
 
 def test_edit_of_the_file_shows_values_of_the_config_alone() -> None:
     driver = Driver(state_file(config__total_steps=3))
-    hook = {"url": "https://hooks.example/SECRET", "shape": "json", "secret": "env:SECRET"}
+    hook = {"url": "https://hooks.example/SECRET", "secret": "env:SECRET"}
     driver.send(stimuli.ConfigChanged(state_file(config__total_steps=4, notify__webhooks=[hook])))
     action = actions_of(driver)[-1]
     assert action.name == "edit state file"

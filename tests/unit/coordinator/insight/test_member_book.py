@@ -8,8 +8,9 @@ from epochal.coordinator.insight.member_book import OTHER, MemberBook, MemberRec
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import CheckpointRefused, MembershipChanged
+from epochal.state.errors import FailureKind
 from epochal.state.messages.data_metrics import DataMetrics
-from epochal.state.messages.requests import CheckpointReport, FailureKind, FailureReport, ResultCommitment
+from epochal.state.messages.requests import CheckpointReport, FailureReport, ResultCommitment
 from epochal.state.messages.round_times import ResultMetrics
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of

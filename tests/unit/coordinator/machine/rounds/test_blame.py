@@ -15,8 +15,9 @@ from epochal.coordinator.machine.blame import (
 )
 from epochal.coordinator.machine.instructions import BatchesQuarantined, OutcomeDecided, QuarantineEnded
 from epochal.coordinator.machine.parts.run_members import DELIVERED_LATELY_STEPS
+from epochal.state.errors import FailureKind
 from epochal.state.intervals import BatchId, total_batches
-from epochal.state.messages.requests import FailureKind, FailureReport
+from epochal.state.messages.requests import FailureReport
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.drive.machine_driver import Driver, client, in_round, refused

@@ -16,8 +16,9 @@ from epochal.coordinator.machine.parts.reliability import (
 from epochal.coordinator.machine.parts.run_members import MAX_DEPARTED, remembered
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import SHARE_UNITS_PER_BATCH
+from epochal.state.errors import FailureKind
 from epochal.state.intervals import total_batches
-from epochal.state.messages.requests import Capabilities, FailureKind, FailureReport, ResultCommitment
+from epochal.state.messages.requests import Capabilities, FailureReport, ResultCommitment
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round

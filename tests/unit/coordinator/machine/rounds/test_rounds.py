@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.transitions import DRAIN_ROUNDS
-from epochal.state.errors import Refused
+from epochal.state.errors import FailureKind, Refused
 from epochal.state.intervals import BatchId, total_batches
-from epochal.state.messages.requests import Attestation, FailureKind, FailureReport, ResultCommitment
+from epochal.state.messages.requests import Attestation, FailureReport, ResultCommitment
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.data.states import state_file
