@@ -164,7 +164,7 @@ def slow_start_s(size_bytes: float, bytes_per_s: float, round_trip_s: float) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class LinkTransfer:
     """Bytes that each of some clients that are alike moves over its own link and a server's.
 
     Attributes:
@@ -178,7 +178,7 @@ class Transfer:
     pieces: tuple[tuple[float, float], ...]
 
 
-def fair_rates(transfers: Sequence[Transfer], server_bytes_per_s: float) -> list[float]:
+def fair_rates(transfers: Sequence[LinkTransfer], server_bytes_per_s: float) -> list[float]:
     """Return the max-min fair rate of each client of each transfer over a server's link."""
     rates = [transfer.bytes_per_s for transfer in transfers]
     if math.isinf(server_bytes_per_s):
@@ -191,7 +191,7 @@ def fair_rates(transfers: Sequence[Transfer], server_bytes_per_s: float) -> list
     return rates
 
 
-def arrivals_s(transfers: Sequence[Transfer], server_bytes_per_s: float) -> list[list[float]]:
+def arrivals_s(transfers: Sequence[LinkTransfer], server_bytes_per_s: float) -> list[list[float]]:
     """Return when each piece of each transfer has been moved, where all of them share a server's link."""
     ends: list[list[float]] = [[] for _ in transfers]
     left = [[size for _, size in transfer.pieces] for transfer in transfers]
@@ -260,7 +260,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ResultReader:
     """Clients that are alike and fetch others' results.
 
     Attributes:
@@ -341,11 +341,11 @@ class RoundModel:
 
     def warm_up_s(self, groups: Sequence[ClientGroup]) -> list[float]:
         """Return how long the clients of each group take to load a checkpoint, all at the same time."""
-        size_bytes, loads = self.sizes.checkpoint_bytes, list[Transfer]()
+        size_bytes, loads = self.sizes.checkpoint_bytes, list[LinkTransfer]()
         for group in groups:
             rate = group.link.down_bytes_per_s
             begun_s = group.round_trip_s + self.slow_start_s(size_bytes, rate, group.round_trip_s)
-            loads.append(Transfer(group.count, rate, ((begun_s, float(size_bytes)),)))
+            loads.append(LinkTransfer(group.count, rate, ((begun_s, float(size_bytes)),)))
         read_s = size_bytes * (self.costs.hash_s + READ_DISK_S)
         return [end_s + read_s for (end_s,) in arrivals_s(loads, self.server.up_bytes_per_s)]
 
@@ -365,7 +365,7 @@ class RoundModel:
             signed_s = round_trip_s + self.costs.message_s if self.through_store and not self.is_delivered else 0.0
             announced_s = delivery.encoded_s if self.is_delivered else delivery.committed_s
             begun_s = announced_s + signed_s + self.slow_start_s(size_bytes, rate, round_trip_s)
-            uploads.append(Transfer(one.count, rate, ((begun_s, float(size_bytes)),)))
+            uploads.append(LinkTransfer(one.count, rate, ((begun_s, float(size_bytes)),)))
         sent = arrivals_s(uploads, self.server.down_bytes_per_s)
         found = [
             replace(delivery, sent_s=end_s + one.group.round_trip_s / 2)
@@ -406,14 +406,14 @@ class RoundModel:
         if self.through_store:
             rate = self.links.coordinator.down_bytes_per_s
             reads = [
-                Transfer(one.count, rate, ((delivery.sent_s + one.group.round_trip_s, float(sizes.result_bytes)),))
+                LinkTransfer(one.count, rate, ((delivery.sent_s + one.group.round_trip_s, float(sizes.result_bytes)),))
                 for one, delivery in zip(workers, found, strict=True)
             ]
             read = [end_s for (end_s,) in arrivals_s(reads, rate)]
         work_s = self.check_s + costs.hash_s * sizes.result_bytes + costs.commit_s
         return [replace(delivery, verified_s=read_s + work_s) for delivery, read_s in zip(found, read, strict=True)]
 
-    def reads(self, readers: Sequence[Reader], *, is_witness: bool) -> list[Transfer]:
+    def reads(self, readers: Sequence[ResultReader], *, is_witness: bool) -> list[LinkTransfer]:
         """Return the transfers of others' results.
 
         Args:
@@ -436,10 +436,10 @@ class RoundModel:
                 latency_s += self.slow_start_s(turns * each_bytes, rate, round_trip_s)
                 begun_s = max(begun_s, from_s + listed_s + latency_s)
                 pieces.append((begun_s, count * each_bytes))
-            found.append(Transfer(one.count, rate, tuple(pieces)))
+            found.append(LinkTransfer(one.count, rate, tuple(pieces)))
         return found
 
-    def read_s(self, reads: Sequence[Transfer], beside: Sequence[Transfer]) -> list[list[float]]:
+    def read_s(self, reads: Sequence[LinkTransfer], beside: Sequence[LinkTransfer]) -> list[list[float]]:
         """Return when each piece of others' results is held, where other reads go on beside these."""
         hash_s = self.costs.hash_s * (self.sizes.result_bytes + MESSAGE_BYTES)
         ends = arrivals_s([*reads, *beside], self.results_from_bytes_per_s)

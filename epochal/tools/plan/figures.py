@@ -141,8 +141,8 @@ def _asked(model: RoundModel, stages: Stages) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """What the servers do for one round.
+class ServerLoad:
+    """The work of the servers for one round.
 
     Attributes:
         to_coordinator, from_coordinator, to_store, from_store: bytes.
@@ -156,7 +156,7 @@ class Traffic:
     processor_part: float
 
 
-def traffic(played: PlayedRun) -> Traffic:
+def traffic(played: PlayedRun) -> ServerLoad:
     """Return what the servers do for a round, on average."""
     model, scale = played.model, played.scale
     sent = received = results = read = messages = 0.0
@@ -184,5 +184,5 @@ def traffic(played: PlayedRun) -> Traffic:
         one / count for one in (sent, received, results * result_bytes, read * result_bytes)
     )
     if model.through_store:
-        return Traffic(sent + made_bytes, received, made_bytes, read_bytes, part)
-    return Traffic(sent + made_bytes, received + read_bytes, 0.0, 0.0, part)
+        return ServerLoad(sent + made_bytes, received, made_bytes, read_bytes, part)
+    return ServerLoad(sent + made_bytes, received + read_bytes, 0.0, 0.0, part)

@@ -17,7 +17,7 @@ from epochal.state.round_model import PARTS, ClientGroup, RoundModel, RunSizes
 from epochal.state.schedule import global_batch_size
 from epochal.tools.plan.bottleneck import bottleneck
 from epochal.tools.plan.exceeded_limits import round_notes
-from epochal.tools.plan.figures import Traffic, applied_batches, group_plans, path_of, traffic
+from epochal.tools.plan.figures import ServerLoad, applied_batches, group_plans, path_of, traffic
 from epochal.tools.plan.plans import Machines, Plan, PlanOptions
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
 from epochal.tools.plan.scale import Scale
@@ -167,7 +167,7 @@ def _checkpoint_s(state: StateFile, played: PlayedRun, measured: Sequence[Played
     return sum(map(float.__mul__, asked, map(float, counts))) / sum(counts)
 
 
-def _machines(state: StateFile, model: RoundModel, moved: Traffic, round_s: float) -> Machines:
+def _machines(state: StateFile, model: RoundModel, moved: ServerLoad, round_s: float) -> Machines:
     sizes, count = model.sizes, model.client_count
     room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, state.config.checkpoint_every)
     return Machines(

@@ -32,7 +32,7 @@ from epochal.state.messages.requests import (
     ResultMetrics,
 )
 from epochal.state.phase_names import ROUND_PHASES, RunState
-from epochal.state.round_model import ClientGroup, Delivery, Reader, RoundModel, Transfer, Workers
+from epochal.state.round_model import ClientGroup, Delivery, LinkTransfer, ResultReader, RoundModel, Workers
 from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
 from epochal.tools.plan.scale import Scale
 
@@ -48,7 +48,7 @@ SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)
 """Arbitrary: the machine passes it on unread."""
 FINGERPRINT = "f" * 64
 Pieces = tuple[tuple[float, float], ...]
-"""As in `Reader`."""
+"""As in `ResultReader`."""
 METRICS = ResultMetrics(None, 0, 0.0)
 
 
@@ -147,7 +147,7 @@ class PlayedRun:
         """The newest replica of each client, when it holds the results for it, and when it has merged them."""
         self._received_s: dict[ClientId, float] = {}
         """When each witness of the last round holds all of its results."""
-        self._reads: list[Transfer] = []
+        self._reads: list[LinkTransfer] = []
         """The last reads of others' results."""
         self._stages: dict[ClientId, Stages] = {}
         self._started_s = 0.0
@@ -252,13 +252,13 @@ class PlayedRun:
 
     def _alike(
         self, clients: Iterable[tuple[PlayedClient, Pieces]], copies: Sequence[float]
-    ) -> list[tuple[Reader, list[ClientId]]]:
+    ) -> list[tuple[ResultReader, list[ClientId]]]:
         """Return those that fetch the same at the same times, as readers, with who they are."""
         found: dict[tuple[int, Pieces], list[ClientId]] = {}
         for client, pieces in clients:
             found.setdefault((client.group, pieces), []).append(client.client_id)
         return [
-            (Reader(self.groups[group], len(alike) * copies[group], pieces), alike)
+            (ResultReader(self.groups[group], len(alike) * copies[group], pieces), alike)
             for (group, pieces), alike in found.items()
         ]
 
@@ -383,7 +383,7 @@ class PlayedRun:
             found.append(max(0.0, group.count - elected * self.scale.witness_copies) / rest if rest else 0.0)
         return found
 
-    def _read(self, readers: Sequence[Reader], *, is_witness: bool) -> list[list[float]]:
+    def _read(self, readers: Sequence[ResultReader], *, is_witness: bool) -> list[list[float]]:
         """Return when these hold each piece of others' results; those that have begun before share the links."""
         reads = self.model.reads(readers, is_witness=is_witness)
         ends = self.model.read_s(reads, self._reads)

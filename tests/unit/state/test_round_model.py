@@ -13,10 +13,10 @@ from epochal.state.round_model import (
     Costs,
     Link,
     Links,
-    Reader,
+    LinkTransfer,
+    ResultReader,
     RoundModel,
     RunSizes,
-    Transfer,
     Workers,
     arrivals_s,
     slow_start_s,
@@ -28,7 +28,7 @@ GROUP = ClientGroup(2, Link(1e6, 5e5), 0.1, 1000.0)
 COSTS = Costs(slow_start=False)
 
 
-def naive(server_bytes_per_s: float, transfers: list[Transfer]) -> list[list[float]]:
+def naive(server_bytes_per_s: float, transfers: list[LinkTransfer]) -> list[list[float]]:
     """The same in small steps of time, by progressive filling: all rates rise together until a link is full."""
     left = [[size for _, size in transfer.pieces] for transfer in transfers]
     ends: list[list[float]] = [[] for _ in transfers]
@@ -74,7 +74,7 @@ def test_pieces_arrive_when_progressive_filling_says(
     server: int, transfers: list[tuple[int, int, list[tuple[int, int]]]]
 ) -> None:
     found = [
-        Transfer(count, rate, tuple(sorted((float(at), float(size)) for at, size in pieces)))
+        LinkTransfer(count, rate, tuple(sorted((float(at), float(size)) for at, size in pieces)))
         for count, rate, pieces in transfers
     ]
     for ends, expected in zip(arrivals_s(found, server), naive(server, found), strict=True):
@@ -82,12 +82,12 @@ def test_pieces_arrive_when_progressive_filling_says(
 
 
 def test_transfer_of_many_clients_takes_their_part_of_the_server() -> None:
-    alone, many = Transfer(1, 1000.0, ((0.0, 100.0),)), Transfer(9, 1000.0, ((0.0, 100.0),))
+    alone, many = LinkTransfer(1, 1000.0, ((0.0, 100.0),)), LinkTransfer(9, 1000.0, ((0.0, 100.0),))
     assert arrivals_s([alone, many], 100.0) == [[pytest.approx(10.0)], [pytest.approx(10.0)]]
 
 
 def test_unlimited_server_leaves_each_client_its_own_link() -> None:
-    assert arrivals_s([Transfer(9, 10.0, ((1.0, 100.0),))], math.inf) == [[pytest.approx(11.0)]]
+    assert arrivals_s([LinkTransfer(9, 10.0, ((1.0, 100.0),))], math.inf) == [[pytest.approx(11.0)]]
 
 
 def test_slow_start_costs_nothing_without_a_way() -> None:
@@ -128,7 +128,7 @@ def test_result_in_a_store_is_read_by_the_coordinator_over_its_link() -> None:
 
 def test_reads_that_have_begun_before_share_the_servers_link() -> None:
     model = RoundModel(SIZES, Links(Link(1e6, 1e6)), COSTS, "int4", through_store=False, client_count=2)
-    (read,) = model.reads([Reader(GROUP, 1, ((0.0, 4.0),))], is_witness=False)
+    (read,) = model.reads([ResultReader(GROUP, 1, ((0.0, 4.0),))], is_witness=False)
     ((alone_s,),) = model.read_s([read], [])
     ((beside_s,),) = model.read_s([read], [read])
     assert beside_s == pytest.approx(2 * alone_s, rel=0.1)
