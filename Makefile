@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test coverage test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-peers bench-peer-training chaos mutants fuzz release-check constraints supply-audit image-digests clean
+.PHONY: help setup demo quick test coverage test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale chaos mutants fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -99,34 +99,6 @@ fuzz: $(STAMP)  ## arbitrary bytes for every decoder, by atheris: FUZZ_SECONDS=6
 	  || echo "atheris has no wheel for this machine and this Python"
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
-PEERS := .bench-peers
-
-$(PEERS)/.installed:
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet torch==2.13.0
-	$(PEERS)/bin/pip install --quiet --no-deps mosaicml-streaming==0.13.0
-	$(PEERS)/bin/python -c "from importlib.metadata import requires; print('\n'.join(r for r in requires('mosaicml-streaming') if 'extra' not in r and not r.startswith('torch')))" > $(PEERS)/requirements.txt
-	$(PEERS)/bin/pip install --quiet torch==2.13.0 --requirement $(PEERS)/requirements.txt grain==0.2.18 array_record 'fsspec[http]' aiohttp
-	@touch $@
-
-# Systems that train, each in an environment of its own. One that cannot be installed is named with its error on the page.
-TRAINING_PEERS := .bench-peers-epochal .bench-peers-torchft .bench-peers-hivemind
-.bench-peers-epochal/.installed: PEER := --editable '.[torch]'
-.bench-peers-torchft/.installed: PEER := torchft==0.2.0
-.bench-peers-hivemind/.installed: PEER := hivemind==1.1.12
-
-$(TRAINING_PEERS:=/.installed):
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet torch==2.13.0 transformers==5.23.0 numpy $(PEER) > $(@D)/install.log 2>&1 \
-	  && touch $@ || tail -n 3 $(@D)/install.log
-
-bench-peers: $(STAMP) $(PEERS)/.installed  ## other loaders on the same sequences, and other systems that train the same
-	$(BIN)/python -m benchmarks peers --write benchmarks-peers
-	$(MAKE) bench-peer-training
-
-bench-peer-training: $(STAMP) $(TRAINING_PEERS:=/.installed)  ## torchft and hivemind beside Epochal: twenty minutes
-	$(BIN)/python -m benchmarks peer-training --write benchmarks-peer-training
-
 # Tools that look after the dependencies, pinned by hash as everything in constraints.txt, in an environment of their own.
 SUPPLY := .supply
 SUPPLY_INSTALL := $(SUPPLY)/bin/python -m pip install --quiet --require-hashes
@@ -174,4 +146,4 @@ release-check: $(STAMP) $(SUPPLY)/.installed  ## build wheel and source archive,
 	cd build && release/bin/epochal --version && release/bin/epochal doctor && release/bin/epochal up
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(SUPPLY) $(PEERS) $(TRAINING_PEERS) runs site .fuzz .pytest_cache .testmondata* .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(SUPPLY) runs site .fuzz .pytest_cache .testmondata* .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

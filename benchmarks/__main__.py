@@ -8,21 +8,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import resilience
 from benchmarks.figures import Figure, show
-from benchmarks.loading import ahead, chunking, http_ranges, packing, peers, prepare, providers, tcp
+from benchmarks.loading import ahead, http_ranges, packing, prepare, providers, tcp
 from benchmarks.report import explain, write
-from benchmarks.rounds import assignment, bare_round, exchange, members, scale
+from benchmarks.rounds import assignment, bare_round, exchange, scale
 from benchmarks.training import (
     codec_quality,
     dishonest,
-    peer_training,
     quality,
     torch_clients,
     torch_memory,
     torch_rounds,
 )
-from benchmarks.viewing import dashboard, dashboard_members, history, many_viewers, plan
+from benchmarks.viewing import dashboard, history, many_viewers, plan
 
 
 def _in_folder(measure: Callable[[Path], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
@@ -38,23 +36,18 @@ def _in_named_folder(measure: Callable[[Path], list[Figure]]) -> list[Figure]:
 BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "assignment": assignment.measure,
     "rounds": lambda: _in_folder(bare_round.measure),
-    "members": lambda: _in_folder(members.measure),
     "data": lambda: _in_folder(providers.measure),
     "ahead": lambda: _in_folder(ahead.measure),
     "tcp": lambda: _in_folder(tcp.measure),
     "http": lambda: _in_folder(http_ranges.measure),
     "packing": packing.measure,
-    "chunking": chunking.measure,
     "prepare": lambda: _in_named_folder(prepare.measure),
     "prepare-memory": lambda: _in_named_folder(prepare.measure_memory),
-    "peers": lambda: _in_folder(peers.measure),
     "plan": lambda: _in_folder(plan.measure),
     "history": lambda: _in_folder(history.measure),
     "history-long": lambda: _in_folder(history.measure_long),
     "dashboard": lambda: _in_folder(dashboard.measure),
-    "dashboard-members": lambda: _in_folder(dashboard_members.measure),
     "viewers": lambda: _in_folder(many_viewers.measure),
-    "resilience": lambda: _in_folder(resilience.measure),
     "dishonest": dishonest.measure,
     "scale-short": scale.measure_short,
     "torch": torch_rounds.measure,
@@ -63,8 +56,6 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "quality": quality.measure,
     "codecs": codec_quality.measure,
 }
-EXPLAINED: dict[str, Callable[[], tuple[list[Figure], str]]] = {"peer-training": peer_training.measure}
-"""Benchmarks that also return a text, which the page shows below the table."""
 DRAWN: dict[str, Callable[[], tuple[list[Figure], dict[str, str]]]] = {
     "exchange": exchange.measure,
     "exchange-small": exchange.measure_small,
@@ -90,12 +81,9 @@ NOTES: dict[str, Sequence[str]] = {
 EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory")
 APART = (
     *EXCHANGE,
-    "peers",
     "prepare-memory",
     "history-long",
-    *EXPLAINED,
     *WHOLE,
-    "resilience",
     "dishonest",
     *TORCH,
     "quality",
@@ -107,7 +95,7 @@ BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 
 def main() -> None:
     """Measure the named benchmarks, or those by default, and print the figures."""
-    known = (*BENCHMARKS, *EXPLAINED, *DRAWN, *WHOLE)
+    known = (*BENCHMARKS, *DRAWN, *WHOLE)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all but {' and '.join(APART)} by default"
@@ -122,11 +110,7 @@ def main() -> None:
     texts: list[str] = []
     plots: dict[str, str] = {}
     for name in names:
-        if name in EXPLAINED:
-            explained, text = EXPLAINED[name]()
-            figures += explained
-            texts.append(text)
-        elif name in DRAWN:
+        if name in DRAWN:
             drawn, found = DRAWN[name]()
             figures += drawn
             plots |= found

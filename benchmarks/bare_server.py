@@ -1,7 +1,7 @@
 """`python -m benchmarks.bare_server FILE`: a coordinator's work on the wire and on the disk, and nothing else.
 
-A plain ASGI application under the same uvicorn: a long poll on an event with constant bytes, a write that is one line
-and one fsync, and the same after one Ed25519 check. Prints its address, and ends with its standard input.
+A plain ASGI application under the same uvicorn: constant bytes, or a write that is one line and one fsync. Prints its
+address, and ends with its standard input.
 """
 
 import asyncio
@@ -12,40 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from epochal.cli.output.printing import LISTENING
 
 DOCUMENT_BYTES = 1500
 """About as long as a run document."""
-PUBLIC_KEY_BYTES, SIGNATURE_BYTES = 32, 64
 
 
 class BareApp:
-    """The application. `GET /poll` waits for `POST /publish`; `GET /` answers at once; other requests are stored."""
+    """The application. `GET` answers at once; the body of a `POST` is stored."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab")
-        self._news = asyncio.Event()
         self._body = b"x" * DOCUMENT_BYTES
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["method"] == "POST":
-            await self._post(scope["path"], await _body(receive))
-        elif scope["path"] == "/poll":
-            await self._news.wait()
+            await asyncio.to_thread(self._keep, await _body(receive))
         await send({"type": "http.response.start", "status": 200, "headers": _headers(len(self._body))})
         await send({"type": "http.response.body", "body": self._body})
-
-    async def _post(self, path: str, body: bytes) -> None:
-        if path == "/publish":
-            self._news.set()
-            self._news = asyncio.Event()
-            return
-        if path == "/join":
-            key, rest = body[:PUBLIC_KEY_BYTES], body[PUBLIC_KEY_BYTES:]
-            Ed25519PublicKey.from_public_bytes(key).verify(rest[:SIGNATURE_BYTES], rest[SIGNATURE_BYTES:])
-        await asyncio.to_thread(self._keep, body)
 
     def _keep(self, body: bytes) -> None:
         self._file.write(body.hex().encode() + b"\n")

@@ -19,9 +19,7 @@ FURTHER = {
     "benchmarks-quality": "what clients learn beside one machine",
     "benchmarks-codecs": "what smaller results cost",
     "benchmarks-exchange": "results and checkpoints between clients",
-    "benchmarks-peers": "beside other projects",
     "benchmarks-peer-training": "beside other systems that train",
-    "benchmarks-resilience": "under attack",
     "benchmarks-scale": "thousands of members",
 }
 """The other pages of figures, to which the main one links."""

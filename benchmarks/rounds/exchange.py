@@ -1,22 +1,17 @@
-"""The exchange of results and checkpoints: seconds a round, memory of client and coordinator, and one blob over HTTP.
+"""The exchange of results and checkpoints: seconds a round, and memory of client and coordinator.
 
 Rounds are those of real processes whose trainer computes nothing, so that all their time is the exchange's: encoding,
-uploads, checks, downloads, merges and digests. A blob is measured beside nginx, which serves the same bytes, with a
-bare client, which does nothing with them.
+uploads, checks, downloads, merges and digests.
 """
 
-import asyncio
 import functools
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.figures import Figure, median_ms
 from benchmarks.plots import line_plot, value_plot
-from benchmarks.rounds.exchange_blobs import blob_figures
 from benchmarks.rounds.exchange_rounds import (
     POLL_S,
     Cell,
@@ -96,12 +91,10 @@ def _cell_figures(cell: Cell, found: Measured | None, float32_s: float | None) -
     start_mb, model_mb = found.start.total / MB, cell.model_bytes / MB
     name = f"the coordinator, when it makes the first model: {cell.millions} M parameters"
     figures.append(Figure(name, start_mb, "MB", COORDINATOR_TARGET, model_mb, "M", 1))
-    if found.copied_s is not None:
+    if cell.is_joined:
         size = f"{2 * model_mb:,.0f} MB"
         name = f"from a client's start to its first applied result: a checkpoint of {size}, {cell.name}"
-        figures.append(
-            Figure(name, found.joined_s, "s", "", found.copied_s, "a bare copy of its bytes over HTTP to a file")
-        )
+        figures.append(Figure(name, found.joined_s, "s"))
     return figures
 
 
@@ -144,10 +137,8 @@ def _plots(found: dict[Cell, Measured]) -> dict[str, str]:
     }
 
 
-def _measure(cells: Sequence[Cell], blob: Cell) -> tuple[list[Figure], dict[str, str]]:
+def _measure(cells: Sequence[Cell]) -> tuple[list[Figure], dict[str, str]]:
     figures = _byte_figures()
-    with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
-        figures += asyncio.run(blob_figures(Path(folder), blob.state))
     found: dict[Cell, Measured] = {}
     float32_s: dict[tuple[int, int], float] = {}
     for cell in sorted(cells, key=lambda cell: cell.codec != "float32"):
@@ -163,10 +154,10 @@ def _measure(cells: Sequence[Cell], blob: Cell) -> tuple[list[Figure], dict[str,
 
 
 def measure() -> tuple[list[Figure], dict[str, str]]:
-    """Measure one blob, and rounds of every size with every number of clients: about a quarter of an hour."""
-    return _measure(CELLS, Cell(50, 2, "float32"))
+    """Measure rounds of every size with every number of clients: about a quarter of an hour."""
+    return _measure(CELLS)
 
 
 def measure_small() -> tuple[list[Figure], dict[str, str]]:
-    """Measure one smaller blob, and rounds of the smallest model with two clients: about a minute."""
-    return _measure(SMALL, Cell(10, 2, "float32"))
+    """Measure rounds of the smallest model with two clients: about a minute."""
+    return _measure(SMALL)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.process_usage import memory_bytes
 from benchmarks.rounds.bare_round import round_starts
-from benchmarks.rounds.exchange_blobs import bare_download, blobs_of
-from benchmarks.servers import LONG, RUN_ID, CoordinatorProcess, coordinator_of
-from benchmarks.training.torch_memory import memory_bytes
+from benchmarks.servers import LONG, RUN_ID, coordinator_of
 from epochal.state.errors import EpochalError
 from epochal.state.results import ResultHeader, result_of
 from epochal.tools.testnet.child_processes import Child
@@ -40,7 +39,7 @@ class Cell:
         clients: their number.
         codec: of the run; sparse with error feedback, which it needs.
         rounds: number of rounds whose time is measured.
-        is_joined: whether the start of the clients is measured, too, beside a bare copy of the first checkpoint.
+        is_joined: whether the start of the clients is measured, too.
     """
 
     millions: int
@@ -131,7 +130,6 @@ class Measured:
     Attributes:
         round_s: median time of a round.
         joined_s: from the start of the clients to their first applied results.
-        copied_s: for a bare copy of the first checkpoint over HTTP into a file; None if it was not measured.
         start: memory of the coordinator until the clients start.
         client: memory of the client that had most.
         coordinator: its memory afterwards.
@@ -139,7 +137,6 @@ class Measured:
 
     round_s: float = 0.0
     joined_s: float = 0.0
-    copied_s: float | None = None
     start: Peak = field(default_factory=Peak)
     client: Peak = field(default_factory=Peak)
     coordinator: Peak = field(default_factory=Peak)
@@ -157,8 +154,6 @@ async def _measured(cell: Cell, folder: Path) -> Measured:
     found = Measured()
     async with coordinator_of(cell.state, folder) as process, asyncio.TaskGroup() as group:
         found.start.look(process.child.process.pid)
-        if cell.is_joined:
-            found.copied_s = await asyncio.to_thread(_copy_first_checkpoint, process, folder)
         _begin_peak_anew(process.child.process.pid)
         started_s = time.time()
         children = [
@@ -181,16 +176,6 @@ async def _measured(cell: Cell, folder: Path) -> Measured:
     steps = range(WARMING_ROUNDS + 1, WARMING_ROUNDS + cell.rounds + 1)
     found.round_s = statistics.median(starts[step + 1] - starts[step] for step in steps)
     return found
-
-
-def _copy_first_checkpoint(process: CoordinatorProcess, folder: Path) -> float:
-    """Return the time to copy the blobs that the run starts with, which are its first checkpoint."""
-    start_s = time.perf_counter()
-    for blob in blobs_of(process):
-        copy = folder / "copy"
-        bare_download(f"{process.url}/v1/blobs/{blob.name}", process.admin_token, copy)
-        copy.unlink()
-    return time.perf_counter() - start_s
 
 
 def _begin_peak_anew(process: int) -> None:

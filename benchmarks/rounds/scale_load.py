@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.load import connections
-from benchmarks.rounds.members import join_all
+from benchmarks.rounds.joins import join_all
 from benchmarks.rounds.scale_members import Crowd, RawMember, check_sent
 from benchmarks.rounds.scale_serving import Serving, Used, serving
 from benchmarks.servers import LONG, RUN_ID

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from benchmarks.rounds.exchange_blobs import cpu_s
-from benchmarks.rounds.members import memory_bytes
+from benchmarks.process_usage import cpu_s, memory_bytes
 from benchmarks.servers import RUN_ID, coordinator_of
 from epochal.tools.testnet.child_processes import Child, Children
 from tests.support.servers.postgres_server import PostgresServer
@@ -114,7 +113,7 @@ class Serving:
             database_cpu_s=self.kept.cpu_s(),
             journal_bytes=self.kept.journal_bytes(),
             wal_bytes=self.kept.wal_bytes(),
-            memory_bytes=max(map(memory_bytes, pids)),
+            memory_bytes=max(memory_bytes("VmRSS", pid) for pid in pids),
             conflicts=sum(child.log_path.read_bytes().count(CONFLICT) for child in self.coordinators),
         )
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure
+from benchmarks.process_usage import memory_bytes
 from benchmarks.servers import LONG, RUN_ID, coordinator_of
 from benchmarks.training.torch_rounds import OPTIMIZER, RATE
 from epochal.batching.micro_batches import Example
@@ -79,15 +80,6 @@ def config_of(layers: int) -> dict[str, Any]:
         "max_position_embeddings": LENGTH,
         "tie_word_embeddings": True,
     }
-
-
-def memory_bytes(key: str, process: int | str = "self") -> int:
-    """Return a process's `VmHWM` (its peak) or `VmRSS` (its present resident memory)."""
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0]) * 1024
-    raise EpochalError(f"/proc/{process}/status has no {key}")
 
 
 class _Stages:

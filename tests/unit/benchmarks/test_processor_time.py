@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.rounds.exchange_blobs import cpu_s
+from benchmarks.process_usage import cpu_s
 
 WORK_S = 0.2
 FORKS = f"""

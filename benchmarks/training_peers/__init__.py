@@ -1,1 +1,0 @@
-"""Other systems that train one model on several machines, and Epochal, on the same model, data and machine."""
