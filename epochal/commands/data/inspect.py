@@ -35,8 +35,7 @@ from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
 from epochal.tools.inspect.data_report import DataReport, files_of, largest_token_of, show
 from epochal.tools.inspect.decoding import BYTES_VOCABULARY, Decode, Decoder, decoder_for, decoder_of
-from epochal.tools.inspect.prepared import prepared_data
-from epochal.tools.inspect.profile import DataProfile, profile_of
+from epochal.tools.inspect.prepared import prepared_tokenizer
 from epochal.tools.inspect.sample_parts import encoded_first, first_parts
 from epochal.tools.run_inputs import (
     LOOK_TIMEOUT_S,
@@ -83,19 +82,12 @@ def inspect(
         str | None,
         typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, or bytes, to decode the first sample."),
     ] = None,
-    end_token: Annotated[
-        int | None, typer.Option(min=0, metavar="TOKEN", help="Token that ends each document of token files.")
-    ] = None,
-    profile: Annotated[
-        bool, typer.Option("--profile/--no-profile", help="Draw lengths of documents and frequencies of tokens.")
-    ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a location holds: files, sequences, tokens, fingerprint, drawings, and the first sample decoded.
+    """Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.
 
-    Some of the data are read: to find tokens that no model knows, and to draw how long documents are, and how frequent
-    tokens. Parts of the sample that are masked, and so not learnt, are told apart. The exit code is 2 if the location
-    cannot be read.
+    Some of the data are read, to find tokens that no model knows. Parts of the sample that are masked, and so not
+    learnt, are told apart. The exit code is 2 if the location cannot be read.
     """
     if state is None:
         if location is None:
@@ -107,11 +99,8 @@ def inspect(
         asked = _asked_of_run(read_supported_state(state), location)
     if isinstance(asked.location, Server):
         raise InvalidInput("a TCP data server serves only a run's members; inspect the files that it serves")
-    known = None if asked.path is None else prepared_data(asked.path)
-    if known is not None:
-        found = None if known.tokenizer is None else str(known.tokenizer)
-        tokenizer, end_token = tokenizer or found, known.end_id if end_token is None else end_token
-    looks = _Looks(decoder_of(tokenizer), profile, end_token)
+    known = None if asked.path is None else prepared_tokenizer(asked.path)
+    looks = _Looks(decoder_of(tokenizer or (None if known is None else str(known))))
     run_to_end(_inspect(asked, looks, as_json))
 
 
@@ -142,8 +131,6 @@ class _Looks:
     """
 
     decoder: Decoder | None
-    profile: bool
-    end_token: int | None
     is_foreign: bool = False
 
     def decode_of(self, largest_token: int | None) -> Decode | None:
@@ -196,14 +183,13 @@ async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:
                 findings.notes.append(note)
             if asked.run is not None:
                 findings.problems += fingerprint_problems(asked.run, provider)
-            profile = await _profile(asked, provider, looks.end_token) if looks.profile else None
-            report = await _report(asked, provider, looks, findings, profile)
+            report = await _report(asked, provider, looks, findings)
     except DataError as error:
         raise InvalidInput(error.message, **error.context) from error
     if as_json:
         say(json.dumps(asdict(report), ensure_ascii=False))
     else:
-        show(report, looks.decode_of(report.largest_token))
+        show(report)
     if report.problems:
         raise InvalidInput("; ".join(report.problems))
 
@@ -270,19 +256,7 @@ def _holds_samples(path: Path) -> bool:
         return False
 
 
-async def _profile(asked: _Asked, provider: DataProvider, end_token: int | None) -> DataProfile:
-    """Return the profile, of token files in file order: there a document continues in the next sample."""
-    is_shuffled = isinstance(provider, LocalDataProvider | RangedDataProvider) and asked.spec.shuffle_seed is not None
-    if not is_shuffled:
-        return await profile_of(provider, end_token)
-    in_order, _ = await _opened(replace(asked, spec=replace(asked.spec, shuffle_seed=None)))
-    async with contextlib.aclosing(in_order):
-        return await profile_of(in_order, end_token)
-
-
-async def _report(
-    asked: _Asked, provider: DataProvider, looks: _Looks, findings: DataFindings, profile: DataProfile | None
-) -> DataReport:
+async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings: DataFindings) -> DataReport:
     first = await provider.get_samples(DataIds(0, 0))
     batch = encoded_first(first, asked.run) if first.is_text else first
     decode = looks.decode_of(int(batch.input_ids.max(initial=0)))
@@ -308,7 +282,6 @@ async def _report(
         sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
         sample_text=None if text_of is None else text_of(sample)[:SAMPLE_CHARACTERS],
         sample_parts=parts,
-        profile=profile,
         largest_token=largest_token_of(provider, findings.largest_token),
         problems=tuple(findings.problems),
         notes=tuple(findings.notes),

@@ -1,1 +1,1 @@
-"""Inspects data: lengths of documents, frequencies of tokens, the learnt part of a sample."""
+"""Inspects data: files, tokens, and the learnt part of a sample."""

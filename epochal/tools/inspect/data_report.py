@@ -13,10 +13,7 @@ from epochal.data_providers.providers.preprocessed import PreprocessedDataProvid
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.data_providers.providers.token_records import TokenRecordsDataProvider
-from epochal.tools.inspect.decoding import Decode
-from epochal.tools.inspect.drawings import draw_parts, draw_profile
-from epochal.tools.inspect.profile import DataProfile
-from epochal.tools.inspect.sample_parts import SamplePart
+from epochal.tools.inspect.sample_parts import SamplePart, draw_parts
 
 MAX_FILES_SHOWN = 20
 
@@ -45,7 +42,6 @@ class DataReport:
         largest_token: of all files if their manifest names it, else of the samples that were inspected; None if there
             are no tokens.
         sample_parts: the first sample's first document, by what of it is learnt; empty if it cannot be decoded.
-        profile: lengths and frequencies; None if they were not asked for.
         problems: why the run's model cannot be trained on these data; empty if no run is named.
         notes: what looks wrong with them.
     """
@@ -65,7 +61,6 @@ class DataReport:
     sample_tokens: tuple[int, ...]
     sample_text: str | None
     sample_parts: tuple[SamplePart, ...]
-    profile: DataProfile | None
     largest_token: int | None
     problems: tuple[str, ...]
     notes: tuple[str, ...]
@@ -104,7 +99,7 @@ def _shares(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count:,}" for name, count in counts.items() if count)
 
 
-def show(report: DataReport, decode: Decode | None) -> None:
+def show(report: DataReport) -> None:
     """Print the report for people."""
     console = Console()
     table = Table(title=escape(f"{report.location} · {report.kind}"), show_header=False)
@@ -140,8 +135,6 @@ def show(report: DataReport, decode: Decode | None) -> None:
         if len(report.files) > MAX_FILES_SHOWN:
             files.add_row(f"… {len(report.files) - MAX_FILES_SHOWN:,} more", "", "", "", "", "")
         console.print(files)
-    if report.profile is not None:
-        console.print(draw_profile(report.profile, decode), highlight=False)
     if report.sample_parts:
         console.print("the first sample, decoded:", style="bold")
         console.print(draw_parts(report.sample_parts), highlight=False)

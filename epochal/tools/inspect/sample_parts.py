@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from epochal.batching.packing.samples import check_encoded, packed_row, raw_samples
 from epochal.batching.packing.task_encoder import EncoderContext, open_encoder
@@ -15,6 +18,7 @@ from epochal.state.config.state_file import StateFile
 MAX_PARTS = 32
 MAX_PART_CHARACTERS = 400
 ELIDED = " […] "
+LEARNT, MASKED = "learnt", "masked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +75,16 @@ def first_parts(batch: TokenBatch, decode: Callable[[Sequence[int]], str]) -> tu
 def _shortened(text: str) -> str:
     half = MAX_PART_CHARACTERS // 2
     return text if len(text) <= MAX_PART_CHARACTERS else text[:half] + ELIDED + text[-half:]
+
+
+def draw_parts(parts: Sequence[SamplePart]) -> RenderableType:
+    """Return a sample's text with the masked parts dim and named, so that they show without colours too."""
+    if all(part.learnt for part in parts):
+        return Text("".join(part.text for part in parts))
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    for part in parts:
+        if not part.text.strip():
+            continue
+        style = "bold green" if part.learnt else "dim"
+        table.add_row(Text(LEARNT if part.learnt else MASKED, style=style), Text(part.text, style=style))
+    return table

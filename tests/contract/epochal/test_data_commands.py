@@ -46,23 +46,11 @@ def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Pat
     assert len(report["fingerprint"]) == 64
 
 
-def test_inspect_draws_lengths_and_frequencies(tmp_path: Path) -> None:
-    write_text(tmp_path)
-    drawn = data("inspect", tmp_path, "--seq-len", 16, "--end-token", ord(" "))
-    drawn.expect(0, "4 to 7", "documents", "most frequent tokens", "' '", "█")
-    data("inspect", tmp_path, "--seq-len", 16).expect(0, "no ends of documents are known: --end-token")
-    profile = inspected(tmp_path, "--seq-len", 16, "--end-token", ord(" "))["profile"]
-    assert (profile["unit"], profile["tokens"]) == ("tokens", 80)
-    assert profile["most_frequent"][0]["token"] == ord(" ")
-    assert inspected(tmp_path, "--seq-len", 16, "--no-profile")["profile"] is None
-
-
 def test_inspect_tells_what_of_a_record_is_learnt(tmp_path: Path) -> None:
     (tmp_path / "chat.jsonl").write_text('{"prompt": "Why?", "completion": "So."}\n')
     data("inspect", tmp_path / "chat.jsonl").expect(0, "masked  Why?", "learnt  So.")
     report = inspected(tmp_path / "chat.jsonl")
     assert report["sample_parts"] == [{"text": "Why?", "learnt": False}, {"text": "So.", "learnt": True}]
-    assert (report["profile"]["unit"], report["profile"]["distinct_tokens"]) == ("bytes", 0)
 
 
 def test_inspect_notes_tokens_that_the_embedded_model_lacks(tmp_path: Path) -> None:
