@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import resilience
 from benchmarks.figures import Figure, show
 from benchmarks.loading import ahead, http_ranges, packing, prepare, providers, tcp
 from benchmarks.report import explain, write
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "history-long": lambda: _in_folder(history.measure_long),
     "dashboard": lambda: _in_folder(dashboard.measure),
     "viewers": lambda: _in_folder(many_viewers.measure),
+    "resilience": lambda: _in_folder(resilience.measure),
     "dishonest": dishonest.measure,
     "scale-short": scale.measure_short,
     "torch": torch_rounds.measure,
@@ -84,6 +86,7 @@ APART = (
     "prepare-memory",
     "history-long",
     *WHOLE,
+    "resilience",
     "dishonest",
     *TORCH,
     "quality",

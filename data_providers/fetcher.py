@@ -31,9 +31,8 @@ from epochal.data_providers.protocol import (
 from epochal.data_providers.waits import WaitTimes, timed_request
 from epochal.runtime.retry import Jitter, RetryPolicy
 from epochal.state.config.state_file import StateFile
-from epochal.state.errors import DataError
+from epochal.state.errors import DataError, FailureKind
 from epochal.state.intervals import BatchId, DataIds, subtract, whole_batches
-from epochal.state.messages.requests import FailureKind
 
 log = logging.getLogger(__name__)
 
