@@ -41,6 +41,27 @@ for first in range(0, len(texts), int(sys.argv[3])):
     tokens += sum(len(one.ids) for one in encoded)
 print(tokens / (time.process_time() - begin_s))
 """
+_BY_DATASETS = """
+import hashlib, sys, time
+import datasets, numpy, tokenizers
+
+def encoded(batch):
+    found = tokenizer.encode_batch_fast(batch["text"], add_special_tokens=False)
+    digests = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in batch["text"]]
+    return {"tokens": [numpy.array([*one.ids, 0], "<u2").tobytes() for one in found], "digest": digests}
+
+if __name__ == "__main__":
+    datasets.disable_progress_bars()
+    begin_s, tokens = time.perf_counter(), 0
+    tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1])
+    texts = datasets.load_dataset("json", data_files=[sys.argv[2]], split="train", cache_dir=sys.argv[3])
+    kinds = datasets.Features({"tokens": datasets.Value("binary"), "digest": datasets.Value("binary")})
+    options = {"batch_size": 100, "num_proc": int(sys.argv[4]), "remove_columns": ["text"], "features": kinds}
+    with open(sys.argv[3] + "/shard.bin", "wb") as file:
+        for row in texts.map(encoded, batched=True, **options):
+            tokens += file.write(row["tokens"]) // 2
+    print(tokens / (time.perf_counter() - begin_s))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +95,26 @@ def measure(folder: Path) -> list[Figure]:
         return [Figure(name, None, "tokens/s", ">= 0.85 x", None, missing), *_large(folder, source, "bytes")]
     tokenizer = _tokenizer(folder)
     made = _prepare(source, str(tokenizer), folder / "tokens")
+    figures = _beside_datasets(made, tokenizer, source, folder)
     return [
+        *figures,
         Figure(name, made.tokens / made.cpu_s, "tokens/s", ">= 0.85 x", _bare(tokenizer, source), _BASELINE),
         Figure("its peak memory, all processes together", made.peak_bytes / MIB, "MiB", "bounded", digits=0),
         *_large(folder, source, "bytes"),
     ]
+
+
+def _beside_datasets(made: Prepared, tokenizer: Path, source: Path, folder: Path) -> list[Figure]:
+    """Return the speed beside `map` of Hugging Face's `datasets`, which writes one file of the same tokens."""
+    if importlib.util.find_spec("datasets") is None:
+        return []
+    (folder / "cache").mkdir()
+    arguments = [sys.executable, "-c", _BY_DATASETS, str(tokenizer), str(source), str(folder / "cache"), str(WORKERS)]
+    environment = os.environ | _ONE_CORE | {"HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(arguments, env=environment, check=True, capture_output=True, text=True)
+    name = f"the same text, {WORKERS} workers: tokens per second, from start to end"
+    beside = f"`datasets`: `load_dataset` and `map` with {WORKERS} processes, without its start"
+    return [Figure(name, made.tokens / made.wall_s, "tokens/s", ">= 0.5 x", float(ran.stdout), beside)]
 
 
 _BASELINE = f"`encode_batch` of the `tokenizers` library, {BATCH:,} of the same texts at a time, in one thread"

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,9 @@ EndTokenOption = Annotated[
     typer.Option(metavar="TOKEN|ID", help="Token that ends each document. Default: as the tokenizer says."),
 ]
 CutOption = Annotated[Literal["file", "lines", "blank-lines"], typer.Option(help="What a document is in a text file.")]
+TextFieldOption = Annotated[
+    str, typer.Option(help="Field of a JSON record, or column of a parquet file, that holds the text.")
+]
 TextSuffixOption = Annotated[
     list[str] | None, typer.Option(metavar=".SUFFIX", help="Read such files as text too; repeat for several.")
 ]
@@ -59,7 +63,7 @@ ValidationOption = Annotated[
     str, typer.Option(metavar="SHARE", help="Hold out this share of the documents, such as 0.5%.")
 ]
 InvalidTextOption = Annotated[
-    Literal["error", "skip", "replace"], typer.Option(help="What to do with a document that is not UTF-8.")
+    Literal["error", "replace"], typer.Option(help="What to do with a document that is not UTF-8.")
 ]
 ChatOption = Annotated[
     bool,
@@ -111,8 +115,7 @@ def prepare(
     out: OutOption,
     end_token: EndTokenOption = None,
     documents: CutOption = DEFAULTS.documents,
-    text_field: Annotated[str, typer.Option(help="Field of a JSON record that holds its text.")] = DEFAULTS.text_field,
-    text_column: Annotated[str, typer.Option(help="Column of a parquet file of the text.")] = DEFAULTS.text_column,
+    text_field: TextFieldOption = DEFAULTS.text_field,
     text_suffix: TextSuffixOption = None,
     seq_len: Annotated[int, typer.Option(help="Number of tokens of a sample of the run.")] = DEFAULTS.seq_len,
     shard_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of a shard.")] = DEFAULTS.shard_tokens,
@@ -120,9 +123,6 @@ def prepare(
     dedup: Annotated[bool, typer.Option("--dedup", help="Drop documents that repeat an earlier one exactly.")] = False,
     invalid_text: InvalidTextOption = DEFAULTS.invalid_text,
     skip_bad: SkipBadOption = False,
-    max_document_bytes: Annotated[
-        int, typer.Option(help="Maximum size of a document, which is held in memory.")
-    ] = DEFAULTS.max_document_bytes,
     chat: ChatOption = False,
     template: TemplateOption = None,
     learn: LearnOption = DEFAULTS.learn,
@@ -148,7 +148,6 @@ def prepare(
         end_token=end_token,
         documents=documents,
         text_field=text_field,
-        text_column=text_column,
         text_suffixes=tuple(text_suffix or ()),
         seq_len=seq_len,
         shard_tokens=shard_tokens,
@@ -156,7 +155,6 @@ def prepare(
         dedup=dedup,
         invalid_text=invalid_text,
         skip_bad=skip_bad,
-        max_document_bytes=max_document_bytes,
         chat=chat,
         template=template,
         learn=learn,
@@ -226,7 +224,6 @@ def _report(made: Preparation, *, appended: bool) -> None:
     for name, what in (
         ("duplicates", "repeats, dropped"),
         ("empty", "documents without text, left out"),
-        ("invalid_text", "documents that are not UTF-8, skipped"),
         ("replaced", "documents with wrong bytes, replaced by U+FFFD"),
         ("bad", "bad documents or files, skipped"),
         ("truncated", "conversations longer than a row, truncated"),
@@ -235,9 +232,9 @@ def _report(made: Preparation, *, appended: bool) -> None:
         ("not_read", "files with another suffix, not read"),
     ):
         if counts.get(name):
-            most = list(counts["not_read_suffixes"].items())[:1] if name == "not_read" else ()
-            say(f"{what}: {counts[name]:,}{text_suffix_hint(most)}")
-    for message in [*counts["named"], *(f"not read: {name}" for name in counts["not_read_named"])][:NAMED_SHOWN]:
+            hint = text_suffix_hint(Counter(counts["not_read_suffixes"])) if name == "not_read" else ""
+            say(f"{what}: {counts[name]:,}{hint}")
+    for message in counts["named"][:NAMED_SHOWN]:
         say(f"  {message}")
     if made.content["validation"] != "0" and not made.samples(VALIDATION):
         say("too few documents were held out for one sample: there is no validation.toml; a larger --validation")

@@ -9,7 +9,7 @@ import contextlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from epochal.runtime.os_errors import reason_of
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.generations import MAX_GENERATIONS
 from epochal.state.wire import strict_json
-from epochal.tools.prepare.prepare_options import PrepareOptions, differences
+from epochal.tools.prepare.prepare_options import differences
 from epochal.tools.prepare.publishing import APPENDED, PREPARATION, TRAIN, VALIDATION, Finished, Preparation, published
 from epochal.tools.prepare.resume_state import DoneSoFar
 from epochal.tools.prepare.run_files import data_toml
-from epochal.tools.prepare.same_result import change_of_sources
 from epochal.tools.prepare.shards import shard_name
 from epochal.tools.prepare.sources import Sources
 from epochal.tools.prepare.work_folder import changes, locked
@@ -88,22 +87,6 @@ def appending_folder(folder: Path, content: dict[str, Any]) -> Iterator[tuple[Pa
             if earlier is None and is_left:
                 shutil.rmtree(working, ignore_errors=True)
         yield None if earlier is None else (working, earlier)
-
-
-def complete_append(folder: Path, places: list[str], content: dict[str, Any], options: PrepareOptions) -> Preparation:
-    """Return the preparation of a folder to which the same was appended already.
-
-    Raises:
-        InvalidInput: the sources have changed since then; the user's fault.
-    """
-    made = replace(published(folder), was_complete=True)
-    counts = next(found["counts"] for found in made.appended if not changes(found["content"], content))
-    if change := change_of_sources(counts, places, options, folder):
-        raise InvalidInput(
-            f"these sources were appended to {folder} already, and {change}. What is new needs a name of its own",
-            path=str(folder),
-        )
-    return made
 
 
 def publish_appended(made: Finished, folder: Path, working: Path) -> None:
@@ -213,24 +196,12 @@ def file_name(split: str, number: int, *, is_chat: bool) -> str:
 
 
 def _agreed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options in which an append and the preparation must agree, as text that distinguishes them."""
-    tokenizer = content["tokenizer"]
-    said = f"{tokenizer['name']} ({tokenizer['sha256'][:16]}…)"
+    """Return the options in which an append and the preparation must agree."""
     template = content.get("template")
     found: dict[str, Any] = {name: content.get(name) for name in _SAME}
     found["template"] = template["sha256"] if isinstance(template, dict) else template
-    return found | {"tokenizer": _Said(tokenizer["sha256"], said), "end_token": tokenizer["end_id"]}
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """A value that is compared, and its text."""
-
-    value: str
-    words: str = field(compare=False)
-
-    def __repr__(self) -> str:
-        return self.words
+    tokenizer = content["tokenizer"]
+    return found | {"tokenizer": tokenizer["sha256"], "end_token": tokenizer["end_id"]}
 
 
 def _extend(path: Path, folder: Path, split: str, made: Finished) -> None:

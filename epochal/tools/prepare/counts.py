@@ -8,14 +8,13 @@ MAX_NAMED = 1000
 
 @dataclass
 class PrepareCounts:
-    """Counts of a preparation, as its manifest has them. Each document is in exactly one of the first seven.
+    """Counts of a preparation, as its manifest has them. Each document is in exactly one of the first five.
 
     Attributes:
         train_documents, validation_documents: those that were kept.
         duplicates: exact repeats of an earlier document.
         empty: without text.
-        invalid_text: skipped because they are not UTF-8.
-        bad: documents and files that were skipped because of something else.
+        bad: documents and files that were skipped because of what is wrong with them.
         replaced: of the kept ones, those in which wrong bytes were replaced.
         train_tokens, validation_tokens: end tokens included.
         text_bytes: of the documents as UTF-8, repeats included.
@@ -26,7 +25,6 @@ class PrepareCounts:
     validation_documents: int = 0
     duplicates: int = 0
     empty: int = 0
-    invalid_text: int = 0
     bad: int = 0
     replaced: int = 0
     train_tokens: int = 0

@@ -78,7 +78,7 @@ def samples_folder(working: Path) -> Path:
 def check_are_records(sources: Sources) -> None:
     """Raise `InvalidInput` if a source holds no JSON lines."""
     for file in sources.files:
-        if file.kind.kind != "records":
+        if file.kind != "records":
             raise InvalidInput(
                 f"{file.name} is no JSON lines; --chat reads .jsonl, also as .gz or .zst", file=file.name
             )

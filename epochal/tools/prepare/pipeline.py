@@ -9,33 +9,31 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from epochal.data_providers.locations import parse_location
+from epochal.data_providers.protocol import SourceUnavailable
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.tools.prepare.appending import APPENDING, Earlier, appending_folder, complete_append, publish_appended
+from epochal.tools.prepare.appending import APPENDING, Earlier, appending_folder, publish_appended
 from epochal.tools.prepare.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
 from epochal.tools.prepare.counts import MAX_NAMED, PrepareCounts
-from epochal.tools.prepare.cutting import Cutter
+from epochal.tools.prepare.encoding_pool import encoded
 from epochal.tools.prepare.packed_rows import check_are_records, packed_into_rows, samples_folder
 from epochal.tools.prepare.portions import EncodedPortion, Portion, Position
 from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.publishing import TRAIN, VALIDATION, Finished, Preparation, publish, published
+from epochal.tools.prepare.reading import portions
 from epochal.tools.prepare.resume_state import DoneSoFar
-from epochal.tools.prepare.same_result import complete_before
 from epochal.tools.prepare.shards import ShardWriter
-from epochal.tools.prepare.sources import Sources
+from epochal.tools.prepare.sources import Sources, change_since
 from epochal.tools.prepare.text_tokenizer import NamedTokenizer, find_tokenizer
 from epochal.tools.prepare.texts import DIGEST_BYTES
 from epochal.tools.prepare.work_folder import WORKING, changes, other_options, working_folder
-from epochal.tools.prepare.worker_pool import EncodingPool
 
 COMMIT_EVERY_S = 2.0
-MAX_FILES_NAMED = 10_000
-"""Maximum number of source files that the manifest names."""
 MAX_SUFFIXES_NAMED = 16
 
 
@@ -104,21 +102,39 @@ def prepare(
         chat = ChatOptions(*template_of(options.template, found), options.learn)
         ChatEncoder(chat, found)  # raises if the template is none, before a process is started
         content["template"] = {"name": chat.template_name, "sha256": hashlib.sha256(chat.template.encode()).hexdigest()}
+    show = show or _show_nothing
     if options.append:
         with appending_folder(folder, content) as begun:
             if begun is None:
-                return complete_append(folder, places, content, options)
-            made = _made(places, content, found, options, chat, *begun, show or _show_nothing)
-            publish_appended(made, folder, begun[0])
+                return _complete_before(folder, places, content, options)
+            publish_appended(_made(places, content, found, options, chat, *begun, show), folder, begun[0])
         shutil.rmtree(folder / APPENDING, ignore_errors=True)
         return published(folder)
     with working_folder(folder, content) as working:
         if working is None:
-            return complete_before(folder, places, options)
-        made = _made(places, content, found, options, chat, working, Earlier(), show or _show_nothing)
+            return _complete_before(folder, places, content, options)
+        made = _made(places, content, found, options, chat, working, Earlier(), show)
         left = publish(made, folder, working, found, options.data_address)
     shutil.rmtree(folder / WORKING, ignore_errors=True)
     return published(folder, tuple(left))
+
+
+def _complete_before(
+    folder: Path, places: Sequence[str], content: Mapping[str, Any], options: PrepareOptions
+) -> Preparation:
+    """Return a preparation that is complete already, unless its sources have changed in name or size since."""
+    made = replace(published(folder), was_complete=True)
+    parts = [{"content": made.content, "counts": made.counts}, *made.appended]
+    counts = next(part["counts"] for part in parts if not changes(part["content"], content))
+    with contextlib.suppress(SourceUnavailable):  # what a server holds is not known now
+        if change := change_since(counts["files"], Sources.of(places, options.text_suffixes, folder).files):
+            way_out = (
+                "what is new needs a name of its own"
+                if options.append
+                else f"name another folder, or remove {' and '.join(f'{folder}/{split}' for split in made.shards)}"
+            )
+            raise InvalidInput(f"{folder} holds a complete preparation, and {change}; {way_out}", path=str(folder))
+    return made
 
 
 def _made(
@@ -126,39 +142,31 @@ def _made(
     chat: ChatOptions | None, working: Path, before: Earlier, show: Show,
 ) -> Finished:  # fmt: skip
     """Encode everything that is left; return what is to be published."""
-    with _closing(DoneSoFar.open(working)) as ledger:
+    with contextlib.closing(DoneSoFar.open(working)) as ledger:
         if earlier := ledger.fact("made"):  # only its publishing was interrupted
             if changed := changes(earlier["content"], content):
                 raise InvalidInput(other_options(changed))
-            return Finished.of(earlier)
-        with Sources.open(places, options.text_suffixes, working.parent) as sources:
-            before.refuse_repeated(sources)
+            return Finished(**earlier)
+        sources = Sources.of(places, options.text_suffixes, working.parent)
+        before.refuse_repeated(sources)
+        if chat is not None:
+            check_are_records(sources)
+        job = _Job(options, tokenizer, chat, sources, ledger, working, before.first_numbers, show)
+        try:
+            job.begin(content)
+            job.encode()
+            made = Finished(content, job.counts(), job.entries())
             if chat is not None:
-                check_are_records(sources)
-            job = _Job(options, tokenizer, chat, sources, ledger, working, before.first_numbers, show)
-            try:
-                job.begin(content)
-                job.encode()
-                made = Finished(content, job.counts(), job.entries())
-                if chat is not None:
-                    made = packed_into_rows(made, working, options, job.show_packed, before.first_numbers)
-            finally:
-                job.close()
+                made = packed_into_rows(made, working, options, job.show_packed, before.first_numbers)
+        finally:
+            job.close()
         made.check()
-        ledger.note("made", made.to_plain())
+        ledger.note("made", asdict(made))
         ledger.commit()
         return made
 
 
 def _show_nothing(_: PrepareProgress) -> None: ...
-
-
-@contextlib.contextmanager
-def _closing(ledger: DoneSoFar) -> Iterator[DoneSoFar]:
-    try:
-        yield ledger
-    finally:
-        ledger.close()
 
 
 class _Job:
@@ -195,7 +203,7 @@ class _Job:
         if before is not None and self._resumed:  # before the first document everything may still change
             if changed := changes(before, content):
                 raise InvalidInput(other_options(changed))
-            begun = self._position.file + bool(self._position.offset)
+            begun = self._position.file + bool(self._position.row)
             if change := _first_change(self._ledger.fact("files")[:begun], files):
                 raise InvalidInput(f"{change}. --restart discards it and starts over")
         self._ledger.note("content", content)
@@ -206,14 +214,14 @@ class _Job:
         """Encode every document that was not encoded yet. What was taken before an interruption is kept."""
         committed_s = time.monotonic()
         workers = self._options.workers or _core_count()
-        cutter = Cutter(self._sources, self._options, self._working)
         self._show(self._progress())
-        with EncodingPool(workers, self._options, self._tokenizer, self._chat) as pool:
-            is_whole = True  # false while a portion is taken, which is never committed in part
+        read = portions(self._sources, self._options, self._position)
+        is_whole = True  # false while a portion is taken, which is never committed in part
+        with contextlib.closing(encoded(read, workers, self._options, self._tokenizer, self._chat)) as answers:
             try:
-                for portion, encoded in pool.encoded(cutter.portions(self._position)):
+                for portion, tokens in answers:
                     is_whole = False
-                    self._take(portion, encoded)
+                    self._take(portion, tokens)
                     self._position = portion.after
                     if time.monotonic() - committed_s >= COMMIT_EVERY_S:
                         self._commit()
@@ -233,12 +241,9 @@ class _Job:
 
     def counts(self) -> dict[str, Any]:
         """Return the counts for the manifest."""
-        files, skipped = self._sources.files, self._sources.skipped
         return asdict(self._counts) | {
-            "file_count": len(files),
-            "files": {file.name: file.size_bytes for file in files[:MAX_FILES_NAMED]},
+            "files": {file.name: file.size_bytes for file in self._sources.files},
             "not_read": self._sources.skipped_count,
-            "not_read_named": skipped,
             "not_read_suffixes": dict(self._sources.skipped_suffixes.most_common(MAX_SUFFIXES_NAMED)),
         }
 
@@ -255,15 +260,13 @@ class _Job:
     def _take(self, portion: Portion, encoded: EncodedPortion) -> None:
         """Write the documents of a portion that are kept."""
         counts = self._counts
-        for message in [*([portion.bad] if portion.form == "bad" else []), *encoded.bad]:
+        for message in [*encoded.bad, *filter(None, [portion.bad])]:
             if not self._options.skip_bad:
                 self._commit()  # with --skip-bad it continues from here
                 raise InvalidInput(f"{message}. Nothing was published; --skip-bad skips what is bad, and names it")
             counts.bad += 1
-            self._name(message)
-        for message in encoded.skipped:
-            counts.invalid_text += 1
-            self._name(message)
+            if len(counts.named) < MAX_NAMED:
+                counts.named.append(message)
         counts.empty += encoded.empty
         counts.replaced += encoded.replaced
         counts.text_bytes += encoded.text_bytes
@@ -302,10 +305,6 @@ class _Job:
         self._ledger.note("counts", asdict(self._counts))
         self._ledger.note("position", asdict(self._position))
         self._ledger.commit()
-
-    def _name(self, message: str) -> None:
-        if len(self._counts.named) < MAX_NAMED:
-            self._counts.named.append(message)
 
     def _progress(self) -> PrepareProgress:
         counts, total = self._counts, self._sources.size_bytes

@@ -1,36 +1,8 @@
 """Portions: consecutive documents of the sources as their bytes, which one worker encodes at a time."""
 
-import re
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
-Form: TypeAlias = Literal["texts", "lines", "blank-lines", "records", "bad"]
-"""The layout of documents in a portion: one in each of its parts, or many in its only one. `bad`: no document."""
-
-PORTION_BYTES = 1024**2
-"""Size up to which documents are put together into one portion."""
-MAX_PORTION_PARTS = 4096
-"""Maximum number of texts of one portion."""
-
-MAX_BLANK_BYTES = 1000
-"""Maximum number of blanks in a line that separates documents."""
-BLANK_LINES = re.compile(rb"\n(?:[ \t\r]{0,%d}\n)+" % MAX_BLANK_BYTES)
-"""Separates documents between blank lines."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The beginning of a part of a portion.
-
-    Attributes:
-        file: the name of its file.
-        offset: number of bytes of the file, decompressed, before it; None for a row.
-        line: number of its first line, from 1; of a row, its number.
-    """
-
-    file: str
-    offset: int | None
-    line: int
+from epochal.tools.prepare.sources import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +11,37 @@ class Position:
 
     Attributes:
         file: number of the file among the sources.
-        offset: bytes of it, decompressed, or rows, before the next document.
-        line: number of the next line, from 1.
-        read_bytes: number of bytes of all sources that were read to come here, for the progress.
+        row: number of its lines or rows before.
+        read_bytes: number of bytes of all sources, as they are stored, that were read to come here; for the progress.
     """
 
     file: int = 0
-    offset: int = 0
-    line: int = 1
+    row: int = 0
     read_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Portion:
-    """Consecutive documents of the sources.
+    """Consecutive documents of sources of one kind.
 
     Attributes:
-        form: how they lie in `parts`.
-        parts: bytes of the sources, as they are there.
-        places: where each part begins.
+        kind: of the files.
         after: where reading continues after this portion.
-        bad: what is wrong with what is left out here, by its place, if the form is `bad`.
+        texts: the documents as the files hold them.
+        files, rows: of each document, the name of its file and the number of its first line or row, from 1.
+        bad: what is wrong with what is left out after them, by its place; "" if nothing is.
     """
 
-    form: Form
-    parts: list[bytes]
-    places: list[Place]
-    after: Position
+    kind: Kind
+    after: Position = field(default_factory=Position)
+    texts: list[bytes] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     bad: str = ""
 
-    @property
-    def size_bytes(self) -> int:
-        """The size of all parts."""
-        return sum(map(len, self.parts))
+    def place(self, number: int) -> str:
+        """Return where a document is, for messages."""
+        return f"{self.files[number]}, {'row' if self.kind == 'parquet' else 'line'} {self.rows[number]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +54,6 @@ class EncodedPortion:
         digests: `DIGEST_BYTES` bytes for each document: the hash of its text.
         text_bytes: size of the documents' text as UTF-8.
         empty: number of documents without text, which are left out.
-        skipped: documents that are left out because they are not UTF-8, each in a sentence.
         replaced: number of documents in which wrong bytes were replaced.
         bad: documents that are wrong, each in a sentence. The preparation ends with the first one, or counts them.
     """
@@ -94,6 +63,5 @@ class EncodedPortion:
     digests: bytes = b""
     text_bytes: int = 0
     empty: int = 0
-    skipped: list[str] = field(default_factory=list)
     replaced: int = 0
     bad: list[str] = field(default_factory=list)

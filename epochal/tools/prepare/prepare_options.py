@@ -10,22 +10,23 @@ from epochal.state.errors import InvalidInput
 
 Cut: TypeAlias = Literal["file", "lines", "blank-lines"]
 """The extent of a document in a text file: all of it, each line, or the text between blank lines."""
-OnInvalidText: TypeAlias = Literal["error", "skip", "replace"]
+OnInvalidText: TypeAlias = Literal["error", "replace"]
 
 Oversized: TypeAlias = Literal["error", "truncate", "split", "drop"]
 
 LEARNS: tuple[Learn, ...] = ("assistant", "last")
 ON_OVERSIZED: tuple[Oversized, ...] = ("error", "truncate", "split", "drop")
 CUTS: tuple[Cut, ...] = ("file", "lines", "blank-lines")
-ON_INVALID_TEXT: tuple[OnInvalidText, ...] = ("error", "skip", "replace")
+ON_INVALID_TEXT: tuple[OnInvalidText, ...] = ("error", "replace")
 MAX_SHARD_TOKENS = 4_000_000_000
 MAX_SEQ_LEN = 2**20
-MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES = 1024, 1024**3
 MAX_WORKERS = 1024
 MAX_VALIDATION = Fraction(1, 2)
 NOT_CONTENT = ("workers", "data_address", "append")
 """Options on which no byte of shards and manifests depends: they may differ when a preparation is resumed."""
 DATA_ADDRESS = "127.0.0.1:39405"
+EXTRA = "pip install 'epochal[prepare]'"
+"""Installs the packages that some sources and tokenizers need, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,16 @@ class PrepareOptions:
         end_token: token that ends each document, by its text or as an ID in digits; None: as the tokenizer says.
         documents: what a document is in a text file: the whole `file`, each of its `lines`, or what is between
             `blank-lines`.
-        text_field: the field of a JSON record that holds the document's text.
-        text_column: the column of a parquet file that holds it.
+        text_field: the field of a JSON record, or the column of a parquet file, that holds the document's text.
         text_suffixes: further suffixes of text files, such as `.py`.
         seq_len: number of tokens of a sample of the run.
         shard_tokens: maximum number of tokens of a shard; a shard holds whole samples.
         validation: share of the documents that is held out, such as `"0.5%"` or `"0.005"`; at most half.
         dedup: whether to drop documents whose text is that of an earlier one.
-        invalid_text: what to do with a document that is not UTF-8: end with an `error`, `skip` it, or `replace` the
-            wrong bytes by U+FFFD.
+        invalid_text: what to do with a document that is not UTF-8: end with an `error` (with `skip_bad` it is left
+            out), or `replace` the wrong bytes by U+FFFD.
         skip_bad: whether to skip bad documents and files, and name them in the manifest, instead of ending with an
             error.
-        max_document_bytes: maximum size of a document, as UTF-8.
         chat: whether the sources are JSON lines of conversations, which become rows of `seq_len` tokens with labels.
         template: of conversations: `plain`, `chatml`, `none`, or a file with a Jinja template; None: the tokenizer's.
         learn: what is learnt of a conversation: every message of the `assistant`, or its `last` one.
@@ -65,7 +64,6 @@ class PrepareOptions:
     end_token: str | None = None
     documents: Cut = "file"
     text_field: str = "text"
-    text_column: str = "text"
     text_suffixes: tuple[str, ...] = ()
     seq_len: int = 2048
     shard_tokens: int = 100_000_000
@@ -73,7 +71,6 @@ class PrepareOptions:
     dedup: bool = False
     invalid_text: OnInvalidText = "error"
     skip_bad: bool = False
-    max_document_bytes: int = 64 * 1024**2
     chat: bool = False
     template: str | None = None
     learn: Learn = "assistant"
@@ -86,7 +83,6 @@ class PrepareOptions:
         for name, least, most in (
             ("seq_len", 2, MAX_SEQ_LEN),
             ("shard_tokens", self.seq_len, MAX_SHARD_TOKENS),
-            ("max_document_bytes", MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES),
             ("workers", 1, MAX_WORKERS),
         ):
             value = getattr(self, name)
@@ -103,14 +99,10 @@ class PrepareOptions:
         for name, default in (("template", None), ("learn", "assistant"), ("oversized", "error")):
             if not self.chat and getattr(self, name) != default:
                 raise InvalidInput(f"{spelled(name)} {getattr(self, name)}; allowed: with --chat")
-        if self.chat and self.data_address != DATA_ADDRESS:
+        if (self.chat or self.append) and self.data_address != DATA_ADDRESS:
             raise InvalidInput(
                 f"--data-address {self.data_address!r}; allowed: without --chat, whose rows each client reads itself "
-                "from a folder: `model.LLM.data_location` in state.toml, or `epochal client --data`"
-            )
-        if self.append and self.data_address != DATA_ADDRESS:
-            raise InvalidInput(
-                f"--data-address {self.data_address!r}; allowed: without --append, which leaves state.toml"
+                "from a folder, and without --append, which leaves state.toml"
             )
         for suffix in self.text_suffixes:
             if not suffix.startswith(".") or "/" in suffix or len(suffix) < 2:

@@ -7,9 +7,9 @@ it is, everything is; a file that a person has edited is left as it is, and said
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
@@ -30,7 +30,6 @@ APPENDED = "appended"
 """The field in it that lists what was appended since: the options and counts of each time."""
 _LEFT_OUT = {
     "bad": "bad",
-    "invalid_text": "not UTF-8",
     "empty": "without text",
     "duplicates": "repeated",
     "dropped": "longer than a row",
@@ -123,15 +122,6 @@ class Finished:
         """32 bytes that shuffle the samples."""
         return seed_of(self.content)
 
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Self:
-        """Return it from the plain values of `to_plain`."""
-        return cls(**plain)
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
-        return asdict(self)
-
     def check(self) -> None:
         """Raise `InvalidInput` if there is too little for one sample."""
         length = self.content["seq_len"]
@@ -149,7 +139,7 @@ class Finished:
         """Return in words what the sources held and is not trained on; "" if there is nothing."""
         counts = self.counts
         found = [f"{what} {counts[name]}" for name, what in _LEFT_OUT.items() if counts.get(name)]
-        named = [*counts["named"], *(f"{name} has a suffix that is not read" for name in counts["not_read_named"])]
+        named = counts["named"]
         return f". Left out: {', '.join(found)}" + (f". The first: {named[0]}" if named else "") if found else ""
 
 

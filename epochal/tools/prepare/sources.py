@@ -1,48 +1,50 @@
 """The sources of a preparation: every file that is read, in order, wherever it lies.
 
 A source is a file or folder on this machine, a URL of a file, a file or folder in a bucket, or a dataset of the Hugging
-Face Hub. The files are in the order of the sources, and within a folder in that of their names.
+Face Hub. The files are in the order of the sources, and within a folder in that of their names. What is elsewhere is
+read through `fsspec`, buckets by `obstore` under it.
 """
 
-import asyncio
+import io
 import os
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from epochal.data_providers.file_names import is_hidden
-from epochal.data_providers.locations import parse_location
-from epochal.data_providers.sources.byte_source import ByteSource, read
-from epochal.data_providers.sources.http.source import HttpSource, without_secrets
+from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.sources.http.source import without_secrets
 from epochal.data_providers.sources.hub_dataset import HUB_SCHEME, downloaded, parse_hub_dataset
 from epochal.data_providers.sources.manifest import MANIFEST_NAME
-from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.data_providers.splits import DEFAULT_SPLIT
-from epochal.runtime.permissions import OWNERS
-from epochal.state.config.data_location import S3, Azure, Gcp
-from epochal.state.errors import InvalidInput
-from epochal.tools.prepare.file_kinds import READ, FileKind, kind_of
-from epochal.tools.prepare.source_bytes import BadFile, RangeReader
+from epochal.runtime.os_errors import reason_of
+from epochal.state.errors import ExtraMissing, InvalidInput
+from epochal.tools.prepare.prepare_options import EXTRA
 
-MAX_FILES = 1_000_000
-WINDOW_BYTES = 4 * 1024**2
-"""Size of the ranges in which a file on another machine is read."""
-WINDOWS_AHEAD = 3
-"""Number of ranges that are requested ahead."""
-MAX_SKIPPED_NAMED = 1000
-MAX_SKIPPED_SUFFIXES = 256
+Kind: TypeAlias = Literal["text", "records", "parquet"]
+SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    "text": (".txt", ".text", ".md", ".markdown", ".rst"),
+    "records": (".jsonl", ".ndjson"),
+    "parquet": (".parquet",),
+}
+COMPRESSIONS = (".gz", ".zst")
+READ = "; ".join(f"{', '.join(suffixes)} ({kind})" for kind, suffixes in SUFFIXES.items()) + "; also with .gz or .zst"
+"""The suffixes in words, for messages."""
+BUCKETS = ("s3", "gs", "az")
+WEB = ("http", "https")
 ALLOWED_PLACES = (
     "a file or folder on this machine, http(s)://… of a file, s3://, gs:// or az://… of a file or folder, "
     "hf://datasets/NAME"
 )
 """The possible sources, for messages."""
+MAX_FILES = 1_000_000
+MAX_SKIPPED_SUFFIXES = 256
 
-T = TypeVar("T")
+
+class BadFile(InvalidInput):
+    """A source file does not match its name, or is truncated. The fault of its author."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,40 +56,59 @@ class SourceText:
         kind: what it holds.
         size_bytes: as it is stored.
         version: changes with its content: an ETag, or the time of its modification.
-        source: holds it; None for a file on this machine, whose path is then `local`.
+        place: its path or URL.
     """
 
     name: str
-    kind: FileKind
+    kind: Kind
     size_bytes: int
     version: str
-    source: ByteSource | None = None
-    remote_name: str = ""
-    local: Path | None = None
+    place: str
+
+    @property
+    def compression(self) -> str:
+        """The suffix by which it is compressed; "" if it is not, as parquet files never are."""
+        suffix = PurePosixPath(self.name).suffix.lower()
+        return suffix if suffix in COMPRESSIONS else ""
+
+    def open(self) -> io.BufferedIOBase:
+        """Open the file's bytes as they are stored, or raise `BadFile` or `SourceUnavailable`."""
+        try:
+            if "://" not in self.place:
+                return Path(self.place).open("rb")
+            system, path = file_system(self.place)
+            opened: io.BufferedIOBase = system.open(path, "rb")
+            return opened
+        except Exception as error:
+            raise failure_of(self, error) from error
+
+    def check_unchanged(self) -> None:
+        """Raise `BadFile` if it is another one than when the sources were listed."""
+        try:
+            now = _described(self.place)
+        except Exception as error:
+            raise failure_of(self, error) from error
+        if now != (self.size_bytes, self.version):
+            raise BadFile(f"{self.name} changed while it was read", file=self.name)
 
 
+@dataclass
 class Sources:
-    """All files of a preparation. Make one with `open`; leaving the context closes connections.
+    """All files of a preparation. Make one with `of`.
 
     Attributes:
         files: what is read, in this order.
-        skipped: names of files that are not read because of their suffix, at most `MAX_SKIPPED_NAMED`.
-        skipped_count: the number of all of them.
+        skipped_count: number of files that are not read because of their suffix.
         skipped_suffixes: how many of them have which suffix, of at most `MAX_SKIPPED_SUFFIXES` suffixes.
     """
 
-    def __init__(self, leave_out: Path | None = None) -> None:
-        self.files: list[SourceText] = []
-        self.skipped: list[str] = []
-        self.skipped_count = 0
-        self.skipped_suffixes: Counter[str] = Counter()
-        self._stack = ExitStack()
-        self._loop: _LoopThread | None = None
-        self._leave_out = None if leave_out is None else leave_out.resolve()
+    files: list[SourceText] = field(default_factory=list)
+    skipped_count: int = 0
+    skipped_suffixes: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def open(cls, places: Sequence[str], further_text: tuple[str, ...] = (), leave_out: Path | None = None) -> Self:
-        """Open the sources: list folders and buckets, and ask servers for sizes. Blocks.
+    def of(cls, places: Sequence[str], further_text: tuple[str, ...] = (), leave_out: Path | None = None) -> "Sources":
+        """List the sources: folders and buckets, and servers for sizes. Blocks.
 
         Args:
             places: paths and addresses, as the user wrote them.
@@ -98,29 +119,23 @@ class Sources:
             SourceUnavailable, Rejected: a server does not answer, or refuses.
             InvalidInput: a place does not exist or holds nothing that is read, or two name the same file.
         """
-        found = cls(leave_out)
-        try:
-            for place in places:
-                before = len(found.files)
-                if place.startswith(HUB_SCHEME + "://"):
-                    found._list_hub(place)
-                elif "://" in place:
-                    found._list_remote(place, further_text)
-                else:
-                    found._list_local(Path(place), further_text)
-                if len(found.files) == before:
-                    shown = without_secrets(place) if "://" in place else place
-                    way_out = text_suffix_hint(found.skipped_suffixes.most_common(1))
-                    raise InvalidInput(f"{shown} holds no file that is read; allowed: {READ}{way_out}", place=shown)
-                if len(found.files) > MAX_FILES:
-                    raise InvalidInput(f"more than {MAX_FILES} files; give fewer, larger ones", place=place)
-            names = [file.name for file in found.files]
-            if len(set(names)) < len(names):
-                twice = next(name for name in sorted(names) if names.count(name) > 1)
-                raise InvalidInput(f"{twice} is named twice by the sources; name it once", file=twice)
-        except BaseException:
-            found.close()
-            raise
+        found = cls()
+        for place in places:
+            before, shown = len(found.files), without_secrets(place) if "://" in place else place
+            if place.startswith(HUB_SCHEME + "://"):
+                found._list_hub(place)
+            elif "://" in place:
+                found._list_remote(place, shown, further_text)
+            else:
+                found._list_local(Path(place), further_text, leave_out)
+            if len(found.files) == before:
+                way_out = text_suffix_hint(found.skipped_suffixes)
+                raise InvalidInput(f"{shown} holds no file that is read; allowed: {READ}{way_out}", place=shown)
+            if len(found.files) > MAX_FILES:
+                raise InvalidInput(f"more than {MAX_FILES} files; give fewer, larger ones", place=shown)
+        repeated = [name for name, count in Counter(file.name for file in found.files).items() if count > 1]
+        if repeated:
+            raise InvalidInput(f"{repeated[0]} is named twice by the sources; name it once", file=repeated[0])
         return found
 
     @property
@@ -128,112 +143,149 @@ class Sources:
         """The size of all files as they are stored."""
         return sum(file.size_bytes for file in self.files)
 
-    def reader(self, file: SourceText) -> RangeReader:
-        """Return a reader of one of the files; the caller closes it. Raises `BadFile` if it has changed."""
-        if file.source is None:
-            return _LocalReader(file)
-        assert self._loop is not None
-        return _RemoteReader(file, file.source, self._loop)
-
-    def close(self) -> None:
-        """Close connections. A second call does nothing."""
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _list_local(self, place: Path, further_text: tuple[str, ...]) -> None:
+    def _list_local(self, place: Path, further_text: tuple[str, ...], leave_out: Path | None) -> None:
         try:
-            if not place.is_dir():
-                found = place.stat()
-                if not place.is_file():
-                    raise InvalidInput(f"{place} is neither a file nor a folder", place=str(place))
-                kind = kind_of(place.name, further_text) or (None if place.suffix else FileKind("text"))
-                if kind is None:
-                    raise InvalidInput(
-                        f"{place} is not read; allowed: {READ}; --text-suffix {place.suffix} reads such files as text",
-                        place=str(place),
-                    )
-                self._add_local(place, kind, found)
+            if place.is_dir():
+                for path in _walk(place, leave_out and leave_out.resolve()):
+                    self._add(str(path), str(path), further_text)
                 return
-            for path in _walk(place, self._leave_out):
-                kind = kind_of(path.name, further_text)
-                if kind is None or not path.is_file():
-                    self._skip(str(path))
-                else:
-                    self._add_local(path, kind, path.stat())
+            kind = kind_of(place.name, further_text) or (None if place.suffix else "text")
+            if kind is None and place.exists():
+                raise InvalidInput(
+                    f"{place} is not read; allowed: {READ}; --text-suffix {place.suffix} reads such files as text",
+                    place=str(place),
+                )
+            size_bytes, version = _described(str(place))
+            if not place.is_file():
+                raise InvalidInput(f"{place} is neither a file nor a folder", place=str(place))
+            self.files.append(SourceText(str(place), kind or "text", size_bytes, version, str(place)))
         except OSError as error:
             named = error.filename or place
-            reason = f"{error.strerror or error}; allowed: {ALLOWED_PLACES}"
-            raise InvalidInput(f"{named} cannot be read: {reason}", place=str(named)) from error
+            raise InvalidInput(
+                f"{named} cannot be read: {reason_of(error)}; allowed: {ALLOWED_PLACES}", place=str(named)
+            ) from error
 
-    def _add_local(self, path: Path, kind: FileKind, found: os.stat_result) -> None:
-        self.files.append(SourceText(str(path), kind, found.st_size, str(found.st_mtime_ns), local=path))
-
-    def _list_remote(self, place: str, further_text: tuple[str, ...]) -> None:
-        if self._loop is None:
-            self._loop = _LoopThread()
-            self._stack.callback(self._loop.close)
-        source, wanted = self._loop.run(open_remote(place, further_text))
-        self._stack.callback(self._loop.run_quietly, source.aclose)
-        for file in sorted(source.files, key=lambda file: file.name):
-            if wanted is not None and file.name != wanted:
-                continue
-            kind = kind_of(file.name, further_text)
-            if kind is None:
-                self._skip(file.place)
-            else:
-                version = f"{file.version} {file.distinction}".strip()
-                self.files.append(SourceText(file.place, kind, file.size_bytes, version, source, file.name))
+    def _list_remote(self, place: str, shown: str, further_text: tuple[str, ...]) -> None:
+        try:
+            system, path = file_system(place)
+            names = [place]
+            if not place.startswith(WEB) and kind_of(path, further_text) is None:
+                scheme = place.partition("://")[0]
+                names = sorted(f"{scheme}://{name}" for name in system.find(path.rstrip("/") + "/"))
+            for name in names:
+                self._add(without_secrets(name), name, further_text)
+        except InvalidInput:
+            raise
+        except Exception as error:
+            raise _unavailable(shown, error) from error
 
     def _list_hub(self, place: str) -> None:
         """List a dataset of the Hugging Face Hub, which is downloaded into its cache first."""
         held = downloaded(parse_hub_dataset(place), DEFAULT_SPLIT)
         for file in sorted(held.files, key=lambda file: file.name):
-            path = held.paths[file.name]
-            version = str(path.stat().st_mtime_ns)
-            self.files.append(SourceText(file.place, FileKind("parquet"), file.size_bytes, version, local=path))
+            path = str(held.paths[file.name])
+            self.files.append(SourceText(file.place, "parquet", *_described(path), path))
 
-    def _skip(self, name: str) -> None:
-        if name.rpartition("/")[2] == MANIFEST_NAME:
-            return
-        self.skipped_count += 1
-        suffix = PurePosixPath(name).suffix
-        if suffix and (suffix in self.skipped_suffixes or len(self.skipped_suffixes) < MAX_SKIPPED_SUFFIXES):
-            self.skipped_suffixes[suffix] += 1
-        if len(self.skipped) < MAX_SKIPPED_NAMED:
-            self.skipped.append(name)
+    def _add(self, name: str, place: str, further_text: tuple[str, ...]) -> None:
+        """Add a file of a folder, or count it if it is not read."""
+        bare = name.partition("?")[0] if place.startswith(WEB) else name
+        kind = kind_of(bare, further_text)
+        if kind is not None and ("://" in place or Path(place).is_file()):
+            self.files.append(SourceText(bare if "://" in place else name, kind, *_described(place), place))
+        elif not bare.endswith(MANIFEST_NAME):
+            self.skipped_count += 1
+            suffix = PurePosixPath(bare).suffix
+            if suffix and (suffix in self.skipped_suffixes or len(self.skipped_suffixes) < MAX_SKIPPED_SUFFIXES):
+                self.skipped_suffixes[suffix] += 1
 
 
-def text_suffix_hint(most: Sequence[tuple[str, int]]) -> str:
-    """Return how files that are not read would be; "" where none has a suffix.
+def kind_of(name: str, further_text: tuple[str, ...] = ()) -> Kind | None:
+    """Return what a file of this name holds, or None if such files are not read.
 
     Args:
-        most: the most frequent suffix of such files and its number, if there is any.
+        name: the file's name, with or without folders.
+        further_text: further suffixes of text files.
     """
-    return "".join(f"; --text-suffix {suffix} reads {count:,} {suffix} files as text" for suffix, count in most)
+    base = name.lower()
+    for suffix in COMPRESSIONS:
+        base = base.removesuffix(suffix)
+    if base.endswith(tuple(suffix.lower() for suffix in further_text)):
+        return "text"
+    found = next((kind for kind, suffixes in SUFFIXES.items() if base.endswith(suffixes)), None)
+    return None if found == "parquet" and base != name.lower() else found
 
 
-async def open_remote(place: str, further_text: tuple[str, ...] = ()) -> tuple[ByteSource, str | None]:
-    """Open an address. Return its files, and the name of the only one that is meant; None for all.
+def change_since(before: Mapping[str, int], now: Sequence[SourceText]) -> str:
+    """Return a sentence on the first change of the sources whose names and sizes a manifest has, or ""."""
+    found = {file.name: file.size_bytes for file in now}
+    for name in [*found, *before]:
+        if name not in before:
+            return f"{name} is new since then"
+        if name not in found:
+            return f"{name} is no longer among the sources"
+        if found[name] != before[name]:
+            return f"{name} had {before[name]} bytes and has {found[name]}"
+    return ""
+
+
+def text_suffix_hint(skipped: Counter[str]) -> str:
+    """Return how the files of the most frequent suffix that is not read would be; "" where none has a suffix."""
+    return "".join(
+        f"; --text-suffix {one} reads {count:,} {one} files as text" for one, count in skipped.most_common(1)
+    )
+
+
+def file_system(place: str) -> tuple[Any, str]:
+    """Return the `fsspec` file system of an address, and the path in it.
 
     Raises:
-        SourceUnavailable, Rejected: as the source.
-        InvalidInput: it is no address that can be read.
+        InvalidInput: it is no address that can be read, or a package for it is missing.
     """
-    location = parse_location(place)
-    if place.startswith(("http://", "https://")):
-        return await HttpSource.open([place]), None
-    if isinstance(location, S3 | Gcp | Azure):
-        folder, _, last = location.filter_directory.rstrip("/").rpartition("/")
-        if kind_of(last, further_text) is not None:
-            parent = location.model_copy(update={"filter_directory": folder})
-            return await ObjectStoreSource.open(parent, OWNERS), last
-        return await ObjectStoreSource.open(location, OWNERS), None
-    raise InvalidInput(f"source {place!r} cannot be read; allowed: {ALLOWED_PLACES}", place=place)
+    scheme = place.partition("://")[0]
+    if scheme not in (*BUCKETS, *WEB):
+        raise InvalidInput(f"source {place!r} cannot be read; allowed: {ALLOWED_PLACES}", place=place)
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ExtraMissing(f"{scheme}:// needs the fsspec package: {EXTRA}") from error
+    if scheme in BUCKETS:
+        try:
+            from obstore.fsspec import register
+        except ImportError as error:
+            raise ExtraMissing(f"{scheme}:// needs: pip install 'epochal[object-stores]'") from error
+        register(scheme)
+    return fsspec.core.url_to_fs(place)  # type: ignore[no-any-return]
+
+
+def failure_of(file: SourceText, error: Exception) -> Exception:
+    """Return what a failure to read a file is: a server's, which may pass, or the file's own."""
+    if isinstance(error, InvalidInput | SourceUnavailable):
+        return error
+    if "://" in file.place and not isinstance(error, EOFError):
+        return _unavailable(file.name, error)
+    reason = reason_of(error) if isinstance(error, OSError) and error.errno else str(error).partition("\n")[0]
+    return BadFile(f"{file.name} cannot be read: {reason}", file=file.name)
+
+
+def _unavailable(shown: str, error: Exception) -> Exception:
+    cause = error.__cause__  # fsspec says of every failure over HTTP that there is no such file
+    is_web = shown.startswith(WEB) and isinstance(cause, Exception) and not isinstance(cause, FileNotFoundError)
+    if isinstance(error, FileNotFoundError) and not is_web:
+        return InvalidInput(f"{shown} does not exist; allowed: {ALLOWED_PLACES}", place=shown)
+    reason = str(cause if is_web else error).strip().partition("\n")[0] or type(error).__name__
+    return SourceUnavailable(f"{shown} cannot be read now: {reason}; the same command continues later", place=shown)
+
+
+def _described(place: str) -> tuple[int, str]:
+    """Return the size and the version of a file."""
+    if "://" not in place:
+        found = Path(place).stat()
+        return found.st_size, str(found.st_mtime_ns)
+    system, path = file_system(place)
+    system.invalidate_cache()
+    facts = system.info(path)
+    version = next((facts[name] for name in ("ETag", "e_tag", "etag", "Last-Modified", "mtime") if facts.get(name)), "")
+    return facts.get("size") or 0, str(version)
 
 
 def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
@@ -245,114 +297,7 @@ def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
 
     for parent, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not is_hidden(name) and Path(parent, name).resolve() != leave_out]
-        for name in names:
-            if not is_hidden(name):
-                path = Path(parent, name)
-                found.append((path.relative_to(folder).as_posix(), path))
-                if len(found) > MAX_FILES:
-                    raise InvalidInput(f"{folder} holds more than {MAX_FILES} files", place=str(folder))
-    yield from (path for _, path in sorted(found))
-
-
-class _LocalReader:
-    """Reads a file on this machine, which must not change meanwhile."""
-
-    def __init__(self, file: SourceText) -> None:
-        assert file.local is not None
-        self._name = file.name
-        self._version = file.version
-        self.size_bytes = file.size_bytes
-        try:
-            self._file = file.local.open("rb", buffering=0)
-        except OSError as error:
-            raise BadFile(f"{file.name} cannot be read: {error.strerror or error}", file=file.name) from error
-
-    def read(self, start: int, stop: int) -> bytes:
-        try:
-            now = os.fstat(self._file.fileno())
-            if (now.st_size, str(now.st_mtime_ns)) != (self.size_bytes, self._version):
-                raise BadFile(f"{self._name} changed while it was read", file=self._name)
-            parts = []
-            while start < stop:
-                part = os.pread(self._file.fileno(), stop - start, start)
-                if not part:
-                    raise BadFile(f"{self._name} became shorter while it was read", file=self._name)
-                parts.append(part)
-                start += len(part)
-        except OSError as error:
-            raise BadFile(f"{self._name} cannot be read: {error.strerror or error}", file=self._name) from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _RemoteReader:
-    """Reads a file of a `ByteSource` in windows, of which the next ones are requested ahead."""
-
-    def __init__(self, file: SourceText, source: ByteSource, loop: "_LoopThread") -> None:
-        self.size_bytes = file.size_bytes
-        self._name = file.remote_name
-        self._source = source
-        self._loop = loop
-        self._windows: dict[int, Future[bytes]] = {}
-
-    def read(self, start: int, stop: int) -> bytes:
-        parts = []
-        while start < stop:
-            number = start // WINDOW_BYTES
-            window = self._window(number)
-            begin = start - number * WINDOW_BYTES
-            part = window[begin : begin + stop - start]
-            parts.append(part)
-            start += len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _window(self, number: int) -> bytes:
-        count = -(-self.size_bytes // WINDOW_BYTES)
-        wanted = range(number, min(number + 1 + WINDOWS_AHEAD, count))
-        for held in [held for held in self._windows if held not in wanted]:
-            self._windows.pop(held).cancel()
-        for window in wanted:
-            if window not in self._windows:
-                begin = window * WINDOW_BYTES
-                end = min(begin + WINDOW_BYTES, self.size_bytes)
-                self._windows[window] = self._loop.submit(read(self._source, self._name, begin, end))
-        return self._windows[number].result()
-
-    def close(self) -> None:
-        for future in self._windows.values():
-            future.cancel()
-
-
-class _LoopThread:
-    """An event loop in a separate thread, for the sources, which are asynchronous."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="epochal-prepare-sources", daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Any) -> "Future[Any]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def run(self, work: Any) -> Any:
-        return self.submit(work).result()
-
-    def run_quietly(self, work: Any) -> None:
-        try:
-            self.run(work())
-        except Exception:
-            return
-
-    def close(self) -> None:
-        async def cancel_all() -> None:
-            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in others:
-                task.cancel()
-            await asyncio.wait(others) if others else None
-
-        self.submit(cancel_all()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        found += [(Path(parent, name).relative_to(folder).as_posix(), Path(parent, name)) for name in names]
+        if len(found) > MAX_FILES:
+            raise InvalidInput(f"{folder} holds more than {MAX_FILES} files", place=str(folder))
+    yield from (path for _, path in sorted(found) if not is_hidden(path.name))

@@ -6,7 +6,7 @@ it; nothing is added, padded or cut; a tokenizer's identity is a hash of what de
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from epochal.runtime.hub import hub, hub_error, hub_failures, repeated
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
-from epochal.tools.prepare.source_bytes import EXTRA
+from epochal.tools.prepare.prepare_options import EXTRA
 
 BYTES = "bytes"
 BYTES_SHA256 = hashlib.sha256(b"bytes").hexdigest()
@@ -40,10 +40,6 @@ USUAL_ENDS = (
 )
 MAX_TOKENIZER_BYTES = 256 * 1024**2
 MAX_CANDIDATES_SHOWN = 20
-PIECE_CHARS = 256 * 1024
-"""A longer document is encoded in pieces, which end where `_end_of_piece` returns."""
-TOGETHER_CHARS = 1024**2
-"""Number of characters that are encoded by one call of the library."""
 HUB_ATTEMPTS = RetryPolicy(attempts=2, first_delay_s=1.0)
 TWO_BYTES_VOCABULARY = 2**16
 _DECIDES = ("model", "normalizer", "pre_tokenizer", "added_tokens")
@@ -105,58 +101,14 @@ class LibraryEncoder:
         self._end_id = identity.end_id
 
     def encode(self, texts: Sequence[bytes]) -> tuple[NDArray[Any], list[int]]:
-        pieces, counts = [], []
-        for text in texts:
-            found = list(_pieces(text.decode()))
-            pieces += found
-            counts.append(len(found))
-        encoded = iter(self._encoded(pieces))
+        together = [text.decode() for text in texts]
         end = np.array([self._end_id], self._dtype)
         parts: list[NDArray[Any]] = []
         lengths = []
-        for count in counts:
-            before = len(parts)
-            parts += [next(encoded) for _ in range(count)]
-            parts.append(end)
-            lengths.append(sum(map(len, parts[before:])))
+        for found in self._tokenizer.encode_batch_fast(together, add_special_tokens=False):
+            parts += [np.array(found.ids, self._dtype), end]
+            lengths.append(len(parts[-2]) + 1)
         return (np.concatenate(parts) if parts else np.empty(0, self._dtype)), lengths
-
-    def _encoded(self, pieces: Sequence[str]) -> Iterator[NDArray[Any]]:
-        waiting: list[str] = []
-        size = 0
-        for number, piece in enumerate(pieces, start=1):
-            waiting.append(piece)
-            size += len(piece)
-            if size >= TOGETHER_CHARS or number == len(pieces):
-                for found in self._tokenizer.encode_batch_fast(waiting, add_special_tokens=False):
-                    yield np.array(found.ids, self._dtype)
-                waiting, size = [], 0
-
-
-def _pieces(text: str) -> Iterator[str]:
-    begin = 0
-    while len(text) - begin > PIECE_CHARS:
-        end = _end_of_piece(text, begin, begin + PIECE_CHARS)
-        yield text[begin:end]
-        begin = end
-    yield text[begin:]
-
-
-def _end_of_piece(text: str, begin: int, most: int) -> int:
-    """Return where a piece ends that begins at `begin`: after the last line end up to `most` that may be cut.
-
-    Tokenizers put white space together, mostly with what follows or precedes it. So a single line end between two
-    other characters is the best place; then one before which there are blanks; then any; without a line end, anywhere.
-    """
-    found = text.rfind("\n", begin, most)
-    any_end, before_text = found + 1, 0
-    while found > begin:
-        if not text[found + 1].isspace():
-            if not text[found - 1].isspace():
-                return found + 1
-            before_text = before_text or found + 1
-        found = text.rfind("\n", begin, found)
-    return before_text or any_end or most
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -20,11 +21,11 @@ import pytest
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import EpochalError, InvalidInput
+from epochal.tools.prepare.encoding_pool import WorkerLost
 from epochal.tools.prepare.pipeline import PrepareProgress, prepare
 from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.texts import digest_of
 from epochal.tools.prepare.work_folder import WORKING
-from epochal.tools.prepare.worker_pool import EncodingPool, WorkerLost
 from tests.support.bounds import BOUND_S
 from tests.support.data.prepared import documents_in, everything_in, write_records
 from tests.support.drive.cli import run_main
@@ -88,7 +89,7 @@ def test_the_manifest_names_what_there_is(made: Path) -> None:
         sizes = {name: (made / split / name).stat().st_size for name in names}
         assert {name: 2 * entry["tokens"] for name, entry in entries.items()} == sizes
     counts = manifest_of(made / "train")["preparation"]["counts"]
-    assert (counts["duplicates"], counts["not_read"], counts["file_count"]) == (50, 1, 4)
+    assert (counts["duplicates"], counts["not_read"], len(counts["files"])) == (50, 1, 4)
     assert sum(counts["not_read_suffixes"].values()) == 1
     assert counts["train_documents"] + counts["validation_documents"] == len(expected_texts())
     assert max(2 * entry["tokens"] for entry in manifest_of(made / "train")["files"].values()) == 80_000
@@ -121,8 +122,9 @@ def test_a_run_refuses_data_of_another_tokenizer(made: Path, tmp_path: Path) -> 
     other.expect(2, "was made with the tokenizer bytes", "model.LLM.tokenizer")
 
 
-def test_three_workers_make_the_same_bytes(sources: Path, made: Path, tmp_path: Path) -> None:
-    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=3))
+@pytest.mark.parametrize("workers", [2, 4])
+def test_several_workers_make_the_same_bytes(sources: Path, made: Path, tmp_path: Path, workers: int) -> None:
+    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=workers))
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 
@@ -208,18 +210,12 @@ def test_what_was_taken_before_an_interruption_is_kept(
 
 def test_workers_end_with_a_killed_preparation(sources: Path, tmp_path: Path) -> None:
     program = (
-        "import os, sys\n"
-        "from epochal.tools.prepare import pipeline, worker_pool\n"
+        "import multiprocessing, os, sys\n"
+        "from epochal.tools.prepare import pipeline\n"
         "def show(progress):\n"
         "    if progress.read_bytes:\n"
-        "        print(*(one.pid for one in pools[0]._processes), flush=True)\n"
+        "        print(*(one.pid for one in multiprocessing.active_children()), flush=True)\n"
         "        os.kill(os.getpid(), 9)\n"
-        "pools = []\n"
-        "class Kept(worker_pool.EncodingPool):\n"
-        "    def __init__(self, *arguments):\n"
-        "        super().__init__(*arguments)\n"
-        "        pools.append(self)\n"
-        "pipeline.EncodingPool = Kept\n"
         "pipeline.prepare([sys.argv[1]], 'bytes', sys.argv[2], pipeline.PrepareOptions(workers=2), show)\n"
     )
     arguments = [sys.executable, "-c", program, str(sources), str(tmp_path / "data")]
@@ -232,23 +228,17 @@ def test_workers_end_with_a_killed_preparation(sources: Path, tmp_path: Path) ->
 def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
     sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pools: list[EncodingPool] = []
-
-    class KeptPool(EncodingPool):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            pools.append(self)
-
-    monkeypatch.setattr("epochal.tools.prepare.pipeline.EncodingPool", KeptPool)
     monkeypatch.setattr("epochal.tools.prepare.pipeline.COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr("epochal.tools.prepare.encoding_pool.PENDING_OF_A_WORKER", 1)
 
     def kill(progress: PrepareProgress) -> None:
         if progress.read_bytes:
-            for process in pools[0]._processes:
+            for process in multiprocessing.active_children():
                 process.kill()
+                process.join()
 
-    with pytest.raises(WorkerLost, match=r"signal SIGKILL: did the machine run out of memory\? .* resumes where"):
-        prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1), kill)
+    with pytest.raises(WorkerLost, match=r"was killed: did the machine run out of memory\? .* resumes where"):
+        prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=2), kill)
     prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1))
     assert everything_in(tmp_path / "data") == everything_in(made)
 
@@ -297,7 +287,7 @@ def test_other_options_are_refused_and_named(sources: Path, made: Path, tmp_path
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"\xff")
     for _ in range(2):
-        with pytest.raises(InvalidInput, match="not UTF-8 at byte 0"):
+        with pytest.raises(InvalidInput, match="not UTF-8 at its byte 0"):
             prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
     with pytest.raises(InvalidInput, match=r"other options: --dedup was False and is True\. --restart"):
         prepare([sources, bad], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, dedup=True, workers=1))
@@ -307,7 +297,7 @@ def test_options_may_change_until_the_first_document_is_done(tmp_path: Path) -> 
     (tmp_path / "a.txt").write_bytes(b"\xff" + b"x" * 100)
     with pytest.raises(InvalidInput, match="--data-address 'nowhere'; allowed: host:port"):
         prepare([tmp_path / "a.txt"], "bytes", tmp_path / "data", PrepareOptions(data_address="nowhere"))
-    with pytest.raises(InvalidInput, match="not UTF-8 at byte 0"):
+    with pytest.raises(InvalidInput, match="not UTF-8 at its byte 0"):
         prepare([tmp_path / "a.txt"], "bytes", tmp_path / "data", PrepareOptions(workers=1))
     options = PrepareOptions(workers=1, seq_len=16, invalid_text="replace")
     prepare([tmp_path / "a.txt"], "bytes", tmp_path / "data", options)
@@ -327,11 +317,12 @@ def test_what_is_bad_can_be_skipped_or_mended_on_the_way(tmp_path: Path) -> None
     assert (made.counts["bad"], made.counts["train_documents"]) == (2, 22)
     first, second = manifest_of(tmp_path / "data" / "train")["preparation"]["counts"]["named"]
     assert "b.jsonl, line 2" in first
-    assert "c.txt.gz is truncated" in second
+    assert "c.txt.gz cannot be read: Compressed file ended before" in second
 
 
 def test_a_source_that_changed_after_it_was_begun_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochal.tools.prepare.pipeline.COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr("epochal.tools.prepare.reading.MAX_PORTION_DOCUMENTS", 1)
     first = write_records(tmp_path / "texts" / "a.jsonl", ["fine"] * 20)
     (tmp_path / "texts" / "b.jsonl").write_text("bad")
     with pytest.raises(InvalidInput, match=r"b\.jsonl, line 1"):
@@ -414,18 +405,34 @@ def test_a_folder_within_the_sources_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "data" / "train" / "more.txt").write_text("no source")
     (tmp_path / "data" / "more.txt").write_text("no source")
     prepare([tmp_path], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
-    assert (made.counts["file_count"], made.counts["not_read"]) == (1, 0)
+    assert (len(made.counts["files"]), made.counts["not_read"]) == (1, 0)
 
 
-@pytest.mark.parametrize(("name", "package"), [("a.zst", "zstandard"), ("a.parquet", "pyarrow")])
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("a.txt.zst", "pyarrow"),
+        ("a.parquet", "pyarrow"),
+        ("http://x/a.txt", "fsspec"),
+        ("s3://b/a.txt", "obstore.fsspec"),
+    ],
+)
 def test_an_extra_that_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
-    path = tmp_path / (name if package == "pyarrow" else "a.txt.zst")
-    path.write_bytes(b"any")
+    (tmp_path / name.rpartition("/")[2]).write_bytes(b"any")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InvalidInput, match=rf"need the {package} package: pip install 'epochal\[prepare\]'"):
-        prepare([path], "bytes", tmp_path / "data", PrepareOptions(workers=1))
+    with pytest.raises(
+        InvalidInput, match=r"needs?( the [a-z]+ package)?: pip install 'epochal\[(prepare|object-stores)\]'"
+    ):
+        prepare([name if "://" in name else tmp_path / name], "bytes", tmp_path / "data", PrepareOptions(workers=1))
+
+
+def test_a_hub_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(EpochalError, match="HF_HUB_OFFLINE is set"):
+        prepare(["hf://datasets/org/none"], "bytes", tmp_path / "data", PrepareOptions(workers=1))
 
 
 def test_text_comes_from_the_hub_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

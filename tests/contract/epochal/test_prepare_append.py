@@ -82,7 +82,7 @@ def test_the_same_append_again_says_that_nothing_was_done(data: Path) -> None:
         0, "complete: nothing was done"
     )
     write_records(data.parent / "new.jsonl", ["other"])
-    append(data).expect(2, "new.jsonl had", "What is new needs a name of its own")
+    append(data).expect(2, "new.jsonl had", "what is new needs a name of its own")
     write_records(data.parent / "third.jsonl", ["third"] * 40)
     append(data, source="third.jsonl").expect(0)
     assert documents_in(data / "train")[-1] == b"third"
@@ -135,7 +135,7 @@ def test_append_with_other_options_is_refused(data: Path) -> None:
         (("--seq-len", "32"), "--seq-len was 16 and is 32"),
         (("--validation", "1%"), "--validation was '1/5' and is '1/100'"),
         (("--end-token", "0"), "--end-token was 255 and is 0"),
-        (("--data-address", "127.0.0.1:1"), "allowed: without --append"),
+        (("--data-address", "127.0.0.1:1"), "and without --append"),
     ):
         append(data, *more).expect(2, said)
     assert everything_in(data) == before

@@ -16,8 +16,7 @@ from tests.support.heavy import need_module
 @pytest.mark.parametrize(
     ("data", "options", "said"),
     [
-        (b"\xff", {"invalid_text": "skip"}, "Left out: not UTF-8 1. The first: {}/b.txt, line 1: not UTF-8 at byte 0"),
-        (b"\xff", {"skip_bad": True}, "Left out: bad 1. The first: {}/b.txt, line 1: not UTF-8 at byte 0"),
+        (b"\xff", {"skip_bad": True}, "Left out: bad 1. The first: {}/b.txt, line 1: not UTF-8 at its byte 0"),
         (b"some text", {"dedup": True}, "Left out: repeated 1;"),
         (b" ", {}, "Left out: without text 1;"),
     ],

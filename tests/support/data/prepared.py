@@ -2,17 +2,17 @@
 
 import gzip
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from epochal.tools.prepare.cutting import Cutter
 from epochal.tools.prepare.portions import Portion, Position
 from epochal.tools.prepare.prepare_options import PrepareOptions
+from epochal.tools.prepare.reading import portions
 from epochal.tools.prepare.sources import Sources
 from epochal.tools.prepare.texts import Documents
+from tests.support.heavy import need_module
 
 END = 255
 
@@ -21,14 +21,18 @@ def write_records(path: Path, texts: Sequence[str], field: str = "text") -> Path
     """Write a file of JSON lines, compressed if its name says so."""
     data = "".join(json.dumps({field: text}) + "\n" for text in texts).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".zst":
+        need_module("zstandard")
+        import zstandard
+
+        data = zstandard.ZstdCompressor().compress(data)
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     return path
 
 
 def portions_of(place: Path, options: PrepareOptions, start: Position | None = None) -> Iterator[Portion]:
     """Yield the portions of the files at a path."""
-    with Sources.open([str(place)]) as sources:
-        yield from Cutter(sources, options, Path(tempfile.gettempdir())).portions(start or Position())
+    yield from portions(Sources.of([str(place)]), options, start or Position())
 
 
 def texts_of(place: Path, options: PrepareOptions) -> list[str]:
@@ -45,8 +49,8 @@ def mistakes_of(place: Path, options: PrepareOptions) -> list[str]:
     """Return everything that is wrong with the files at a path, in order."""
     found = []
     for portion in portions_of(place, options):
-        found += [portion.bad] if portion.bad else []
         found += Documents.of(portion, options).bad
+        found += [portion.bad] if portion.bad else []
     return found
 
 

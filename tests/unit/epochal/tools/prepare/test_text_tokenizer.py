@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from epochal.state.errors import InvalidInput
-from epochal.tools.prepare import text_tokenizer
 from epochal.tools.prepare.text_tokenizer import find_tokenizer, identity_of
 from tests.support.heavy import need_module
 from tests.support.servers.hub_server import fake_hub, point_at
@@ -75,40 +74,6 @@ def test_another_vocabulary_is_another_identity(tmp_path: Path) -> None:
     one = (write_tokenizer(tmp_path / "one", ["<eos>"]) / "tokenizer.json").read_bytes()
     other = (write_tokenizer(tmp_path / "other", ["</s>"]) / "tokenizer.json").read_bytes()
     assert identity_of(one) != identity_of(other)
-
-
-def test_long_documents_are_encoded_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find_tokenizer(str(write_tokenizer(tmp_path, ["<|endoftext|>"])), None)
-    whole, lengths = found.encoder().encode([text.encode() for text in TEXTS])
-    monkeypatch.setattr(text_tokenizer, "PIECE_CHARS", 100)
-    monkeypatch.setattr(text_tokenizer, "TOGETHER_CHARS", 150)
-    tokens, in_pieces = found.encoder().encode([text.encode() for text in TEXTS])
-    assert (tokens.tolist(), in_pieces) == (whole.tolist(), lengths)  # lines end where this tokenizer's words do
-
-
-def test_pieces_end_where_white_space_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["def one():", "", "    body", "", "", "    more", "end", "x", "\ty", " ", "z" * 30, "", "\r"]
-    text = "\n".join(lines * 20)
-    found = find_tokenizer(str(write_tokenizer(tmp_path, ["<|endoftext|>"], [text])), None)
-    whole, _ = found.encoder().encode([text.encode()])
-    for size in range(120, 160):
-        monkeypatch.setattr(text_tokenizer, "PIECE_CHARS", size)
-        assert found.encoder().encode([text.encode()])[0].tolist() == whole.tolist()
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("ab\ncd\n\nef", ["ab\n", "cd\n\nef"]),
-        ("ab \ncd\n\n ", ["ab \n", "cd\n\n "]),
-        ("ab\n cd\n ef", ["ab\n cd\n", " ef"]),
-        ("\nabcdefghij", ["\n", "abcdefgh", "ij"]),
-        ("abcdefghij", ["abcdefgh", "ij"]),
-    ],
-)
-def test_a_piece_ends_at_the_best_place(monkeypatch: pytest.MonkeyPatch, text: str, pieces: list[str]) -> None:
-    monkeypatch.setattr(text_tokenizer, "PIECE_CHARS", 8)
-    assert list(text_tokenizer._pieces(text)) == pieces
 
 
 def test_the_end_token_is_found_or_its_candidates_are_named(tmp_path: Path) -> None:
