@@ -63,7 +63,7 @@ class HubFolder:
         """Return the file's path in the cache, downloaded if it is not there; None if the repository lacks it."""
         cached = self._cached(name)
         if hub().constants.HF_HUB_OFFLINE:
-            self._pin_to_cache()
+            self._pin_to_cache(name)
             return self._cached(name)
         if self._token is False:
             cached = None
@@ -83,13 +83,14 @@ class HubFolder:
         library = hub()
         try:
             url = library.hf_hub_url(self._repo_id, name, revision=self._revision)
-            known = library.get_hf_file_metadata(url, token=self._token, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)
-            self._revision = known.commit_hash or self._revision
+            library.get_hf_file_metadata(url, token=self._token, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)
         except library.errors.EntryNotFoundError:
             with suppress(*hub_failures()):  # the library notes in its cache that there is no such file
                 library.hf_hub_download(self._repo_id, name, revision=self._revision, token=self._token)
             return None
-        return Path(library.hf_hub_download(self._repo_id, name, revision=self._revision, token=self._token))
+        # by the name of the branch, which the cache keeps for when the Hub does not answer
+        found = library.hf_hub_download(self._repo_id, name, revision=self._revision, token=self._token)
+        return self._pinned_to(Path(found))
 
     def _is_pinned(self) -> bool:
         revision = self._revision or ""
@@ -112,10 +113,10 @@ class HubFolder:
         except library.errors.HFValidationError as error:
             raise hub_error(error, self._name) from error
 
-    def _pin_to_cache(self) -> None:
+    def _pin_to_cache(self, name: str) -> None:
         """Keep to the commit whose files are in the cache. Raise `InvalidInput` if the cache has none."""
-        for name in (CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE):
-            if (found := self._cached(name)) is not None:
+        for kept in (CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, name):
+            if (found := self._cached(kept)) is not None:
                 self._pinned_to(found)
                 return
         raise InvalidInput(

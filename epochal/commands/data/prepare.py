@@ -1,7 +1,6 @@
 """`epochal prepare`: from text to a folder from which a run starts."""
 
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,22 +10,18 @@ from typing import Annotated, Literal
 import typer
 
 from epochal.cli.output.printing import say
-from epochal.cli.output.screens import can_be_drawn_on
 from epochal.runtime.long_work import BYTES, long_work
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import EpochalError
 from epochal.tools.init.next_commands import next_commands
 from epochal.tools.prepare import pipeline
-from epochal.tools.prepare.appending import discard_append
 from epochal.tools.prepare.pipeline import PrepareProgress
 from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.publishing import OURS, TRAIN, VALIDATION, Preparation, fingerprint_of
 from epochal.tools.prepare.sources import text_suffix_hint
-from epochal.tools.prepare.work_folder import discard_unfinished
+from epochal.tools.prepare.work_folder import APPENDING, WORKING, discard_unfinished
 
 DEFAULTS = PrepareOptions()
-STEPS_SHOWN = 10
-"""Number of lines that show the progress where there is no terminal."""
 NAMED_SHOWN = 10
 
 
@@ -164,9 +159,9 @@ def prepare(
         append=append,
     )
     if restart:
-        (discard_append if append else discard_unfinished)(out)
+        discard_unfinished(out, APPENDING if append else WORKING)
     try:
-        with _bar() if can_be_drawn_on(sys.stderr) else _lines() as show:
+        with _shown() as show:
             made = pipeline.prepare(sources, tokenizer, out, options, show)
     except KeyboardInterrupt:
         raise EpochalError("interrupted; the same command resumes where this one stopped") from None
@@ -174,8 +169,8 @@ def prepare(
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[PrepareProgress], None]]:
-    """Yield what shows the progress as a bar with an estimate of the time that is left."""
+def _shown() -> Iterator[Callable[[PrepareProgress], None]]:
+    """Yield what shows the progress, with an estimate of the time that is left."""
     with long_work("reading", None, BYTES) as work:
 
         def show(progress: PrepareProgress) -> None:
@@ -186,27 +181,6 @@ def _bar() -> Iterator[Callable[[PrepareProgress], None]]:
             work.reach(progress.read_bytes)
 
         yield show
-
-
-@contextmanager
-def _lines() -> Iterator[Callable[[PrepareProgress], None]]:
-    """Yield what prints a line for each tenth of the sources."""
-    shown = 0
-
-    def show(progress: PrepareProgress) -> None:
-        nonlocal shown
-        step = progress.read_bytes * STEPS_SHOWN // max(1, progress.total_bytes)
-        if progress.resumed and not shown:
-            say(f"going on at {progress.read_bytes:,} of {progress.total_bytes:,} bytes")
-            shown = max(step, 1)
-        elif step > shown:
-            shown = step
-            say(
-                f"{progress.read_bytes:,} of {progress.total_bytes:,} bytes: {progress.documents:,} documents, "
-                f"{progress.tokens:,} tokens"
-            )
-
-    yield show
 
 
 def _report(made: Preparation, *, appended: bool) -> None:

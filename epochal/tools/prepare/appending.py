@@ -25,10 +25,9 @@ from epochal.tools.prepare.resume_state import DoneSoFar
 from epochal.tools.prepare.run_files import data_toml
 from epochal.tools.prepare.shards import shard_name
 from epochal.tools.prepare.sources import Sources
-from epochal.tools.prepare.work_folder import changes, locked
+from epochal.tools.prepare.work_folder import APPENDING, changes, locked
 from epochal.tools.row_files import part_name
 
-APPENDING = ".appending"
 MAX_APPENDS = MAX_GENERATIONS - 1
 """Maximum number of times that a preparation is appended to, as a run's data."""
 _NUMBER = re.compile(r"(\d+)\.[a-z]+")
@@ -42,7 +41,7 @@ class Earlier:
 
     Attributes:
         first_numbers: of each split, the number of the first file that is new.
-        files: names of the sources' files that it was made of, as far as its manifest names them.
+        files: names of the sources' files that it was made of.
     """
 
     first_numbers: Mapping[str, int] = field(default_factory=dict)
@@ -69,24 +68,19 @@ def appending_folder(folder: Path, content: dict[str, Any]) -> Iterator[tuple[Pa
             f"{folder} holds no complete preparation; allowed with --append: the folder of one", path=str(folder)
         )
     working = folder / APPENDING
-    is_left = not working.exists()
+    if working.exists():
+        _discard_published(folder, working)
+    made = published(folder)
+    if any(not changes(found["content"], content) for found in made.appended):
+        yield None
+        return
+    earlier = _earlier(folder, made, content)
     try:
         working.mkdir(exist_ok=True)
     except OSError as error:
         raise InvalidInput(f"{working} cannot be used: {reason_of(error)}", path=str(working)) from error
     with locked(folder, working):
-        earlier = None
-        try:
-            made = published(folder)
-            if _is_published(working, made):
-                _empty(working)
-                is_left = True
-            if all(changes(found["content"], content) for found in made.appended):
-                earlier = _earlier(folder, made, content)
-        finally:
-            if earlier is None and is_left:
-                shutil.rmtree(working, ignore_errors=True)
-        yield None if earlier is None else (working, earlier)
+        yield working, earlier
 
 
 def publish_appended(made: Finished, folder: Path, working: Path) -> None:
@@ -109,55 +103,20 @@ def publish_appended(made: Finished, folder: Path, working: Path) -> None:
                     new.rename(place)
             sync_folder(folder / split)
             _extend(folder / split / MANIFEST_NAME, folder, split, made)
-        _describe_validation(made, folder)
+        found, path = published(folder), folder / "validation.toml"
+        if made.entries.get(VALIDATION) and not (found.is_chat or path.exists()) and found.samples(VALIDATION):
+            replace_file(path, data_toml(VALIDATION, found.tokenizer, found.seq_len, None).encode())
     except OSError as error:
         named = error.filename or folder
         raise EpochalError(f"{named} cannot be written: {reason_of(error)}", path=str(named)) from error
 
 
-def discard_append(out: Path) -> None:
-    """Remove what an unfinished append left in its folder.
-
-    Raises:
-        InvalidInput: it is under way in another process, its files are being put into place already, or it cannot be
-            removed.
-    """
-    working = out / APPENDING
-    if not working.exists():
-        return
-    with locked(out, working):
-        if _encoded(working) is not None and not _is_published(working, published(out)):
-            raise InvalidInput(
-                f"{out}: everything is encoded, and the same command without --restart puts it into place",
-                path=str(out),
-            )
-        try:
+def _discard_published(folder: Path, working: Path) -> None:
+    """Remove what an append left that was killed when everything was in place."""
+    with locked(folder, working), contextlib.closing(DoneSoFar.open(working)) as ledger:
+        made = ledger.fact("made")
+        if made is not None and made["content"] in [found["content"] for found in published(folder).appended]:
             shutil.rmtree(working)
-        except OSError as error:
-            named = error.filename or working
-            raise InvalidInput(f"{named} cannot be removed: {reason_of(error)}", path=str(named)) from error
-
-
-def _encoded(working: Path) -> Mapping[str, Any] | None:
-    """Return what an append is to put into place; None if it is not all encoded."""
-    with contextlib.closing(DoneSoFar.open(working)) as ledger:
-        found: Mapping[str, Any] | None = ledger.fact("made")
-        return found
-
-
-def _is_published(working: Path, made: Preparation) -> bool:
-    """Whether a working folder is what an append left that was killed when everything was in place."""
-    encoded = _encoded(working)
-    return encoded is not None and encoded["content"] in [found["content"] for found in made.appended]
-
-
-def _empty(working: Path) -> None:
-    """Remove everything from a working folder but its lock, which is held."""
-    for path in working.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
 
 
 def _earlier(folder: Path, made: Preparation, content: dict[str, Any]) -> Earlier:
@@ -170,37 +129,26 @@ def _earlier(folder: Path, made: Preparation, content: dict[str, Any]) -> Earlie
         raise InvalidInput(f"{folder} was appended to {MAX_APPENDS} times, which is the maximum", path=str(folder))
     numbers = {}
     for split, names in made.shards.items():
+        manifest = folder / split / MANIFEST_NAME
         verify_folder(folder / split, with_hashes=False)
-        block_bytes = strict_json((folder / split / MANIFEST_NAME).read_bytes())["block_bytes"]
-        if block_bytes != DEFAULT_BLOCK_BYTES:
-            raise InvalidInput(
-                f"{folder / split / MANIFEST_NAME} has blocks of {block_bytes} bytes; allowed with --append: "
-                f"{DEFAULT_BLOCK_BYTES} (`epochal data manifest` rewrites it)",
-                path=str(folder),
-            )
+        block_bytes = strict_json(manifest.read_bytes())["block_bytes"]
         found = [_NUMBER.search(name) for name in names]
         numbers[split] = 1 + max((int(match[1]) for match in found if match), default=-1)
-        first = file_name(split, numbers[split], is_chat=made.is_chat)
-        if any(name >= first for name in names):
+        first = part_name(numbers[split], split) if made.is_chat else shard_name(numbers[split])
+        if block_bytes != DEFAULT_BLOCK_BYTES or any(name >= first for name in names):
             raise InvalidInput(
-                f"{folder / split} holds {max(names)}, and the name of what is appended, {first}, does not come after "
-                "it; allowed: files as `epochal prepare` names them",
-                path=str(folder),
+                f"{manifest} has blocks of {block_bytes} bytes and ends with {max(names)}; allowed with --append: "
+                f"blocks of {DEFAULT_BLOCK_BYTES}, and names before {first}, as `epochal prepare` gives them",
+                path=str(manifest),
             )
     return Earlier(numbers, frozenset(made.all_counts["files"]))
 
 
-def file_name(split: str, number: int, *, is_chat: bool) -> str:
-    """Return the name of a file of a split."""
-    return part_name(number, split) if is_chat else shard_name(number)
-
-
 def _agreed(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options in which an append and the preparation must agree."""
-    template = content.get("template")
+    template, tokenizer = content.get("template"), content["tokenizer"]
     found: dict[str, Any] = {name: content.get(name) for name in _SAME}
     found["template"] = template["sha256"] if isinstance(template, dict) else template
-    tokenizer = content["tokenizer"]
     return found | {"tokenizer": tokenizer["sha256"], "end_token": tokenizer["end_id"]}
 
 
@@ -218,10 +166,3 @@ def _extend(path: Path, folder: Path, split: str, made: Finished) -> None:
     more[PREPARATION] = {**preparation, APPENDED: [*preparation.get(APPENDED, ()), note]}
     files = document["files"] | made.entries[split]
     replace_file(path, manifest_text(files, DEFAULT_BLOCK_BYTES, more).encode())
-
-
-def _describe_validation(made: Finished, folder: Path) -> None:
-    """Write the `data.toml` of what is held out, if nothing was before."""
-    found, path = published(folder), folder / "validation.toml"
-    if made.entries.get(VALIDATION) and not (found.is_chat or path.exists()) and found.samples(VALIDATION):
-        replace_file(path, data_toml(VALIDATION, found.tokenizer, found.seq_len, None).encode())

@@ -4,9 +4,9 @@ The order of the samples is a keyed permutation: rows are read in the files' ord
 kept here: the files depend on the samples alone.
 """
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,9 @@ def packed_into_rows(
             samples = MarkedSamples([samples_folder(working) / split / name for name in sorted(shards)])
             packer = Packer(config, TaskEncoder(EncoderContext("epochal prepare", options.seq_len)))
             shuffled = _raw(samples, made.seed if split == TRAIN else None)
-            part_of = partial(_numbered, split, first_numbers.get(split, 0))
-            entries[split] = _written(packer, shuffled, folder, part_of, partial(_show_more, show, before))
+            numbers = itertools.count(first_numbers.get(split, 0))
+            paths = (folder / part_name(number, split) for number in numbers)
+            entries[split] = _written(packer, shuffled, paths, show, before)
             _name_encoding(entries[split], made.content["tokenizer"], samples.largest_token)
             before += len(samples)
             counts = {name: number + getattr(packer.counts, name) for name, number in counts.items()}
@@ -136,29 +137,20 @@ def _name_encoding(entries: dict[str, dict[str, Any]], tokenizer: Mapping[str, A
         entry["encoding"] = TokenEncoding(name, sha256, MARKED_TOKEN_BYTES, largest_token).to_plain()
 
 
-def _numbered(split: str, first: int, number: int) -> str:
-    return part_name(first + number, split)
-
-
-def _show_more(show: Callable[[int], None], before: int, count: int) -> None:
-    show(before + count)
-
-
 def _written(
-    packer: Packer, samples: Iterator[RawSample], folder: Path, part_of: Callable[[int], str],
-    show: Callable[[int], None],
+    packer: Packer, samples: Iterator[RawSample], paths: Iterator[Path], show: Callable[[int], None], before: int
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Write rows in files of `ROWS_OF_A_FILE`; return the manifest's entries, with the number of rows and tokens."""
     entries: dict[str, dict[str, Any]] = {}
     rows: list[TokenBatch] = []
 
     def write() -> None:
-        path = folder / part_of(len(entries))
+        path = next(paths)
         write_rows(path, rows)
         tokens = sum(len(row.input_ids) for row in rows)
         entries[path.name] = {**hashed_file(path), "rows": len(rows), "tokens": tokens}
         rows.clear()
-        show(packer.counts.samples)
+        show(before + packer.counts.samples)
 
     for row in packed(packer, samples):
         if row.sample_count:

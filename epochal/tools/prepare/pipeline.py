@@ -17,7 +17,7 @@ from typing import Any
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.tools.prepare.appending import APPENDING, Earlier, appending_folder, publish_appended
+from epochal.tools.prepare.appending import Earlier, appending_folder, publish_appended
 from epochal.tools.prepare.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
 from epochal.tools.prepare.counts import MAX_NAMED, PrepareCounts
 from epochal.tools.prepare.encoding_pool import encoded
@@ -31,7 +31,7 @@ from epochal.tools.prepare.shards import ShardWriter
 from epochal.tools.prepare.sources import Sources, change_since
 from epochal.tools.prepare.text_tokenizer import NamedTokenizer, find_tokenizer
 from epochal.tools.prepare.texts import DIGEST_BYTES
-from epochal.tools.prepare.work_folder import WORKING, changes, other_options, working_folder
+from epochal.tools.prepare.work_folder import APPENDING, WORKING, changes, other_options, working_folder
 
 COMMIT_EVERY_S = 2.0
 MAX_SUFFIXES_NAMED = 16
@@ -44,7 +44,6 @@ class PrepareProgress:
     Attributes:
         read_bytes, total_bytes: of the sources, as they are stored.
         documents, tokens: number of those that were kept.
-        resumed: whether it continues where an earlier one stopped.
         packed: number of the documents that were packed into rows, once all were read; of conversations only.
     """
 
@@ -52,7 +51,6 @@ class PrepareProgress:
     total_bytes: int
     documents: int
     tokens: int
-    resumed: bool
     packed: int = 0
 
 
@@ -194,13 +192,12 @@ class _Job:
         }
         self._counts = PrepareCounts(**(ledger.fact("counts") or {}))
         self._position = Position(**(ledger.fact("position") or {}))
-        self._resumed = self._position != Position()
 
     def begin(self, content: dict[str, Any]) -> None:
         """Note what is prepared, or refuse to resume something else."""
         files = [[file.name, file.size_bytes, file.version] for file in self._sources.files]
         before = self._ledger.fact("content")
-        if before is not None and self._resumed:  # before the first document everything may still change
+        if before is not None and self._position != Position():  # before the first document everything may still change
             if changed := changes(before, content):
                 raise InvalidInput(other_options(changed))
             begun = self._position.file + bool(self._position.row)
@@ -308,7 +305,7 @@ class _Job:
 
     def _progress(self) -> PrepareProgress:
         counts, total = self._counts, self._sources.size_bytes
-        return PrepareProgress(self._position.read_bytes, total, counts.documents, counts.tokens, self._resumed)
+        return PrepareProgress(self._position.read_bytes, total, counts.documents, counts.tokens)
 
 
 def _core_count() -> int:

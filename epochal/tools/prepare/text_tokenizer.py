@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from epochal.runtime.hub import hub, hub_error, hub_failures, repeated
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
 from epochal.tools.prepare.prepare_options import EXTRA
+from epochal.trainers.sources.hub_model import HubFolder
+from epochal.trainers.sources.weights_file import read_bytes
 
 BYTES = "bytes"
 BYTES_SHA256 = hashlib.sha256(b"bytes").hexdigest()
@@ -222,52 +223,18 @@ def _hub_files(name: str) -> dict[str, bytes]:
     allowed = f"allowed: {BYTES}, a {TOKENIZER_FILE} or its folder, or a name on the Hugging Face Hub such as org/name"
     if name.endswith(".json") or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise InvalidInput(f"--tokenizer {name}: there is no such file; {allowed}", tokenizer=name)
-    try:
-        import huggingface_hub
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise InvalidInput(
-            f"--tokenizer {name} is no file, and a name on the Hub needs: pip install 'epochal[hub]'"
-        ) from error
+    folder = HubFolder(name, None, HUB_ATTEMPTS)
     found: dict[str, bytes] = {}
-    is_away = not _hub_answers(name)
-    for file in (TOKENIZER_FILE, *BESIDE):
-        try:
-            path = huggingface_hub.hf_hub_download(name, file, local_files_only=is_away)
-            found[file] = Path(path).read_bytes()
-        except LocalEntryNotFoundError as error:
-            if file == TOKENIZER_FILE:
-                where = "neither in the cache of the Hub nor can the Hub be reached"
-                raise InvalidInput(f"--tokenizer {name}: its {file} is {where}; {allowed}", tokenizer=name) from error
-        except EntryNotFoundError as error:
-            if file == TOKENIZER_FILE:
-                raise InvalidInput(f"--tokenizer {name}: it has no {file} on the Hub; {allowed}") from error
-        except Exception as error:  # the library has many, some of other packages
-            reason = str(error).strip().partition("\n")[0]
-            raise InvalidInput(f"--tokenizer {name} cannot be fetched: {reason}; {allowed}", tokenizer=name) from error
-    return found
-
-
-def _hub_answers(name: str) -> bool:
-    """Return whether the Hub answers, which the library would ask for half a minute, and say so each time."""
-    library = hub()
-
-    def ask() -> None:
-        try:
-            url = library.hf_hub_url(name, TOKENIZER_FILE)
-            library.get_hf_file_metadata(url, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)
-        except hub_failures() as error:
-            failure = hub_error(error, name)
-            if isinstance(failure, ModelUnavailable):
-                raise failure from error  # a refusal is an answer, which the download gets too
-
-    if library.constants.HF_HUB_OFFLINE:
-        return False
     try:
-        repeated(ask, HUB_ATTEMPTS)
-    except ModelUnavailable:
-        return False
-    return True
+        for file in (TOKENIZER_FILE, *BESIDE):
+            opened = folder.open(file)
+            if opened is not None:
+                found[file] = read_bytes(opened, 0, opened.size_bytes)
+            elif file == TOKENIZER_FILE:
+                raise InvalidInput(f"it has no {TOKENIZER_FILE} on the Hub")
+    except (InvalidInput, ModelUnavailable) as error:
+        raise InvalidInput(f"--tokenizer {name}: {error.message}; {allowed}", tokenizer=name) from error
+    return found
 
 
 def _end_of(asked: str, end_token: str | None, known: Mapping[str, int], files: Mapping[str, bytes]) -> str:

@@ -12,7 +12,7 @@ from epochal.state.errors import InvalidInput
 from epochal.tools.prepare.prepare_options import differences
 from epochal.tools.prepare.publishing import OURS, TRAIN, published
 
-WORKING = ".preparing"
+WORKING, APPENDING = ".preparing", ".appending"
 ALWAYS_ALLOWED = frozenset(
     {"tokenizer", "runs"}.union(
         *({f"{name}.toml", f"{name}{OURS}.toml"} for name in ("state", "data", "validation")),
@@ -53,13 +53,13 @@ def working_folder(folder: Path, content: dict[str, Any]) -> Iterator[Path | Non
         yield working
 
 
-def discard_unfinished(out: Path) -> None:
-    """Remove what an unfinished preparation left in its folder.
+def discard_unfinished(out: Path, name: str = WORKING) -> None:
+    """Remove what an unfinished preparation or append left in its folder.
 
     Raises:
         InvalidInput: it is under way in another process, or cannot be removed.
     """
-    working = out / WORKING
+    working = out / name
     try:
         if working.exists():
             with locked(out, working):

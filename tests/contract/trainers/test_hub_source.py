@@ -60,7 +60,7 @@ def test_repository_gives_config_and_tensors_of_one_commit(hub: FakeHub) -> None
         assert {name: values.reshape(-1).tolist() for name, values in found.tensors(SHAPES)} == EXPECTED
     resolved = [path for _, path in hub.requests if "/resolve/" in path]
     assert resolved[0].endswith("/resolve/main/config.json")
-    assert all(f"/resolve/{COMMIT}/" in path for path in resolved[2:4]), "later files are of the first one's commit"
+    assert all(f"/resolve/{COMMIT}/" in path for path in resolved[3:5]), "later files are of the first one's commit"
 
 
 def test_files_in_the_cache_are_not_fetched_again(hub: FakeHub) -> None:

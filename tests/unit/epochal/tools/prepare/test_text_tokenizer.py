@@ -97,7 +97,7 @@ def test_tokenizers_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(InvalidInput, match="there is no such file"):
         find_tokenizer(str(tmp_path / "other.json"), None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InvalidInput, match="neither in the cache of the Hub nor can the Hub be reached"):
+    with pytest.raises(InvalidInput, match=r"is not in the Hub's cache, .* and HF_HUB_OFFLINE is set"):
         find_tokenizer("epochal-test/none", None)
 
 
@@ -109,7 +109,7 @@ def test_a_hub_that_is_away_is_asked_twice_without_noise(
     with fake_hub() as server:
         point_at(server, tmp_path / "cache", monkeypatch)
         server.fail_with(503)
-        with pytest.raises(InvalidInput, match="neither in the cache of the Hub nor can the Hub be reached; allowed: "):
+        with pytest.raises(InvalidInput, match=r"the Hub fails \(answered 503\); try again later; allowed: "):
             find_tokenizer("org/model", None)
         assert len(server.requests) == 2
         server.fail_with(503, times=1)
