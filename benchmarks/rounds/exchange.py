@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from benchmarks.figures import Figure, median_ms
 from benchmarks.plots import line_plot, value_plot
 from benchmarks.rounds.exchange_rounds import (
-    POLL_S,
     Cell,
     Measured,
     Peak,
@@ -46,16 +45,11 @@ SMALL = (Cell(10, 2, "float32"), Cell(10, 2, "int4", is_joined=True))
 CLIENT_TARGET = "≤ 3.2 x M + 250 MB"
 COORDINATOR_TARGET = "≤ 250 MB"
 NOTES = (
-    "M is the size of the model's parameters in float32. Peaks are the largest of all clients': of resident memory, "
-    "which counts pages of mapped files while they are in memory (VmHWM), and of what is the process's own (RssAnon, "
-    f"looked at every {POLL_S:g} s). One of the parameters holds 97 % of the model. No trainer computes, so all the "
-    "time of a round is the exchange's; clients and coordinator share the machine, which limits what can overlap. "
-    "Differences are zeros, which take as many bytes as others. A client sends its result once a round, and receives "
-    "each other client's once. The baseline of a round with another codec is the same with float32, where that was "
-    "measured. Files lie in the temporary folder (`TMPDIR`): where those of a round are more than the system keeps "
-    "unwritten (usually a fifth of the memory), a round is as fast as the disk. A result counts when it is on the "
-    "coordinator's disk for good. Each result is hashed by its sender, the coordinator and every receiver, and each "
-    "client hashes its new replica, parameters and outer momentum: no round is faster than that on these cores.",
+    "M is the size of the model's parameters in float32. Peaks are of resident memory (VmHWM), which counts pages of "
+    "mapped files, and the largest of all clients'. No trainer computes, so all the time of a round is the exchange's; "
+    "clients and coordinator share the machine. A client sends its result once a round, and receives each other "
+    "client's once. Files lie in the temporary folder (`TMPDIR`): a round is no faster than the disk. Each result is "
+    "hashed by its sender, the coordinator and every receiver, and each client hashes its new replica.",
 )
 """What the page says of the figures."""
 
@@ -85,14 +79,13 @@ def _cell_figures(cell: Cell, found: Measured | None, float32_s: float | None) -
     figures = [
         Figure(f"a round: {cell.name}", found.round_s, "s", target, *baseline),
         *([_hashing_figure(cell, found.round_s)] if target else []),
-        *_memory_figures(f"a client's peak: {cell.name}", found.client, CLIENT_TARGET, cell),
-        *_memory_figures(f"the coordinator's peak: {cell.name}", found.coordinator, COORDINATOR_TARGET, cell),
+        _memory_figure(f"a client's peak: {cell.name}", found.client, CLIENT_TARGET, cell),
+        _memory_figure(f"the coordinator's peak: {cell.name}", found.coordinator, COORDINATOR_TARGET, cell),
     ]
-    start_mb, model_mb = found.start.total / MB, cell.model_bytes / MB
-    name = f"the coordinator, when it makes the first model: {cell.millions} M parameters"
-    figures.append(Figure(name, start_mb, "MB", COORDINATOR_TARGET, model_mb, "M", 1))
     if cell.is_joined:
-        size = f"{2 * model_mb:,.0f} MB"
+        name = f"the coordinator, when it makes the first model: {cell.millions} M parameters"
+        figures.append(_memory_figure(name, found.start, COORDINATOR_TARGET, cell))
+        size = f"{2 * cell.model_bytes / MB:,.0f} MB"
         name = f"from a client's start to its first applied result: a checkpoint of {size}, {cell.name}"
         figures.append(Figure(name, found.joined_s, "s"))
     return figures
@@ -110,12 +103,8 @@ def _hash_bytes_per_s() -> float:
     return HASHED_BYTES / median_ms(lambda: hashlib.sha256(data)) * 1000
 
 
-def _memory_figures(name: str, peak: Peak, target: str, cell: Cell) -> list[Figure]:
-    model_mb = cell.model_bytes / MB
-    return [
-        Figure(name, peak.total / MB, "MB", target, model_mb, "M", 1),
-        Figure("of it its own, and of no mapped file", peak.anonymous / MB, "MB", "", model_mb, "M", 1),
-    ]
+def _memory_figure(name: str, peak: Peak, target: str, cell: Cell) -> Figure:
+    return Figure(name, peak.total / MB, "MB", target, cell.model_bytes / MB, "M", 1)
 
 
 def _plots(found: dict[Cell, Measured]) -> dict[str, str]:

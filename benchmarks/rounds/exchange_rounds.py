@@ -23,7 +23,7 @@ SIZES = {10: (256, 4_310), 50: (512, 11_450), 100: (1024, 11_800), 500: (2048, 2
 """Embedding and hidden width of embedded models by their parameters in millions."""
 RUN_TIMEOUT_S = 900.0
 POLL_S = 0.05
-PEAK, ANONYMOUS = "VmHWM", "RssAnon"
+PEAK = "VmHWM"
 SPARE_DISK_BYTES = 2 * 10**9
 """A cell that would leave less of the disk is not measured."""
 WARMING_ROUNDS = 2
@@ -111,16 +111,14 @@ def hashed_bytes_of(cell: Cell) -> int:
 
 @dataclass(slots=True)
 class Peak:
-    """The memory of a process, in bytes: its peak, and the peak of what is its own."""
+    """The peak of a process's memory, in bytes."""
 
     total: int = 0
-    anonymous: int = 0
 
     def look(self, process: int) -> None:
         """Look at a process, unless it has ended."""
         with contextlib.suppress(OSError, EpochalError):
             self.total = max(self.total, memory_bytes(PEAK, process))
-            self.anonymous = max(self.anonymous, memory_bytes(ANONYMOUS, process))
 
 
 @dataclass(slots=True)
