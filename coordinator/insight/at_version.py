@@ -8,7 +8,7 @@ from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, TimesTold
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment
-from epochal.coordinator.machine.records import Kept, Stop, opened_by, replay_unchecked, replay_until
+from epochal.coordinator.machine.records import Kept, opened_by, replay_unchecked, replay_until
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import RunDocument
 from epochal.state.messages.history_rows import Moment, RoundDetail
@@ -17,8 +17,6 @@ from epochal.state.shown.waiting_words import speed_words
 
 MAX_EXPLAINED_CLIENTS = 16_384
 """Maximum number of clients, in all rounds together, of which an explanation of the past is made."""
-MAX_TRAIL_CLIENTS = 65_536
-"""Maximum number of members in all runs of one trail together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +61,7 @@ class Past:
         return next((row.loss for row in rows if row.loss is not None), None)
 
 
-class Trail:
-    """The replay of one segment, kept so that a neighbour of a version that was shown costs little.
-
-    It holds the run after each `RECORDS_PER_STOP` records, and all that the machine told up to the last of them.
-    """
-
-    def __init__(self) -> None:
-        self._stops: list[tuple[Stop, int]] = []
-        """Each with the number of what was told up to it."""
-        self._told: list[tuple[tuple[Instruction, ...], Kept]] = []
-        self._client_count = 0
-
-    def begin(self, version: int, history: Projection) -> Stop | None:
-        """Return the last stop up to a version, and take what was told until then into a history; None without one."""
-        found = next((entry for entry in reversed(self._stops) if entry[0].version <= version), None)
-        if found is None:
-            return None
-        for instructions, kept in self._told[: found[1]]:
-            history.take(instructions, kept.version)
-        return found[0]
-
-    def add(self, stops: Sequence[Stop], told: Sequence[tuple[tuple[Instruction, ...], Kept]]) -> None:
-        """Keep stops, and what was told on the way to them, as far as they are new and not too large."""
-        last = self._stops[-1][0].sequence if self._stops else -1
-        for stop in stops:
-            self._client_count += len(stop.run.members)
-            if stop.sequence > last and self._client_count <= MAX_TRAIL_CLIENTS:
-                self._told += [one for one in told if last < one[1].sequence <= stop.sequence]
-                self._stops.append((stop, len(self._told)))
-                last = stop.sequence
-
-
-def past_of(
-    segment: Segment, version: int, known: Projection, before: Segment | None = None, trail: Trail | None = None
-) -> Past:
+def past_of(segment: Segment, version: int, known: Projection, before: Segment | None = None) -> Past:
     """Return the run as it was at a version that a segment holds.
 
     Args:
@@ -105,7 +69,6 @@ def past_of(
         version: of the document.
         known: the run's whole history, in which rounds have their numbers.
         before: the segment before, whose rounds are wanted too; None if they are not.
-        trail: of the segment; it is begun from, and continued.
 
     Raises:
         StoreFailed: as `replay_until`.
@@ -115,18 +78,12 @@ def past_of(
     history = Projection()
     history.book.names.update(names_of(opened))
 
-    told: list[tuple[tuple[Instruction, ...], Kept]] = []
-
     def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
         history.take(instructions, kept.version)
-        told.append((instructions, kept))
 
     if before is not None:
         replay_unchecked(opened, before.records, watch)
-        told.clear()
-    trail = trail or Trail()
-    found, stops = replay_until(segment, version, watch, trail.begin(version, history))
-    trail.add(stops, told)
+    found = replay_until(segment, version, watch)
     _tell_what_follows(history, found.run, segment.records[found.sequence - segment.snapshot.sequence :])
     return Past(found.run, found.document, history, _numbered_all(history.details, known), known)
 

@@ -6,19 +6,17 @@ the next start reads only what follows. Rounds that end meanwhile wait, and are 
 them. So a start is as fast as before. Where the journal went back, its history is read again.
 
 A look back at one version replays the segment that holds it, from its snapshot. Which segment that is, is known from
-reading the history; segments are short enough for that (`run_journal.SEGMENT_RECORDS`). Runs on the way are kept for
-the next look, for a few segments.
+reading the history; segments are short enough for that (`run_journal.SEGMENT_RECORDS`).
 """
 
 import asyncio
 import logging
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 
-from epochal.coordinator.insight.at_version import Trail, past_of
+from epochal.coordinator.insight.at_version import past_of
 from epochal.coordinator.insight.journal_history import JournalHistory as JournalHistory
 from epochal.coordinator.insight.journal_history import read_history as read_history
 from epochal.coordinator.insight.kept_history import KeptHistory, RecordMark, holds, openings_from
@@ -48,8 +46,6 @@ ROWS_PER_ROUND_KEPT = 16
 """The longer a history is, the less often it is kept: as many rows each time for a round that a start may replay."""
 MAX_LOOKS = 16
 """Maximum number of looks back that wait or are under way; one at a time is."""
-MAX_TRAILS = 4
-"""Maximum number of segments of which is kept what was replayed for a look."""
 ASK_AGAIN_S = 2.0
 
 Ended = Callable[[RoundDetail], None]
@@ -74,7 +70,6 @@ class RunHistory:
         self._is_read_due.set()
         self._look = asyncio.Lock()
         self._look_count = 0
-        self._trails: OrderedDict[int, Trail] = OrderedDict()
         self._on_ended: list[Ended] = []
         self._keep_due = asyncio.Event()
         self._kept_next = 0
@@ -156,7 +151,6 @@ class RunHistory:
     def read_again(self) -> None:
         """Read the journal again, because it went back."""
         self._read, self._kept_next = None, 0
-        self._trails.clear()
         self._waiting.clear()
         self._waiting_rounds = 0
         self.is_read.clear()
@@ -261,23 +255,14 @@ class RunHistory:
                 segment = await self._segment_of(read, version)
                 if segment is None:
                     raise _no_version(version, read.openings[0][0], present_version)
-                trail = self._trail_of(segment)
-                past = await self._worker.run(partial(past_of, segment, version, read.history, trail=trail))
+                past = await self._worker.run(partial(past_of, segment, version, read.history))
                 if not past.ended and (before := await self._segment_before(read, segment)) is not None:
-                    past = await self._worker.run(partial(past_of, segment, version, read.history, before, trail))
+                    past = await self._worker.run(partial(past_of, segment, version, read.history, before))
                 return await self._worker.run(past.moment)
         except StoreFailed as error:
             raise Refused(Refusal.STORE_FAILED, f"the journal cannot be read: {error.message}") from error
         finally:
             self._look_count -= 1
-
-    def _trail_of(self, segment: Segment) -> Trail:
-        """Return what was replayed of a segment so far."""
-        found = self._trails.setdefault(segment.number, Trail())
-        self._trails.move_to_end(segment.number)
-        if len(self._trails) > MAX_TRAILS:
-            self._trails.popitem(last=False)
-        return found
 
     async def _segment_before(self, read: JournalHistory, segment: Segment) -> Segment | None:
         """Return the segment before one; None if it is not kept any more."""

@@ -20,9 +20,6 @@ from epochal.state.documents import RunDocument
 from epochal.state.errors import InvalidDocument, OtherRules, Refused, StoreFailed
 from epochal.state.wire import Sha256, canonical_json, document_digest, parse_document
 
-RECORDS_PER_STOP = 64
-"""Number of records between two runs that are kept of a replay."""
-
 
 class ReplayDiffers(StoreFailed):
     """The journal is readable, but replaying it does not give what was published."""
@@ -146,9 +143,7 @@ def replay_unchecked(run: Run, records: Sequence[JournalRecord], watch: Watch) -
     return run
 
 
-def replay_until(
-    segment: Segment, version: int, watch: Watch | None = None, start: "Stop | None" = None
-) -> tuple[Replayed, list["Stop"]]:
+def replay_until(segment: Segment, version: int, watch: Watch | None = None) -> Replayed:
     """Return the run as it was when the document of this version was the published one, for the last time in a segment.
 
     Only that document is compared with what was published.
@@ -156,42 +151,24 @@ def replay_until(
     Args:
         segment: holds the version.
         version: of the document.
-        watch: hears of each stimulus after the start.
-        start: where to begin; the segment's snapshot if None.
-
-    Returns:
-        The run of then, and as it was after each `RECORDS_PER_STOP` records on the way.
+        watch: hears of each stimulus after the snapshot.
 
     Raises:
         StoreFailed: as `replay`.
     """
-    at, stops = start or Stop.opening(segment.snapshot), list[Stop]()
-    first = at.sequence - segment.snapshot.sequence
-    for record in segment.records[first:]:
+    opening = _body(SnapshotBody, segment.snapshot.body, segment.snapshot.sequence)
+    run, at, published = (
+        opened_by(segment.snapshot),
+        segment.snapshot.sequence,
+        (opening.version, opening.document_sha256),
+    )
+    for record in segment.records:
         body = _body(RecordBody, record.body, record.sequence)
         if body.version > version:
             break
-        run = _handled(at.run, body, record.sequence, watch)
-        at = Stop(run, record.sequence, body.version, body.document_sha256)
-        if (record.sequence - segment.snapshot.sequence) % RECORDS_PER_STOP == 0:
-            stops.append(at)
-    return Replayed(at.sequence, _checked(at.run, at.version, at.document_sha256, at.sequence), at.run), stops
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A run after a record of the journal, and version and digest of the document that was published then."""
-
-    run: Run
-    sequence: int
-    version: int
-    document_sha256: Sha256
-
-    @classmethod
-    def opening(cls, snapshot: Snapshot) -> "Stop":
-        """Return the run in a snapshot. Raise as `opened_by`."""
-        body = _body(SnapshotBody, snapshot.body, snapshot.sequence)
-        return cls(opened_by(snapshot), snapshot.sequence, body.version, body.document_sha256)
+        run = _handled(run, body, record.sequence, watch)
+        at, published = record.sequence, (body.version, body.document_sha256)
+    return Replayed(at, _checked(run, *published, at), run)
 
 
 def opened_by(snapshot: Snapshot) -> Run:

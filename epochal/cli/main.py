@@ -105,9 +105,6 @@ DATA_COMMANDS = {
         "Tell a run that files were appended to its data; they count from a later pass on, which is shown."
     ),
     "data.inspect:verify": "Compare every byte of a folder's files with its manifest.",
-    "serve.data_server:serve": (
-        "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."
-    ),
     "data.pack:pack": "Pack each sample of a location once; show how full the rows are, and save them with --out.",
 }
 QUARANTINE_COMMANDS = {

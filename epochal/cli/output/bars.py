@@ -1,19 +1,18 @@
 """Bars of long work in a terminal, drawn by rich, and a terminal that keeps its cursor."""
 
-import sys
 from typing import IO
 
 from rich.console import Console, RenderableType
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from epochal.runtime.long_work import BYTES, LongWork
 from epochal.runtime.visible_text import visible
 
 BAR_CHARS = 12
+MAX_TITLE_CHARS = 60
 
 
 class KeptCursorConsole(Console):
@@ -30,29 +29,6 @@ def terminal(stream: IO[str]) -> Console:
     return KeptCursorConsole(file=stream)
 
 
-class _DoneColumn(ProgressColumn):
-    """The amount done, the total, and the rate of bytes."""
-
-    def render(self, task: Task) -> Text:
-        def shown(count: float) -> str:
-            return decimal(round(count)) if task.fields.get("unit") == BYTES else f"{round(count):,}"
-
-        total = "" if task.total is None else f"/{shown(task.total)}"
-        unit = "" if task.fields.get("unit") == BYTES else f" {task.fields.get('unit', '')}"
-        rate = f", {decimal(round(task.speed))}/s" if task.speed and task.fields.get("unit") == BYTES else ""
-        return Text(f"{shown(task.completed)}{total}{unit}{rate}")
-
-
-class _LeftColumn(ProgressColumn):
-    """The time that is left, in words of one size; a guess from the last seconds."""
-
-    max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        left_s = task.time_remaining
-        return Text("" if left_s is None or task.total is None else f"{shown_duration(left_s)} left")
-
-
 def shown_duration(seconds: float) -> str:
     """Return a duration in its two largest units: "42 s", "3 min 5 s", "2 h 10 min", "4 d 3 h"."""
     whole = max(0, round(seconds))
@@ -63,21 +39,6 @@ def shown_duration(seconds: float) -> str:
     if whole < 86_400:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
-
-
-def new_bars(console: Console, refresh_per_s: float) -> Progress:
-    """Return bars that are not drawn yet; they vanish when they are stopped."""
-    return Progress(
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-        BarColumn(bar_width=BAR_CHARS),
-        _DoneColumn(table_column=Column(no_wrap=True)),
-        _LeftColumn(table_column=Column(no_wrap=True)),
-        console=console,
-        transient=True,
-        refresh_per_second=refresh_per_s,
-        redirect_stdout=sys.stdout.isatty(),
-        redirect_stderr=True,
-    )
 
 
 def work_line(work: LongWork, now_s: float) -> RenderableType:
@@ -91,5 +52,5 @@ def work_line(work: LongWork, now_s: float) -> RenderableType:
     of = "" if work.total is None else f"/{amount(work.total)}"
     left = "" if left_s is None else f", {shown_duration(left_s)} left"
     bar = ProgressBar(total=work.total, completed=work.done, width=BAR_CHARS, pulse=work.total is None)
-    line.add_row(Text(visible(work.title)), bar, Text(f"{amount(work.done)}{of}{left}"))
+    line.add_row(Text(visible(work.title)[:MAX_TITLE_CHARS]), bar, Text(f"{amount(work.done)}{of}{left}"))
     return line

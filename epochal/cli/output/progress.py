@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from epochal.cli.output import logs
 from epochal.cli.output.screens import can_be_drawn_on
 from epochal.runtime.long_work import LongWork, WorkDisplay, shown_on
-from epochal.runtime.visible_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.live import Live
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,6 @@ SHOW_AFTER_S = 0.5
 LOG_EVERY_S = 30.0
 """Time between two log lines about the same work, where there is no terminal."""
 REFRESH_PER_S = 5
-MAX_TITLE_CHARS = 60
 
 
 @contextlib.contextmanager
@@ -69,7 +67,7 @@ class LogDisplay(WorkDisplay):
 
 
 class BarDisplay(WorkDisplay):
-    """Shows a bar for each work under way at the bottom of the terminal.
+    """Shows a line with a bar for each work under way at the bottom of the terminal.
 
     Args:
         console: where to; standard error if None.
@@ -77,8 +75,8 @@ class BarDisplay(WorkDisplay):
 
     def __init__(self, console: "Console | None" = None) -> None:
         self._console = console
-        self._bars: Progress | None = None
-        self._tasks: dict[LongWork, TaskID] = {}
+        self._live: Live | None = None
+        self._works: dict[LongWork, None] = {}
         self._lock = threading.RLock()
         self._above = contextlib.ExitStack()
 
@@ -86,35 +84,38 @@ class BarDisplay(WorkDisplay):
         if time.monotonic() - work.started_s < SHOW_AFTER_S:
             return
         with self._lock:
-            bars = self._bars or self._begin()
-            if work not in self._tasks:
-                self._tasks[work] = bars.add_task("", total=work.total, unit=work.unit)
-            title = visible(work.title)[:MAX_TITLE_CHARS]
-            bars.update(self._tasks[work], description=title, total=work.total, completed=work.done)
+            self._works[work] = None
+            if self._live is None:
+                self._begin()
 
     def forget(self, work: LongWork) -> None:
         with self._lock:
-            task = self._tasks.pop(work, None)
-            if task is None or self._bars is None:
-                return
-            self._bars.remove_task(task)
-            if not self._tasks:
+            self._works.pop(work, None)
+            if not self._works:
                 self.close()
 
     def close(self) -> None:
         """Remove the bars."""
         with self._lock:
-            bars, self._bars = self._bars, None
-            self._tasks.clear()
-            if bars is not None:
-                bars.stop()
+            live, self._live = self._live, None
+            self._works.clear()
+            if live is not None:
+                live.stop()
             self._above.close()
 
-    def _begin(self) -> "Progress":
-        from epochal.cli.output.bars import new_bars, terminal
+    def _begin(self) -> None:
+        from rich.console import Group
+        from rich.live import Live
+
+        from epochal.cli.output.bars import terminal, work_line
 
         console = self._console or terminal(sys.stderr)
-        bars = self._bars = new_bars(console, REFRESH_PER_S)
-        bars.start()
+        self._live = Live(
+            get_renderable=lambda: Group(*(work_line(work, time.monotonic()) for work in list(self._works))),
+            console=console,
+            transient=True,
+            refresh_per_second=REFRESH_PER_S,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._live.start(refresh=True)
         self._above.enter_context(logs.lines_above(lambda line, _: console.print(line, markup=False, highlight=False)))
-        return bars

@@ -105,10 +105,6 @@ def data_server(
     run_to_end(_serve_data(options, asked, (metrics_port, metrics_host), endpoint_of(otel_endpoint)))
 
 
-serve = data_server
-"""`epochal data serve`: the same, by the name that goes with `epochal prepare`."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """The coordinator that the data server follows, and how."""

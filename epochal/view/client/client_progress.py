@@ -18,7 +18,6 @@ from epochal.run_manager.events import (
     OutcomeMerged,
     PartBegan,
     ReplicaDistrusted,
-    ReplicaHeld,
     ResultSettled,
     RoundFailed,
     RoundTrained,
@@ -74,7 +73,6 @@ class ClientProgress:
         sent, received: its traffic.
         repeated: number of requests that were made again.
         merge_s: seconds of the last merge.
-        replica_step: the replica that it holds; None if it holds none.
     """
 
     document: RunDocument | None = None
@@ -94,7 +92,6 @@ class ClientProgress:
     received: Traffic = field(default_factory=Traffic)
     repeated: int = 0
     merge_s: float | None = None
-    replica_step: int | None = None
 
     def observe(self, event: Event, now_s: float) -> None:
         """Take an event of the client, which came at `now_s` on a monotonic clock."""
@@ -161,10 +158,7 @@ class ClientProgress:
                 self.received.add(size_bytes, duration_s)
             case OutcomeMerged(merge_s=merge_s):
                 self.merge_s = merge_s
-            case ReplicaHeld(step=step):
-                self.replica_step = step
             case ReplicaDistrusted(reason=reason):
-                self.replica_step = None
                 self._does(f"rebuilding its replica: {reason}", now_s)
 
     def tokens_per_s(self) -> float | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.insight.at_version import Trail, past_of
 from epochal.coordinator.insight.kept_history import KeptHistory
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.run_history import JournalHistory, RunHistory, read_history
@@ -274,27 +273,3 @@ async def test_history_that_is_kept_ends_before_what_was_compacted(
     (tmp_path / "run" / HISTORY_FILE).write_bytes(beside.stored_history or b"")
     found = await read_history(open_store_reader(str(tmp_path / "run")).journal)
     assert content(found)[:3] == expected[:3]
-
-
-def test_past_from_a_trail_is_the_same_in_any_order(kept: KeptRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.records.RECORDS_PER_STOP", 3)
-    segment = max(kept.segments, key=lambda found: len(found.records))
-    versions = sorted({published.version for published in segment.records})
-    trail = Trail()
-    for version in [*versions[1::5], *reversed(versions), *versions[::3]]:
-        found = past_of(segment, version, Projection(), trail=trail)
-        alone = past_of(segment, version, Projection())
-        assert (found.run, found.ended, found.history.rows) == (alone.run, alone.ended, alone.history.rows)
-        assert found.history.book.records() == alone.history.book.records()
-
-
-def test_neighbour_of_a_shown_version_is_not_replayed_from_the_start(
-    kept: KeptRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("epochal.coordinator.machine.records.RECORDS_PER_STOP", 4)
-    segment, trail = max(kept.segments, key=lambda found: len(found.records)), Trail()
-    last = segment.records[-1].version
-    shown = past_of(segment, last, Projection(), trail=trail)
-    unreadable = tuple(replace(record, body=b"?") for record in segment.records[:4])
-    again = replace(segment, records=unreadable + segment.records[4:])
-    assert past_of(again, last, Projection(), trail=trail).run == shown.run
