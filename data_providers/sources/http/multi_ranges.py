@@ -12,7 +12,7 @@ from aiohttp import ClientResponse
 
 from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.http.filled_buffer import Filling
-from epochal.data_providers.sources.http.multipart import MultipartReader, boundary_of, most_bytes
+from epochal.data_providers.sources.http.multipart import boundary_of, most_bytes
 from epochal.data_providers.sources.http.range_answers import (
     SeveralBody,
     UnfitAnswer,
@@ -101,4 +101,4 @@ def several_body(head: ClientResponse, url: str, file: SourceFile, targets: Sequ
         raise UnfitAnswer(f"{url} answered several ranges of something else", url=url)
     if head.content_length is not None and head.content_length > most:
         raise UnfitAnswer(f"{url} promised {head.content_length} bytes for ranges that need at most {most}", url=url)
-    return SeveralBody(MultipartReader(boundary, targets, file.size_bytes), most, url)
+    return SeveralBody(boundary, targets, file.size_bytes, url)

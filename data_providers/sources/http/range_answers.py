@@ -1,14 +1,16 @@
 """Answers to range requests: what their heads may say, and where their bodies go."""
 
+import contextlib
 import re
 import time
+from collections.abc import Sequence
 
 import httpx
 from aiohttp import ClientResponse
 
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
 from epochal.data_providers.sources.http.filled_buffer import Filling
-from epochal.data_providers.sources.http.multipart import BadMultipart, MultipartReader
+from epochal.data_providers.sources.http.multipart import BadMultipart, fill_from_parts, most_bytes
 from epochal.data_providers.sources.http.requester import Body
 from epochal.runtime.http.http_client import is_temporary
 from epochal.runtime.retry import retry_after_s
@@ -137,40 +139,38 @@ class RangeBody(Body):
 
 
 class SeveralBody(Body):
-    """Fills several targets from the parts of a body; raises `UnfitAnswer` where it does not hold them.
+    """Fills several targets from the parts of a body, once all of it is there.
 
     Args:
-        reader: puts the parts in place.
-        most: maximum number of bytes of the whole body.
+        boundary: of the parts.
+        targets: the ranges that were asked for, in this order.
+        file_bytes: size of the file.
         url: for messages.
     """
 
-    def __init__(self, reader: MultipartReader, most: int, url: str) -> None:
-        self._reader = reader
-        self._left = most
+    def __init__(self, boundary: bytes, targets: Sequence[Filling], file_bytes: int, url: str) -> None:
+        self._parts = boundary, targets, file_bytes
+        self._most = most_bytes(targets)
+        self._body = bytearray()
         self._url = url
 
     def feed(self, data: memoryview) -> None:
-        """Put the next bytes in place."""
-        self._left -= len(data)
-        try:
-            if self._left < 0:
-                self._reader.break_off()
-                raise BadMultipart("it is longer than the ranges")
-            self._reader.feed(data)
-        except BadMultipart as error:
-            raise self._unfit(error) from error
+        """Keep the next bytes. Raise `UnfitAnswer` if there are more than the ranges need."""
+        self._body += data
+        if len(self._body) > self._most:
+            raise self._unfit("it is longer than the ranges")
 
     def finish(self) -> None:
-        """Raise `UnfitAnswer` unless every part came."""
+        """Put the parts in place. Raise `UnfitAnswer` after those that are right, unless every one is."""
         try:
-            self._reader.finish()
+            fill_from_parts(self._body, *self._parts)
         except BadMultipart as error:
-            raise self._unfit(error) from error
+            raise self._unfit(str(error)) from error
 
     def break_off(self) -> None:
-        """Keep what is certain of an answer that broke off."""
-        self._reader.break_off()
+        """Put the parts in place that came before an answer broke off."""
+        with contextlib.suppress(BadMultipart):
+            fill_from_parts(self._body, *self._parts)
 
-    def _unfit(self, error: BadMultipart) -> UnfitAnswer:
-        return UnfitAnswer(f"{self._url} did not answer several ranges as it was asked to: {error}", url=self._url)
+    def _unfit(self, reason: str) -> UnfitAnswer:
+        return UnfitAnswer(f"{self._url} did not answer several ranges as it was asked to: {reason}", url=self._url)
