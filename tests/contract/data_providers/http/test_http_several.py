@@ -105,11 +105,6 @@ def short_parts(request: HttpRequest) -> bytes:
 END = f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
-def shifted(request: HttpRequest) -> bytes:
-    """Parts of the right lengths from one byte further on, as their heads say."""
-    return b"".join(part(DATA, first + 1, last + 1) for first, last in request.byte_ranges())
-
-
 UNFIT: dict[str, Callable[[HttpRequest, HttpReply], HttpReply]] = {
     "the whole file": lambda request, reply: HttpReply(200, DATA, {"ETag": reply.headers["ETag"]}),
     "ranges stripped by a proxy, a large file": lambda request, reply: HttpReply(
@@ -124,18 +119,10 @@ UNFIT: dict[str, Callable[[HttpRequest, HttpReply], HttpReply]] = {
     "a part less": lambda request, reply: multipart_reply(
         DATA, request.byte_ranges()[:-1], {"ETag": reply.headers["ETag"]}
     ),
-    "another order": lambda request, reply: multipart_reply(
-        DATA, request.byte_ranges()[::-1], {"ETag": reply.headers["ETag"]}
-    ),
-    "the next bytes": with_parts(lambda request: shifted(request) + END),
-    "overlapping parts": with_parts(lambda request: part(DATA, 5, 20_000) + part(DATA, 20_000, 20_000) + END),
-    "a part twice": with_parts(lambda request: part(DATA, 5, 104) * 2 + END),
     "parts shorter than they say": with_parts(lambda request: short_parts(request) + END),
     "parts shorter than they say, then nothing": lambda request, reply: replace(
         reply, body=short_parts(request)[:-1], announced_bytes=len(reply.body)
     ),
-    "a page in between": with_parts(lambda request: part(DATA, 5, 104) + b"<html>" + END),
-    "a part of another size": with_parts(lambda request: part(DATA[:-1], 5, 104) + END),
     "a promise of 2^63 bytes": lambda request, reply: replace(reply, announced_bytes=2**63, hangs=True),
     "a promise of 2^40 bytes": lambda request, reply: replace(reply, announced_bytes=2**40, hangs=True),
     "another boundary": lambda request, reply: with_header(
@@ -162,22 +149,6 @@ async def test_several_ranges_answered_wrongly_are_read_one_by_one(
         await source.aclose()
     assert server.several <= MAX_FAILURES
     assert server.single <= 1 + len(PLACES) * (MAX_FAILURES + 1)
-
-
-async def test_ranges_of_one_length_in_another_order_are_read_one_by_one(folder: Path) -> None:
-    server = Several(folder, lambda request, reply: replace(reply, body=_reversed(request)))
-    async with http_server(server) as url:
-        source = await HttpSource.open([f"{url}/a.bin"], HttpOptions(retry=replace(RETRY, sleep=_no_wait)))
-        wanted = [Wanted("a.bin", start, memoryview(bytearray(65_536))) for start in (0, 131_072, 262_144)]
-        async with asyncio.timeout(BOUND_S):
-            await source.read_many_into(wanted)
-        await source.aclose()
-    assert [bytes(one.into) for one in wanted] == [DATA[one.start : one.start + 65_536] for one in wanted]
-    assert server.several
-
-
-def _reversed(request: HttpRequest) -> bytes:
-    return b"".join(part(DATA, first, last) for first, last in request.byte_ranges()[::-1]) + END
 
 
 async def _no_wait(seconds: float) -> None:
