@@ -1,84 +1,12 @@
-"""A data server's Prometheus metrics: requests, connections, clients, and the delay in following the coordinator."""
-
-from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+"""A data server's Prometheus metrics: requests, connections, and the delay in following the coordinator."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
-from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent, RequestEnded
+from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
 from epochal.runtime.metrics.metrics_registry import LATENCY_BUCKETS_S
 
 ANSWERED = "samples"
-MAX_CLIENT_LABELS = 256
-"""Maximum number of clients that are counted by name. For another, one that got nothing joins `OTHERS`, or else the one
-that has asked for nothing for longest."""
-OTHERS = "others"
-
-
-@dataclass(slots=True)
-class _ClientTotals:
-    """Totals of one client, or of all that are not counted by name."""
-
-    requests: int = 0
-    samples: int = 0
-    sent_bytes: int = 0
-    errors: int = 0
-
-    def add(self, other: "_ClientTotals") -> None:
-        self.requests += other.requests
-        self.samples += other.samples
-        self.sent_bytes += other.sent_bytes
-        self.errors += other.errors
-
-
-class _ByClient(Collector):
-    """Counters with a label for the client, of at most `MAX_CLIENT_LABELS` clients and `OTHERS`."""
-
-    def __init__(self) -> None:
-        self._clients: OrderedDict[str, _ClientTotals] = OrderedDict()
-        self._others = _ClientTotals()
-
-    def count(self, client_id: str, event: RequestEnded) -> None:
-        """Count a request that was answered."""
-        totals = self._clients.get(client_id)
-        if totals is None:
-            totals = self._clients[client_id] = _ClientTotals()
-            if len(self._clients) > MAX_CLIENT_LABELS:
-                got_nothing = (name for name, of in self._clients.items() if not of.samples and name != client_id)
-                self._others.add(self._clients.pop(next(got_nothing, next(iter(self._clients)))))
-        self._clients.move_to_end(client_id)
-        is_error = event.failure is not None
-        totals.add(_ClientTotals(1, event.sample_count, event.size_bytes, int(is_error)))
-
-    def describe(self) -> Iterator[CounterMetricFamily]:
-        """Yield the metrics without values."""
-        yield from self._metrics()
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the metrics with their values."""
-        metrics = self._metrics()
-        for client_id, totals in [*self._clients.items(), (OTHERS, self._others)]:
-            values = (totals.requests, totals.samples, totals.sent_bytes, totals.errors)
-            for metric, value in zip(metrics, values, strict=True):
-                metric.add_metric((client_id,), value)
-        yield from metrics
-
-    @staticmethod
-    def _metrics() -> tuple[CounterMetricFamily, ...]:
-        of = f"by client ({MAX_CLIENT_LABELS} of them; {OTHERS}: those that asked for nothing for longer)."
-        return tuple(
-            CounterMetricFamily(f"epochal_data_server_client_{name}", f"{meaning}, {of}", labels=("client_id",))
-            for name, meaning in (
-                ("requests", "Requests answered"),
-                ("samples", "Samples sent"),
-                ("sent_bytes", "Bytes of samples sent"),
-                ("errors", "Requests answered with an error"),
-            )
-        )
 
 
 class DataServerMetrics:
@@ -94,8 +22,6 @@ class DataServerMetrics:
         )
         self._samples = Counter("epochal_data_server_samples", "Samples sent.", registry=registry)
         self._bytes = Counter("epochal_data_server_sent_bytes", "Bytes of samples sent.", registry=registry)
-        self._by_client = _ByClient()
-        registry.register(self._by_client)
         self._turned_away = Counter(
             "epochal_data_server_clients_turned_away", "Clients not admitted, by error.", ("reason",), registry=registry
         )
@@ -144,8 +70,6 @@ class DataServerMetrics:
         if event.duration_s is None:
             self._turned_away.labels(event.failure).inc()
             return
-        if event.client_id is not None:
-            self._by_client.count(event.client_id, event)
         self._duration.labels(event.failure or ANSWERED).observe(event.duration_s)
         self._samples.inc(event.sample_count)
         self._bytes.inc(event.size_bytes)

@@ -150,8 +150,8 @@ SCENES: dict[str, tuple[Series, Fired]] = {
             f'up{{{DATA}, instance="1"}}': "0x160",
             f'up{{{DATA}, instance="2"}}': "1x160",
             f'epochal_data_server_follower_lag_seconds{{{DATA}, instance="2"}}': "0+10x160",
-            f'epochal_data_server_client_errors_total{{{DATA}, instance="2", client_id="a"}}': "0+2x160",
-            f'epochal_data_server_client_requests_total{{{DATA}, instance="2", client_id="a"}}': "0+10x160",
+            f'epochal_data_server_request_duration_seconds_count{{{DATA}, instance="2", answer="corrupt"}}': "0+2x160",
+            f'epochal_data_server_request_duration_seconds_count{{{DATA}, instance="2", answer="samples"}}': "0+8x160",
         },
         {
             "EpochalDataServerDown": [{"job": "epochal-data-a", "instance": "1"}],
