@@ -7,7 +7,6 @@ of several configurations the user must name one (huggingface.co, "File names an
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from epochal.data_providers.file_names import is_hidden
 from epochal.data_providers.protocol import CorruptData
@@ -27,19 +26,6 @@ _WORDS = re.compile(r"[-._ 0-9]+")
 
 MAX_DEPTH = 2
 """Maximum number of folders above a file, within the dataset's."""
-
-
-def files_of_split(folder: Path, suffix: str, split: str = DEFAULT_SPLIT) -> list[str]:
-    """Return the names, relative to the folder, of its files of one split, up to two folders deep.
-
-    Raises:
-        CorruptData: no file has the suffix; the fault of the data's owner.
-        InvalidInput: there is no such split, or it is in several configurations; the user's fault.
-        OSError: the folder cannot be read.
-    """
-    patterns = ["/".join(["*"] * (depth + 1)) + suffix for depth in range(MAX_DEPTH + 1)]
-    found = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
-    return names_of_split([path.relative_to(folder).as_posix() for path in found], [suffix], str(folder), split)
 
 
 def names_of_split(names: Iterable[str], suffixes: Sequence[str], place: str, split: str = DEFAULT_SPLIT) -> list[str]:

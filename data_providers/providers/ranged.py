@@ -92,11 +92,6 @@ class RangedDataProvider:
         """Drop what was read ahead unannounced: later data indices may be of other files now."""
         self._ahead.forget_guess()
 
-    @property
-    def discarded_bytes(self) -> int:
-        """Number of bytes that were read ahead and never requested."""
-        return self._ahead.discarded_bytes
-
     async def _fill(self, data_ids: DataIds, tokens: Tokens) -> None:
         """Fill an array with the samples of these data indices."""
         view = tokens.view(np.uint8).data

@@ -133,8 +133,6 @@ class ReadAhead:
         self._closed = False
         self._slow_answers_left = 0
         self._requests_under_way = 0
-        self.discarded_bytes = 0
-        """Number of bytes that were fetched, or begun to be, and never requested."""
 
     async def get(self, data_ids: DataIds) -> Tokens:
         """Return the samples of these data indices, `(count · sequence_length,)`. Raises as `fill`."""
@@ -307,6 +305,4 @@ class ReadAhead:
         """End the units of a plan that are no longer requested."""
         plan.left.clear()
         while plan.units:
-            unit = plan.units.popleft()
-            self.discarded_bytes += (unit.data_ids.end + 1 - unit.next) * self._spec.sequence_bytes
-            self._release(unit)
+            self._release(plan.units.popleft())
