@@ -1,4 +1,4 @@
-"""`epochal export`: a run's checkpoint as a Hugging Face folder, on this machine, on the Hub or in a bucket."""
+"""`epochal export`: a run's checkpoint as a Hugging Face folder, on this machine and on the Hub."""
 
 import asyncio
 from pathlib import Path
@@ -56,7 +56,7 @@ def export(
     if keep is not None and not follow:
         raise InvalidInput("--keep goes with --follow: it says how many checkpoints to keep")
     start_logging(LogFormat.TEXT, verbose=False)
-    destination = None if to is None else parse_destination(to, by_step=follow)
+    destination = None if to is None else parse_destination(to)
     policy = following_policy(reconnect_s, follows=follow)
 
     async def main() -> None:

@@ -14,7 +14,7 @@ from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream
 from epochal.tools.checkpoints.each_checkpoint import Say, follow_checkpoints, take_checkpoint
 from epochal.tools.checkpoints.readable_run import RunView, WatchedRun
-from epochal.tools.export.destinations import Destination, step_in, step_name
+from epochal.tools.export.destinations import HubDestination, step_in, step_name
 from epochal.tools.export.folder import ExportedModel, making, read_note, reported, write_export
 from epochal.trainers.sources.float_types import FloatType
 
@@ -34,7 +34,7 @@ class ExportOptions:
     out: Path
     kind: FloatType
     tokenizer: Mapping[str, bytes]
-    destination: Destination | None = None
+    destination: HubDestination | None = None
     keep: int | None = None
 
 
@@ -102,7 +102,7 @@ class Exporter:
             self._say(f"uploaded: {await asyncio.to_thread(destination.upload, folder, step)}")
 
     def _forget_older(self, run_id: str) -> None:
-        """Delete all exported folders of the run but the last ones, here and at the destination."""
+        """Delete all exported folders of the run but the last ones."""
         keep = self._options.keep
         if keep is None:
             return
@@ -113,7 +113,5 @@ class Exporter:
                 if (step := step_in(path.name)) is not None and (note := read_note(path)) and note.run_id == run_id
             }
             kept = sorted(exported)[-keep:]
-            if self._options.destination is not None:
-                self._options.destination.keep(kept)
             for step in exported.keys() - set(kept):
                 shutil.rmtree(exported[step])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.config.data_location import S3
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, ModelUnavailable, Refused
 from epochal.state.model.replica import Replica, first_replica
@@ -20,7 +19,7 @@ from epochal.state.model.tensors import Tensors
 from epochal.state.refusals import Refusal
 from epochal.tools.export import file_layout as export_plan
 from epochal.tools.export import folder as export_folder
-from epochal.tools.export.destinations import BucketDestination, HubDestination, parse_destination, step_name
+from epochal.tools.export.destinations import HubDestination, parse_destination, step_name
 from epochal.tools.export.exporter import Exporter, ExportOptions
 from epochal.tools.export.folder import read_note
 from epochal.trainers.sources.float_types import FloatType
@@ -29,7 +28,6 @@ from tests.support.data.states import state_file
 from tests.support.drive.listed_run import ListedRun
 from tests.support.heavy import need_module
 from tests.support.servers.hub_server import REPOSITORY, FakeHub, fake_hub, point_at
-from tests.support.servers.s3_server import BUCKET
 
 VALUES: Tensors = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3) / np.float32(3),
@@ -209,8 +207,8 @@ async def test_disk_that_is_full_is_named_and_nothing_is_left(tmp_path: Path, mo
 async def test_upload_that_failed_is_repeated_by_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need_module("obstore")
-    destination, uploads = in_bucket("http://127.0.0.1:9"), [str, None]
+    need_module("huggingface_hub")
+    destination, uploads = HubDestination(REPOSITORY), [str, None]
 
     def upload(folder: Path, step: int) -> str:
         if uploads.pop():
@@ -341,80 +339,9 @@ async def test_transformers_loads_a_mixture_of_experts(tmp_path: Path, hf: dict[
         assert np.array_equal(read, found[name].numpy())
 
 
-def names_in(store: Any) -> list[str]:
-    import obstore
-
-    return sorted(meta["path"] for chunk in obstore.list(store) for meta in chunk)
-
-
-def in_bucket(url: str, by_step: bool = False) -> BucketDestination:
-    return BucketDestination(S3(bucket_name=BUCKET, filter_directory="models/m", endpoint=url), by_step)
-
-
-async def test_upload_to_a_bucket_replaces_an_earlier_one_and_no_other_files(
-    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import obstore
-
-    monkeypatch.setattr(export_plan, "MAX_SHARD_BYTES", 24)
-    await exported(ListedRun([at_step(1)]), options(tmp_path / "one", destination=in_bucket(s3_url)))
-    shards = [f"models/m/model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-    rest = ["models/m/config.json", "models/m/epochal.json"]
-    assert names_in(bucket) == sorted(
-        [*rest, *shards, "models/m/model.safetensors.index.json", "models/m/tokenizer.json"]
-    )
-    monkeypatch.setattr(export_plan, "MAX_SHARD_BYTES", 10**9)
-    await exported(ListedRun([at_step(2)]), options(tmp_path / "two", destination=in_bucket(s3_url), tokenizer={}))
-    assert names_in(bucket) == [*rest, "models/m/model.safetensors"]
-    obstore.delete(bucket, "models/m/epochal.json")
-    with pytest.raises(InvalidInput, match=r"s3://tokens/models/m holds other files"):
-        await exported(ListedRun([at_step(3)]), options(tmp_path / "three", destination=in_bucket(s3_url)))
-
-
-async def test_manifest_is_the_last_that_appears_and_the_first_that_goes(
-    bucket: Any, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import obstore
-
-    monkeypatch.setattr(export_plan, "MAX_SHARD_BYTES", 24)
-    done: list[tuple[str, str]] = []
-    put, delete = obstore.put, obstore.delete
-
-    def noted_put(store: Any, path: str, file: Path, **more: Any) -> None:
-        done.append(("put", path))
-        put(store, path, file, **more)
-
-    def noted_delete(store: Any, path: str) -> None:
-        done.append(("delete", path))
-        delete(store, path)
-
-    monkeypatch.setattr(obstore, "put", noted_put)
-    monkeypatch.setattr(obstore, "delete", noted_delete)
-    for step in (1, 2):
-        out = tmp_path / str(step)
-        await exported(ListedRun([at_step(step)]), options(out, destination=in_bucket(s3_url)))
-    names = [(action, path.rpartition("/")[2]) for action, path in done]
-    upload = [
-        "epochal.json",  # by which an upload that breaks off is known as one
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-        "tokenizer.json",
-        "config.json",
-        "model.safetensors.index.json",
-    ]
-    uploads = [("put", name) for name in upload]
-    assert names == [*uploads, ("delete", "model.safetensors.index.json"), ("delete", "config.json"), *uploads]
-
-
-async def test_follow_keeps_the_last_in_the_bucket_too(bucket: Any, s3_url: str, tmp_path: Path) -> None:
-    run = ListedRun([at_step(1)], [at_step(2)], [at_step(3)])
-    await followed(run, options(tmp_path, destination=in_bucket(s3_url, by_step=True), keep=2))
-    assert {path.split("/")[2] for path in names_in(bucket)} == {step_name(2), step_name(3)}
-
-
-async def test_bucket_that_does_not_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_module("obstore")
-    destination = in_bucket("http://127.0.0.1:9")
+async def test_hub_that_does_not_answer_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("huggingface_hub")
+    destination = HubDestination(REPOSITORY)
     failures: list[Exception] = [ModelUnavailable("no answer")]
 
     def upload(folder: Path, step: int) -> str:
@@ -460,7 +387,7 @@ async def test_upload_to_the_hub_is_one_commit_without_the_shards_before(
         )
 
 
-@pytest.mark.parametrize("text", ["", "model", "hf://", "hf://org", "hf://a/b/c", "s3://", "ftp://x/y"])
+@pytest.mark.parametrize("text", ["", "model", "hf://", "hf://org", "hf://a/b/c", "s3://a/b", "ftp://x/y"])
 def test_destination_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="--to"):
-        parse_destination(text, by_step=False)
+        parse_destination(text)
