@@ -15,7 +15,6 @@ from epochal.state.election import witness_count
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
-from epochal.tools.plan.timers import SHORTER_THAN_EPOCHS, timer_notes
 
 PLAYED_FOR_ADVICE = 64
 """Number of clients that are simulated for a change; of more, each represents several."""
@@ -26,8 +25,6 @@ LESS_CODECS = {"float32": ("int8", "int4"), "int8": ("int4",), "int4": (), "spar
 """Codecs that send less, and learn as much by `docs/benchmarks-quality.md`; "sparse" is suggested apart."""
 FACTORS = (2, 4, 8)
 UNEVEN = 1.5
-EPOCH_PER_TIMER = 10.0
-"""Multiple of a timer that is proposed for epochs, where they are no longer than it."""
 LINK_FACTOR = 4
 
 Change = tuple[str, StateFile, Sequence[ClientGroup], PlanOptions]
@@ -70,7 +67,6 @@ def _changes(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
     yield from _claims(state, groups, options)
     yield from _fewer_witnesses(state, groups, options, found)
     yield from _without_slowest(state, groups, options, found)
-    yield from _timers(state, groups, options, found)
 
 
 def _longer_rounds(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> Iterator[Change]:
@@ -134,22 +130,11 @@ def _without_slowest(
 ) -> Iterator[Change]:
     if len(groups) < 2 or found.kind == "nothing":
         return
-    own = [plan.training_s + plan.encoding_s + plan.upload_s for plan in found.groups]
+    own = [sum(plan.parts[name] for name in ("training", "encoding", "upload")) for plan in found.groups]
     slowest = max(range(len(groups)), key=own.__getitem__)
     rest = [group for number, group in enumerate(groups) if number != slowest]
     if sum(group.count for group in rest) >= state.config.init_min_clients:
         yield f"without the clients of {groups[slowest].name!r}", state, rest, options
-
-
-def _timers(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Iterator[Change]:
-    """Yield the timers that the plan's warnings propose, all at once."""
-    raised = {note.name: float(note.proposed) for note in timer_notes(state, found.sizes, groups, options.links)}
-    epoch_s = EPOCH_PER_TIMER * max((raised.get(name, 0.0) for name in SHORTER_THAN_EPOCHS), default=0.0)
-    if epoch_s >= EPOCH_PER_TIMER * state.config.epoch_time:
-        raised["epoch_time"] = epoch_s
-    if raised:
-        text = "the timers of the warnings: " + ", ".join(f"{name} = {value:g}" for name, value in raised.items())
-        yield text, _with(state, "config", **raised), groups, options
 
 
 def _with(state: StateFile, table: str, **values: object) -> StateFile:

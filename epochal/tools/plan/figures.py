@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from epochal.state.round_model import (
@@ -93,13 +92,13 @@ def _group(
         return median(0.0 if stages.delivery is None else seconds(stages.delivery) for _, stages in found)
 
     parts = {
-        "training_s": of(lambda one: one.trained_s - one.data_s - one.held_s),
-        "data_s": of(lambda one: one.data_s),
-        "encoding_s": of(lambda one: one.encoded_s - one.trained_s),
-        "upload_s": of(lambda one: one.sent_s - one.encoded_s),
-        "check_s": of(lambda one: one.verified_s - one.sent_s),
-        "download_s": median(fetching_s(one, stages) for one, stages in found),
-        "merge_s": median(stages.held_s - stages.fetched_s for _, stages in found),
+        "training": of(lambda one: one.trained_s - one.data_s - one.held_s),
+        "data": of(lambda one: one.data_s),
+        "encoding": of(lambda one: one.encoded_s - one.trained_s),
+        "upload": of(lambda one: one.sent_s - one.encoded_s),
+        "check": of(lambda one: one.verified_s - one.sent_s),
+        "download": median(fetching_s(one, stages) for one, stages in found),
+        "merge": median(stages.held_s - stages.fetched_s for _, stages in found),
     }
     assigned = [
         member.client_id in one.current.results.verified
@@ -112,12 +111,11 @@ def _group(
     return GroupPlan(
         group=played.groups[number],
         batches=batches * played.scale.result_copies[number] / played.scale.copies[number],
-        waiting_s=max(0.0, round_s - sum(parts.values())),
+        parts=parts | {"waiting": max(0.0, round_s - sum(parts.values()))},
         sent_bytes=median(sent for sent, _ in moved),
         received_bytes=median(received for _, received in moved),
         warm_up_s=median(played.warm_up_s.get(member.client_id, math.inf) for member in members),
         delivered_part=sum(assigned) / len(assigned) if assigned else 1.0,
-        **parts,
     )
 
 
@@ -140,24 +138,8 @@ def _asked(model: RoundModel, stages: Stages) -> float:
     return stages.read_count if stages.received_s is None else max(0.0, stages.read_count - model.bundled_count)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLoad:
-    """The work of the servers for one round.
-
-    Attributes:
-        to_coordinator, from_coordinator, to_store, from_store: bytes.
-        processor_part: part of a core that the coordinator takes.
-    """
-
-    to_coordinator: float
-    from_coordinator: float
-    to_store: float
-    from_store: float
-    processor_part: float
-
-
-def traffic(played: PlayedRun) -> ServerLoad:
-    """Return what the servers do for a round, on average."""
+def server_load(played: PlayedRun) -> dict[str, float]:
+    """Return the bytes through the servers in a round, on average, and the processor's part, as `Machines` has them."""
     model, scale = played.model, played.scale
     sent = received = results = read = messages = 0.0
     for found in played.rounds:
@@ -183,6 +165,11 @@ def traffic(played: PlayedRun) -> ServerLoad:
     sent, received, made_bytes, read_bytes = (
         one / count for one in (sent, received, results * result_bytes, read * result_bytes)
     )
-    if model.through_store:
-        return ServerLoad(sent + made_bytes, received, made_bytes, read_bytes, part)
-    return ServerLoad(sent + made_bytes, received + read_bytes, 0.0, 0.0, part)
+    to_store, from_store = (made_bytes, read_bytes) if model.through_store else (0.0, 0.0)
+    return {
+        "to_coordinator_bytes": sent + made_bytes,
+        "from_coordinator_bytes": received + read_bytes - from_store,
+        "to_store_bytes": to_store,
+        "from_store_bytes": from_store,
+        "processor_part": part,
+    }

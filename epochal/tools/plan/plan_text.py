@@ -87,10 +87,8 @@ def _round(plan: Plan) -> Iterator[str]:
 def _group(plan: GroupPlan) -> Iterator[str]:
     yield ""
     yield _row("each client of", f"{plan.group.name or 'the clients'}")
-    own = (
-        f"{plan.batches:,.4g} batches: training {_s(plan.training_s)}, upload {_s(plan.upload_s)}, check "
-        f"{_s(plan.check_s)}, download {_s(plan.download_s)}, merge {_s(plan.merge_s)}, waiting {_s(plan.waiting_s)}"
-    )
+    shown = ("training", "upload", "check", "download", "merge", "waiting")
+    own = f"{plan.batches:,.4g} batches: " + ", ".join(f"{name} {_s(plan.parts[name])}" for name in shown)
     yield _row("  a round", own)
     yield _row("  bytes", f"sends {shown_bytes(plan.sent_bytes)}, receives {shown_bytes(plan.received_bytes)}")
     if math.isfinite(plan.warm_up_s):

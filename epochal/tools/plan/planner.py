@@ -17,7 +17,7 @@ from epochal.state.round_model import PARTS, ClientGroup, RoundModel, RunSizes
 from epochal.state.schedule import global_batch_size
 from epochal.tools.plan.bottleneck import bottleneck
 from epochal.tools.plan.exceeded_limits import round_notes
-from epochal.tools.plan.figures import ServerLoad, applied_batches, group_plans, path_of, traffic
+from epochal.tools.plan.figures import applied_batches, group_plans, path_of, server_load
 from epochal.tools.plan.plans import Machines, Plan, PlanOptions
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
 from epochal.tools.plan.scale import Scale
@@ -70,14 +70,14 @@ def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
     whole = sum(group.count for group in groups)
     if whole < config.init_min_clients:
         text = f"the run waits for config.init_min_clients = {config.init_min_clients} clients, and there are {whole}"
-        return _never(sizes, groups, notes, text)
+        return Plan(sizes, whole, text, notes)
     played = _played(state, groups, options, sizes, config.global_batch_size_end)
     played.play(SETTLING_ROUNDS + MEASURED_ROUNDS)
     measured = [found for found in played.rounds[SETTLING_ROUNDS:] if found.applied_batches]
     if not measured:
         phase_s, phase, reason = played.phases[-1]
         text = f"no round ends with an outcome: after {phase_s:,.0f} s the run is in {phase.value}"
-        return _never(sizes, groups, notes, f"{text} ({reason.partition(';')[0]})")
+        return Plan(sizes, whole, f"{text} ({reason.partition(';')[0]})", notes)
     found = _figures(state, groups, options, played, measured)
     return replace(found, warnings=(*round_notes(state, found), *notes))
 
@@ -108,7 +108,6 @@ def _figures(
     parts = {name: seconds * share for name, seconds in parts.items()}
     batches = sum(applied_batches(played, found) for found in measured) / len(measured)
     of_groups = group_plans(played, measured, round_s)
-    moved = traffic(played)
     warm_up_s = played.rounds[0].started_s
     kind, limit, text = bottleneck(parts, played, measured[-1])
     checkpoint_s = _checkpoint_s(state, played, measured)
@@ -132,7 +131,7 @@ def _figures(
         parts=parts,
         tokens_per_s=tokens / (round_s + (gap_s or 0.0) / rounds_of_epoch),
         groups=of_groups,
-        machines=_machines(state, played.model, moved, round_s),
+        machines=_machines(state, played, round_s),
         warm_up_s=warm_up_s,
         checkpoint_s=checkpoint_s,
         between_epochs_s=gap_s,
@@ -167,7 +166,8 @@ def _checkpoint_s(state: StateFile, played: PlayedRun, measured: Sequence[Played
     return sum(map(float.__mul__, asked, map(float, counts))) / sum(counts)
 
 
-def _machines(state: StateFile, model: RoundModel, moved: ServerLoad, round_s: float) -> Machines:
+def _machines(state: StateFile, played: PlayedRun, round_s: float) -> Machines:
+    model = played.model
     sizes, count = model.sizes, model.client_count
     room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, state.config.checkpoint_every)
     return Machines(
@@ -178,11 +178,7 @@ def _machines(state: StateFile, model: RoundModel, moved: ServerLoad, round_s: f
         store_disk_bytes=room if model.through_store else 0,
         spool_bytes=sizes.checkpoint_bytes,
         journal_bytes_per_day=round(JOURNAL_BYTES * count * DAY_S / round_s),
-        to_coordinator_bytes=moved.to_coordinator,
-        from_coordinator_bytes=moved.from_coordinator,
-        to_store_bytes=moved.to_store,
-        from_store_bytes=moved.from_store,
-        processor_part=moved.processor_part,
+        **server_load(played),
     )
 
 
@@ -213,28 +209,3 @@ def _all_rounds_s(
     played.play(SETTLING_ROUNDS)
     start_s = median(found.ended_s - found.started_s for found in played.rounds[-MEASURED_ROUNDS:])
     return sum(count * (start_s + (end_s - start_s) * (size - start) / (end - start)) for size, count in rounds)
-
-
-def _never(sizes: RunSizes, groups: Sequence[ClientGroup], warnings: tuple[str, ...], text: str) -> Plan:
-    """Return the plan of a run that never reaches a round."""
-    return Plan(
-        sizes=sizes,
-        client_count=sum(group.count for group in groups),
-        played_count=0,
-        batches=0,
-        tokens=0.0,
-        round_s=math.inf,
-        parts=dict.fromkeys(PARTS, 0.0),
-        tokens_per_s=0.0,
-        groups=(),
-        machines=Machines(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0),
-        warm_up_s=math.inf,
-        checkpoint_s=None,
-        between_epochs_s=None,
-        epochs=0,
-        days=math.inf,
-        bottleneck=text,
-        kind="nothing",
-        limit="machine",
-        warnings=warnings,
-    )

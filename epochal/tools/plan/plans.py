@@ -1,8 +1,9 @@
 """A plan as a value: how a run will go, and with what that was planned."""
 
+import math
 from dataclasses import dataclass, field
 
-from epochal.state.round_model import ClientGroup, Costs, Links, RunSizes
+from epochal.state.round_model import PARTS, ClientGroup, Costs, Links, RunSizes
 
 MAX_PLAYED_CLIENTS = 256
 """Number of clients up to which each is simulated; of more, each simulated one represents several."""
@@ -15,8 +16,7 @@ class GroupPlan:
     Attributes:
         group: the clients.
         batches: of a client's assignment.
-        training_s, data_s, encoding_s, upload_s, check_s, download_s, merge_s: its own; download is of others' results.
-        waiting_s: the rest of the round.
+        parts: seconds of its own round by part (`PARTS`); "waiting" is the rest of it.
         sent_bytes, received_bytes: in one round.
         warm_up_s: from Warmup until it was ready, with all others at once.
         delivered_part: part of its assignments that were applied; 1 if it had none.
@@ -24,14 +24,7 @@ class GroupPlan:
 
     group: ClientGroup
     batches: float
-    training_s: float
-    data_s: float
-    encoding_s: float
-    upload_s: float
-    check_s: float
-    download_s: float
-    merge_s: float
-    waiting_s: float
+    parts: dict[str, float]
     sent_bytes: float
     received_bytes: float
     warm_up_s: float
@@ -55,18 +48,18 @@ class Machines:
         processor_part: part of a core that the coordinator takes.
     """
 
-    client_memory_bytes: int
-    client_disk_bytes: int
-    coordinator_memory_bytes: int
-    coordinator_disk_bytes: int
-    store_disk_bytes: int
-    spool_bytes: int
-    journal_bytes_per_day: int
-    to_coordinator_bytes: float
-    from_coordinator_bytes: float
-    to_store_bytes: float
-    from_store_bytes: float
-    processor_part: float
+    client_memory_bytes: int = 0
+    client_disk_bytes: int = 0
+    coordinator_memory_bytes: int = 0
+    coordinator_disk_bytes: int = 0
+    store_disk_bytes: int = 0
+    spool_bytes: int = 0
+    journal_bytes_per_day: int = 0
+    to_coordinator_bytes: float = 0.0
+    from_coordinator_bytes: float = 0.0
+    to_store_bytes: float = 0.0
+    from_store_bytes: float = 0.0
+    processor_part: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The predicted course of a run.
+    """The predicted course of a run; the defaults are those of one that never reaches a round.
 
     Attributes:
         sizes: of the run.
@@ -113,23 +106,23 @@ class Plan:
 
     sizes: RunSizes
     client_count: int
-    played_count: int
-    batches: int
-    tokens: float
-    round_s: float
-    parts: dict[str, float]
-    tokens_per_s: float
-    groups: tuple[GroupPlan, ...]
-    machines: Machines
-    warm_up_s: float
-    checkpoint_s: float | None
-    between_epochs_s: float | None
-    epochs: int
-    days: float
     bottleneck: str
-    kind: str
-    limit: str
     warnings: tuple[str, ...]
+    kind: str = "nothing"
+    limit: str = "machine"
+    played_count: int = 0
+    batches: int = 0
+    tokens: float = 0.0
+    round_s: float = math.inf
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    tokens_per_s: float = 0.0
+    groups: tuple[GroupPlan, ...] = ()
+    machines: Machines = field(default_factory=Machines)
+    warm_up_s: float = math.inf
+    checkpoint_s: float | None = None
+    between_epochs_s: float | None = None
+    epochs: int = 0
+    days: float = math.inf
     suggestions: tuple[Suggestion, ...] = ()
 
 

@@ -50,14 +50,14 @@ def test_parts_of_a_round_add_up_to_it() -> None:
 
 def test_training_takes_its_tokens_at_their_speed() -> None:
     found = planned(4, parameters=1000)
-    assert found.groups[0].training_s == pytest.approx(8 * 1024 / 10_000, rel=0.03)
+    assert found.groups[0].parts["training"] == pytest.approx(8 * 1024 / 10_000, rel=0.03)
     assert (found.kind, found.limit) == ("training", "client")
 
 
 def test_upload_takes_the_result_at_its_rate() -> None:
     found = planned(2, parameters=40_000_000)
     upload_s = found.sizes.result_bytes / 2_500_000
-    assert found.groups[0].upload_s == pytest.approx(upload_s, rel=0.05)
+    assert found.groups[0].parts["upload"] == pytest.approx(upload_s, rel=0.05)
     assert (found.kind, found.limit) == ("upload", "client")
 
 
