@@ -48,23 +48,37 @@ def critical_path(detail: RoundDetail, before: RoundDetail | None = None) -> lis
         detail: the round.
         before: the round before it, whose results are fetched and merged at this round's start; None if unknown.
     """
-    total_s = detail.figures.train_s + detail.figures.witness_s
-    if not detail.figures.applied_rounds:
+    figures = detail.figures
+    total_s = figures.train_s + figures.witness_s
+    if not figures.applied_rounds:
         return [Span("empty", None, total_s)]
-    delivered = [client for client in detail.clients if client.delivered_s is not None]
+    return path_through(detail.clients, figures.train_s, total_s, () if before is None else before.clients)
+
+
+def path_through(
+    clients: Sequence[ClientFigures], train_s: float, total_s: float, before: Sequence[ClientFigures] = ()
+) -> list[Span]:
+    """Return the pieces of the time of a round of which something was applied; the planner's rounds, too, have one.
+
+    Args:
+        clients: of the round.
+        train_s, total_s: of RoundTrain, and of the whole round.
+        before: those of the round before it; none if unknown.
+    """
+    delivered = [client for client in clients if client.delivered_s is not None]
     if not delivered:
         return [Span("unknown", None, total_s)]
     last = max(delivered, key=lambda client: (client.delivered_s or 0.0, client.client_id))
     delivered_s = min(last.delivered_s or 0.0, total_s)
-    spans = _until_delivered(last, delivered_s, None if before is None else _same(before.clients, last.client_id))
-    waited_until_s = max(delivered_s, detail.figures.train_s)
-    failed = [client for client in detail.clients if client.batches and client.fate in FAILED_FATES]
+    spans = _until_delivered(last, delivered_s, _same(before, last.client_id))
+    waited_until_s = max(delivered_s, train_s)
+    failed = [client for client in clients if client.batches and client.fate in FAILED_FATES]
     if failed and waited_until_s - delivered_s > MIN_SPAN_S:
         whose = failed[0].client_id if len(failed) == 1 else None
         spans.append(Span("missing", whose, waited_until_s - delivered_s))
-        spans += _attesting(detail, total_s - waited_until_s)
+        spans += _attesting(clients, total_s - waited_until_s)
     else:
-        spans += _attesting(detail, total_s - delivered_s)
+        spans += _attesting(clients, total_s - delivered_s)
     return [span for span in spans if span.seconds > 0]
 
 
@@ -112,11 +126,11 @@ def _size(kind: PartKind, client: ClientFigures, earlier: ClientFigures | None) 
     return earlier.downloaded_bytes if kind == "download" and earlier is not None else None
 
 
-def _attesting(detail: RoundDetail, seconds: float) -> list[Span]:
+def _attesting(clients: Sequence[ClientFigures], seconds: float) -> list[Span]:
     """Return the pieces of the time after the last result: the last witness fetches it, and attests."""
     if seconds <= 0:
         return []
-    attested = [client for client in detail.clients if client.attested_s is not None]
+    attested = [client for client in clients if client.attested_s is not None]
     if not attested:
         return [Span("attest", None, seconds)]
     last = max(attested, key=lambda client: (client.attested_s or 0.0, client.client_id))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.round_model import (
     DOCUMENT_BYTES,
     ENTRY_BYTES,
@@ -13,39 +14,66 @@ from epochal.state.round_model import (
     Delivery,
     RoundModel,
 )
+from epochal.state.shown.critical_path import PartKind, path_through
+from epochal.state.wire import ClientId
 from epochal.tools.plan.plans import GroupPlan
 from epochal.tools.plan.played_run import PlayedClient, PlayedRound, PlayedRun, Stages
 
+PART_OF: dict[PartKind, str] = {
+    "document": "messages",
+    "replica": "download",
+    "download": "download",
+    "merge": "merge",
+    "data": "data",
+    "train": "training",
+    "encode": "encoding",
+    "upload": "upload",
+    "check": "check",
+    "attest": "download",
+    "missing": "waiting",
+}
+"""The part of a plan to which each part of a round's time belongs."""
+
 
 def path_of(found: PlayedRound) -> dict[str, float]:
-    """Return the parts of a round, along what determined its end: the last result, then the quorum's last witness."""
-    last = last_delivered(found)
-    delivery = delivery_of(last)
-    parts, before_s = dict.fromkeys(PARTS, 0.0), found.started_s
-    for name, time_s in (
-        ("messages", last.heard_s),
-        ("download", last.fetched_s),
-        ("merge", last.held_s),
-        ("training", delivery.trained_s - delivery.data_s),
-        ("data", delivery.trained_s),
-        ("encoding", delivery.encoded_s),
-        ("upload", delivery.sent_s),
-        ("check", delivery.verified_s),
-    ):
-        if time_s > before_s:
-            parts[name] += time_s - before_s
-            before_s = time_s
-    if found.current.missing.pending:
-        parts["waiting"] += found.ended_s - before_s
-        return parts
-    plan = found.current.tasks.plan
-    received = sorted(found.stages[witness].received_s or math.inf for witness in plan.witnesses)
-    deciding = [time_s for time_s in received if time_s <= found.ended_s][: plan.quorum]
-    if deciding and deciding[-1] > before_s:
-        parts["download"] += deciding[-1] - before_s
-        before_s = deciding[-1]
-    parts["messages"] += max(0.0, found.ended_s - before_s)
+    """Return the parts of a round along its critical path, which is that of the page's explanation."""
+    rows = [_row(found, client_id, stages) for client_id, stages in found.stages.items()]
+    total_s = found.ended_s - found.started_s
+    last_s = delivery_of(last_delivered(found)).verified_s - found.started_s
+    train_s = total_s if found.current.missing.pending else last_s
+    parts = dict.fromkeys(PARTS, 0.0)
+    for span in path_through(rows, train_s, total_s, rows):
+        parts[PART_OF[span.kind]] += span.seconds
     return parts
+
+
+def _row(found: PlayedRound, client_id: ClientId, stages: Stages) -> ClientFigures:
+    """Return a client's round as the coordinator's history has it."""
+    one, is_applied = stages.delivery, client_id in found.current.results.verified
+    return ClientFigures(
+        client_id=client_id,
+        batches=stages.batches,
+        witness=stages.received_s is not None,
+        fate="applied" if is_applied else "missing" if stages.batches else "idle",
+        detail="",
+        committed_s=None,
+        delivered_s=one.verified_s - found.started_s if one is not None and is_applied else None,
+        attested_s=None if stages.received_s is None else stages.received_s - found.started_s,
+        result_bytes=0,
+        train_s=None if one is None else one.trained_s - one.data_s - one.held_s,
+        fetching_s=None,
+        decoding_s=None,
+        packing_s=None,
+        tokens=0,
+        loss=None,
+        replica_s=stages.held_s - stages.heard_s,
+        data_s=None if one is None else one.data_s,
+        encode_s=None if one is None else one.encoded_s - one.trained_s,
+        upload_s=None if one is None else one.sent_s - one.encoded_s,
+        check_s=None if one is None else one.verified_s - one.sent_s,
+        download_s=stages.fetched_s - stages.heard_s,
+        merge_s=stages.held_s - stages.fetched_s,
+    )
 
 
 def last_delivered(found: PlayedRound) -> Stages:
