@@ -42,15 +42,14 @@ async def test_commands_do_what_the_page_says(tmp_path: Path, monkeypatch: pytes
         for words in lines:
             arguments = [run.url if word == URL else word for word in words[1:]]
             (await run_main_in_thread(*arguments, environment={})).expect(0)
-    for pattern in ("logs/test-run/events*", "plots/loss.svg", "report.html"):
+    for pattern in ("logs/*/events*", "plots/loss.svg", "report.html"):
         assert files(tmp_path, pattern), pattern
-    (table,) = files(tmp_path, "run.csv")
-    assert table.count(b"\n") == 3
+    (rows,) = files(tmp_path, "run.jsonl")
+    assert rows.count(b"\n") == 2
 
 
 async def test_following_in_python_does_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    snippet = written("python")[0]
-    assert URL in snippet
+    (snippet,) = (block for block in written("python") if URL in block)
     async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run", **ENDS) as run:
         await run.play(2)
         await asyncio.to_thread(exec, snippet.replace(URL, run.url), {})
@@ -63,8 +62,8 @@ def test_local_run_does_what_the_page_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("state.toml").write_text(state_text(**TRAINS))
-    snippet, demo = written("python")[1], "clients=2, rounds=20"
-    assert demo in snippet
+    demo = "clients=2, rounds=20"
+    (snippet,) = (block for block in written("python") if demo in block)
     exec(snippet.replace(demo, "'state.toml', clients=1"), {})
     *rounds, place = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in rounds] == ["0", "1"]
