@@ -1,4 +1,4 @@
-"""Bodies of blobs over a general HTTP client, continued where they break off."""
+"""Bodies of blobs, continued where they break off."""
 
 import asyncio
 import logging
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, MAX_BLOB_ANSWERS, error_of
 from epochal.coordinator_client.stored_blobs import (
+    BLOB_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
     FIRST_DELAY_S,
     MAX_STORE_REFUSALS,
     StoredBlobs,
@@ -17,7 +18,7 @@ from epochal.coordinator_client.stored_blobs import (
     StoreRefusal,
     body_from,
 )
-from epochal.runtime.http.http_client import read_whole, reason_of, streamed
+from epochal.runtime.http.http_client import error_of, read_whole, reason_of, streamed
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.worker_thread import finished
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
@@ -30,6 +31,8 @@ if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
 
 log = logging.getLogger(__name__)
 
+MAX_BLOB_ANSWERS = 64
+"""Maximum number of answers for one blob: a broken body is continued as long as each answer brings some bytes."""
 APPENDED_BYTES = 1024 * 1024
 """Bytes of a download that are hashed and written at a time."""
 APPENDED_S = 0.5

@@ -10,15 +10,14 @@ import httpx
 from epochal.coordinator_client.api import DocumentMark, ResultsQuery
 from epochal.coordinator_client.blob_bodies import Pieces, append_held_blob, blob_pieces
 from epochal.coordinator_client.follow import parse_immutable
-from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S, PlainBlobs, error_of
 from epochal.coordinator_client.resumed_uploads import ResumedUploads
-from epochal.coordinator_client.stored_blobs import StoredBlobs, StoredDownload
+from epochal.coordinator_client.stored_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, StoredBlobs, StoredDownload
 from epochal.coordinator_client.wrong_address import WrongAddress, mistake_in
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.http.allowed_hosts import address_in
-from epochal.runtime.http.http_client import LeftRequests, Trust, check_url, open_lean_client, reason_of
-from epochal.runtime.http.lean_transport import SHORT
+from epochal.runtime.http.http_client import LeftRequests, check_url, error_of, open_client, reason_of
 from epochal.runtime.http.redacted_urls import without_password
+from epochal.runtime.http.session import Trust
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.config.blob_place import origin_of
@@ -65,7 +64,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 15.0
 """Maximum time for an answer, beyond the wait that a long poll asks for."""
-MAX_CONNECTIONS = 32
 
 
 class CoordinatorClient:
@@ -76,12 +74,9 @@ class CoordinatorClient:
     `resume`, `eject`, `put_genesis`, `release` and `record_evaluation` need the admin token.
     """
 
-    def __init__(
-        self, http: httpx.AsyncClient, run_id: str, blobs: PlainBlobs | None = None, reach: Reach | None = None
-    ) -> None:
+    def __init__(self, http: httpx.AsyncClient, run_id: str, reach: Reach | None = None) -> None:
         self._http = http
         self.address = address_in(str(http.base_url))
-        self._blobs = blobs
         self._requests = LeftRequests(http)
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
@@ -108,10 +103,9 @@ class CoordinatorClient:
         """
         base, _, place = url.partition("/v1/")
         shown = without_password(base)
-        limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
         check_url(base, "coordinator")
         reach = (reach or Reach()).of_coordinator(base)
-        http = open_lean_client(base, "coordinator", verify, limits, reach, follow_redirects=True)
+        http = open_client(base, "coordinator", verify, reach, follow_redirects=True)
         client = cls(http, "")
         backoff = retry_policy.begin()
         is_first = True
@@ -119,7 +113,7 @@ class CoordinatorClient:
             while True:
                 try:
                     run_id = await client._served_run(shown, place.removeprefix("runs").strip("/"))
-                    return cls(http, run_id, PlainBlobs.at(base, reach), reach)
+                    return cls(http, run_id, reach)
                 except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                     if mistake := await mistake_in(shown, error):
                         raise WrongAddress(mistake, url=shown) from error
@@ -160,8 +154,6 @@ class CoordinatorClient:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._requests.aclose()
-        if self._blobs is not None:
-            await self._blobs.aclose()
         await self._stored.aclose()
         await self._http.aclose()
 
@@ -323,10 +315,7 @@ class CoordinatorClient:
 
         They are not compared with the digest unless they come from an object store.
         """
-        path = f"/v1/blobs/{sha256}"
-        direct = None if self._stored.is_used else self._blobs
-        if direct is None or not await direct.get(path, self._headers, file):
-            await append_held_blob(self._http, sha256, self._headers, file, self._stored)
+        await append_held_blob(self._http, sha256, self._headers, file, self._stored)
 
     async def blob_pieces(self, sha256: Sha256, start: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield a blob's bytes from `start` on as they arrive. A broken transfer is resumed."""
@@ -337,9 +326,7 @@ class CoordinatorClient:
                 yield piece
 
     async def _send(self, path: str, headers: Mapping[str, str], file: "SentBytes") -> None:
-        """Send bytes, the short way if there is one."""
-        if self._blobs is None or not await self._blobs.put(path, {**self._headers, **headers}, file):
-            await self._request("PUT", path, content=file, headers=headers, answer_s=BLOB_TIMEOUT_S)
+        await self._request("PUT", path, content=file, headers=headers, answer_s=BLOB_TIMEOUT_S)
 
     async def _post(self, path: str, message: Any) -> bytes:
         answer = await self._request("POST", self._run + path, content=canonical_json(message))
@@ -368,8 +355,7 @@ class CoordinatorClient:
             body = bytes(content)
         elif content is not None:
             body, headers = Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
-        options: dict[str, Any] = {"headers": headers, "timeout": timeout, "extensions": SHORT}
-        request = self._http.build_request(method, path, params=params, content=body, **options)
+        request = self._http.build_request(method, path, params=params, content=body, headers=headers, timeout=timeout)
         try:
             answer = await self._requests.answer(request)
         except httpx.HTTPError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator_client import OperatorClient
 from epochal.coordinator_client.token_check import check_admin_token
-from epochal.runtime.http.http_client import Trust
+from epochal.runtime.http.session import Trust
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument

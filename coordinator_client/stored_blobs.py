@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from epochal.coordinator_client.api import THROUGH_STORE
-from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.http.http_client import is_temporary, raw_body, reaching_client, reason_of, streamed
 from epochal.state.config.blob_place import is_of_origin, origin_of
@@ -28,7 +27,9 @@ from epochal.state.wire import Sha256, parse_document
 MAX_STORE_REFUSALS = 3
 """Number of answers by which a store may refuse one blob, before the transfer is given up."""
 MAX_REASON_BYTES = 4096
-MAX_CONNECTIONS = 32
+CONNECT_TIMEOUT_S = 5.0
+BLOB_TIMEOUT_S = 60.0
+"""Maximum time without progress in a blob's transfer."""
 FIRST_DELAY_S = 0.25
 """Time before a blob that a store refused is asked for again; twice as long each time."""
 MAX_ARRIVAL_ANSWERS = 360
@@ -70,9 +71,6 @@ class StoredBlobs:
         own: the coordinator's own origin, to which it may lead as well.
         origins: returns the origins of the run's object store; none if it has none.
         reach: the addresses that may be connected; None for all.
-
-    Attributes:
-        is_used: whether the coordinator has led here lately.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class StoredBlobs:
         self._opened: httpx.AsyncClient | None = None
         self._is_needless = False
         """Whether the coordinator takes blobs itself, as far as is known."""
-        self.is_used = False
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -96,8 +93,7 @@ class StoredBlobs:
     @property
     def _http(self) -> httpx.AsyncClient:
         if self._opened is None:
-            limits = httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_ALIVE_S)
-            self._opened = reaching_client(self._reach, limits)
+            self._opened = reaching_client(self._reach)
         return self._opened
 
     def forget(self) -> None:
@@ -197,7 +193,6 @@ class StoredBlobs:
             InvalidDocument: it answers with another range.
         """
         await self._check(url)
-        self.is_used = True
         timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
         try:

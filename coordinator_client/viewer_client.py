@@ -13,9 +13,9 @@ from urllib.parse import quote
 import httpx
 
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.plain_blobs import CONNECT_TIMEOUT_S, error_of
+from epochal.coordinator_client.stored_blobs import CONNECT_TIMEOUT_S
 from epochal.coordinator_client.token_check import check_admin_token
-from epochal.runtime.http.http_client import read_whole, streamed
+from epochal.runtime.http.http_client import error_of, read_whole, streamed
 from epochal.state.errors import InvalidDocument
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
 from epochal.state.messages.member_rows import MemberDetail, MembersPage

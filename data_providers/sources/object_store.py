@@ -22,7 +22,7 @@ from epochal.runtime.buckets import (
     version_of,
 )
 from epochal.runtime.http.checked_relay import CheckedRelay
-from epochal.runtime.http.lean_transport import has_proxies
+from epochal.runtime.http.environment_proxies import Proxies
 from epochal.runtime.permissions import Permissions
 from epochal.state.errors import InvalidInput, NotAllowed
 
@@ -58,7 +58,7 @@ class ObjectStoreSource:
         endpoint, reach = endpoint_of(bucket), permissions.reach
         if endpoint is None or reach is None:
             return await cls.over(store_of(bucket, StoreAccess(permissions)), *_folder_of(bucket))
-        if has_proxies():
+        if Proxies():
             host = host_of(bucket)
             if not permissions.has_named(host):
                 raise NotAllowed(

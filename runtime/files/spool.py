@@ -246,9 +246,6 @@ class SpoolFile:
     Reading parts of it (`Readable`) takes memory for those parts only.
     """
 
-    start_bytes = 0
-    """The offset of its first byte in the open file."""
-
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._key = id(self)

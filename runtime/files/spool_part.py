@@ -23,10 +23,6 @@ class ReceivedBytes(Protocol):
         """Number of bytes that have arrived."""
         ...
 
-    def reserve(self, size_bytes: int) -> None:
-        """Take room for so many bytes in all."""
-        ...
-
     def append(self, data: Buffer) -> None:
         """Add bytes after those that have arrived, and to the digest."""
         ...
@@ -46,16 +42,6 @@ class SentBytes(Protocol):
     @property
     def size_bytes(self) -> int:
         """Number of bytes."""
-        ...
-
-    @property
-    def descriptor(self) -> int | None:
-        """The open file that holds the bytes; None while they are in memory."""
-        ...
-
-    @property
-    def start_bytes(self) -> int:
-        """The offset of the first byte in that file."""
         ...
 
     def to_bytes(self) -> bytes:
@@ -89,12 +75,9 @@ class ReceivedPart:
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def reserve(self, size_bytes: int) -> None:
-        """Raise `InvalidDocument` (rule `oversized`) unless the part has room for so many bytes in all."""
-        _check_size(size_bytes, self._part_bytes)
-
     def append(self, data: Buffer) -> None:
-        self.reserve(self._size_bytes + len(data))
+        """Add bytes. Raise `InvalidDocument` (rule `oversized`) if the part has no room for them."""
+        _check_size(self._size_bytes + len(data), self._part_bytes)
         try:
             write_at(self._descriptor, self._start_bytes + self._size_bytes, data)
         except OSError as error:
@@ -126,12 +109,8 @@ class ReceivedFile:
     def size_bytes(self) -> int:
         return self._file.size_bytes
 
-    def reserve(self, size_bytes: int) -> None:
-        """Raise `InvalidDocument` (rule `oversized`) if so many bytes are too many; `SpoolFull` as `SpoolFile`."""
-        _check_size(size_bytes, self._most_bytes)
-        self._file.reserve(size_bytes)
-
     def append(self, data: Buffer) -> None:
+        """Add bytes. Raise `InvalidDocument` (rule `oversized`) if they are too many; `SpoolFull` as `SpoolFile`."""
         _check_size(self._file.size_bytes + len(data), self._most_bytes)
         self._file.append(data)
 
@@ -157,9 +136,6 @@ class CountedBytes:
     @property
     def size_bytes(self) -> int:
         return self._target.size_bytes
-
-    def reserve(self, size_bytes: int) -> None:
-        self._target.reserve(size_bytes)
 
     def append(self, data: Buffer) -> None:
         self._target.append(data)
@@ -205,27 +181,19 @@ class SentPart:
 
     def __init__(self, file: SpoolFile, start_bytes: int, size_bytes: int) -> None:
         self.file = file
-        self._start_bytes = start_bytes
+        self.start_bytes = start_bytes
         self._size_bytes = size_bytes
 
     @property
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    @property
-    def descriptor(self) -> int | None:
-        return self.file.descriptor
-
-    @property
-    def start_bytes(self) -> int:
-        return self._start_bytes
-
     def to_bytes(self) -> bytes:
-        return self.file[self._start_bytes : self._start_bytes + self._size_bytes]
+        return self.file[self.start_bytes : self.start_bytes + self._size_bytes]
 
     def pieces(self, size_bytes: int = READ_BYTES) -> Iterable[bytes]:
-        stop = self._start_bytes + self._size_bytes
-        for start in range(self._start_bytes, stop, size_bytes):
+        stop = self.start_bytes + self._size_bytes
+        for start in range(self.start_bytes, stop, size_bytes):
             yield self.file[start : min(start + size_bytes, stop)]
 
     def sha256(self) -> Sha256:

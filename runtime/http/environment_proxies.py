@@ -21,6 +21,10 @@ class Proxies:
         named = {scheme: found.get(scheme) or found.get("all") for scheme in SCHEMES}
         self._by_scheme = {scheme: _parsed(text, scheme) for scheme, text in named.items() if text}
 
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self._by_scheme)
+
     def of(self, url: URL) -> URL | None:
         """Return the proxy for a server's URL, with its user and password; None where it is connected directly."""
         proxy = self._by_scheme.get(url.scheme)

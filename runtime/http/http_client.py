@@ -1,37 +1,32 @@
 """Shared by all HTTP clients of the project: TLS trust, reading answers, explaining failures.
 
-The rule kept here: an answer is closed even if its reader is cancelled. Steps of a client are often cancelled while
-they read, and httpcore then never returns the connection to its pool, which a few dozen of them exhaust. So every
-answer is streamed, and closed under a shield.
+The rule kept here: an answer is closed even if its reader is cancelled, and its body is bounded.
 """
 
 import asyncio
-import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.aiohttp_transport import SILENT, AiohttpTransport
 from epochal.runtime.http.answer_bodies import ACCEPTED_ENCODINGS, bounded_body, whole_response
-from epochal.runtime.http.lean_transport import LeanTransport, has_proxies, is_short
 from epochal.runtime.http.redacted_urls import without_password
-from epochal.runtime.http.restricted_transport import check_connections, check_request, checked_transport
+from epochal.runtime.http.session import Trust
 from epochal.runtime.retry import retry_after_s
 from epochal.runtime.visible_text import visible
 from epochal.state.config.data_location import MAX_PORT
-from epochal.state.errors import InvalidInput, NotAllowed, Refused
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, NotAllowed, Refused
 from epochal.state.refusals import PROBLEM_JSON, Refusal
 from epochal.state.wire import strict_json
 
-Trust: TypeAlias = bool | str | ssl.SSLContext
-"""Whether to verify TLS certificates, or a file of certificate authorities to trust, or a TLS context."""
-
+MAX_CONNECTIONS = 32
+"""Maximum number of connections of one client; further requests wait."""
 LEFT_REQUEST_S = 2.0
 """Maximum time for which a request continues after its caller was cancelled."""
 MAX_LEFT_REQUESTS = 8
@@ -40,12 +35,8 @@ MAX_LABEL = 63
 """Maximum length of each part of a host's name (RFC 1035, section 2.3.4)."""
 STORE_SCHEMES = ("postgresql", "postgres")
 """Schemes of databases that keep runs."""
-_USUAL_LIMITS = httpx.Limits(max_connections=100, max_keepalive_connections=20)
-"""As httpx has them."""
 _WITHOUT_BODY = frozenset({"GET", "HEAD"})
 """Methods of requests that may be redirected to another server."""
-_SET_COOKIE = "set-cookie"
-_HEADERS = {"Accept-Encoding": ACCEPTED_ENCODINGS}
 _TEMPORARY_STATUSES = frozenset({408, 425, 429})
 _OF_ANOTHER_NAME = (62, 64)
 """OpenSSL's codes of a certificate for another host, and for another IP address."""
@@ -91,35 +82,14 @@ def open_client(url: str, server: str, trust: Trust, reach: Reach | None = None,
             that cannot be used; the user's fault.
     """
     check_url(url, server)
-    context = _context_of(trust)
-    try:
-        return _client(context, reach, base_url=url.rstrip("/"), **_with_headers(options))
-    except (httpx.InvalidURL, ImportError, ValueError) as error:
-        found = ", ".join(f"{scheme}_proxy={without_password(place)}" for scheme, place in getproxies().items())
-        raise InvalidInput(
-            f"the environment names a proxy that cannot be used ({found}); allowed: http://host:port or https://host:port"
-        ) from error
+    headers = {"Accept-Encoding": ACCEPTED_ENCODINGS, **options.pop("headers", {})}
+    transport = AiohttpTransport(trust, reach, MAX_CONNECTIONS)
+    return httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, transport=transport, **options)
 
 
-def reaching_client(reach: Reach | None, limits: httpx.Limits) -> httpx.AsyncClient:
+def reaching_client(reach: Reach | None) -> httpx.AsyncClient:
     """Return a client for any server that `reach` allows, which follows no redirects. The caller closes it."""
-    return _client(_context_of(True), reach, limits=limits)
-
-
-def _with_headers(options: dict[str, Any]) -> dict[str, Any]:
-    return {**options, "headers": {**_HEADERS, **options.get("headers", {})}}
-
-
-def _client(context: ssl.SSLContext, reach: Reach | None, **options: Any) -> httpx.AsyncClient:
-    if reach is None:
-        return httpx.AsyncClient(verify=context, **options)
-    if has_proxies():
-        hooks: dict[str, list[Callable[..., Any]]] = {"request": [partial(check_request, reach=reach)]}
-        client = httpx.AsyncClient(verify=context, event_hooks=hooks, **options)
-        check_connections(client._transport, reach)  # of the hosts for which the environment names no proxy
-        return client
-    limits = options.pop("limits", _USUAL_LIMITS)
-    return httpx.AsyncClient(transport=checked_transport(reach, context, limits), **options)
+    return httpx.AsyncClient(transport=AiohttpTransport(True, reach, MAX_CONNECTIONS))
 
 
 def proxy_of(url: str) -> str | None:
@@ -127,64 +97,6 @@ def proxy_of(url: str) -> str | None:
     found, parsed = getproxies(), httpx.URL(url)
     proxy = found.get(parsed.scheme) or found.get("all")
     return None if proxy is None or proxy_bypass(parsed.netloc.decode("ascii")) else without_password(proxy)
-
-
-def open_lean_client(
-    url: str, server: str, trust: Trust, limits: httpx.Limits, reach: Reach | None = None, **options: Any
-) -> httpx.AsyncClient:
-    """Return a client as `open_client`, which sends requests with short answers (`SHORT`) the lean way."""
-    if has_proxies():
-        return open_client(url, server, trust, reach, limits=limits, **options)
-    check_url(url, server)
-    context = _context_of(trust)
-    lean = LeanTransport(checked_transport(reach, context, limits), limits, context, reach)
-    return LeanClient(lean, base_url=url.rstrip("/"), **_with_headers(options))
-
-
-class LeanClient(httpx.AsyncClient):
-    """A client that asks its transport directly for short answers, where httpx would only keep their cookies.
-
-    What needs more is left to httpx: hooks, authorization by the client or the URL, and answers that lead elsewhere.
-
-    Args:
-        lean: its transport.
-        options: others of `httpx.AsyncClient`.
-    """
-
-    def __init__(self, lean: LeanTransport, **options: Any) -> None:
-        super().__init__(transport=lean, **options)
-        self._lean = lean
-
-    async def short_answer(self, request: httpx.Request) -> httpx.Response | None:
-        """Return the answer with its body; None if it is not short, or needs more, and httpx is to ask.
-
-        Raises:
-            httpx.HTTPError: there is no answer.
-        """
-        needs_more = self.auth is not None or request.url.userinfo or any(self.event_hooks.values())
-        if needs_more or not is_short(request):
-            return None
-        answer = await self._lean.handle_async_request(request)
-        if answer.has_redirect_location and self.follow_redirects:
-            return None
-        answer.request = request
-        if _SET_COOKIE in answer.headers:
-            self.cookies.extract_cookies(answer)
-        return answer
-
-
-def _context_of(trust: Trust) -> ssl.SSLContext:
-    """Return the TLS context of a client. Raise `InvalidInput` if a file holds no certificates."""
-    if isinstance(trust, ssl.SSLContext):
-        return trust
-    try:
-        return ssl.create_default_context(cafile=trust) if isinstance(trust, str) else httpx.create_ssl_context(trust)
-    except OSError as error:  # ssl.SSLError is one
-        if not isinstance(trust, str):
-            file = os.environ.get("SSL_CERT_FILE")
-            reason = f"SSL_CERT_FILE={file}: {error.strerror or error}; allowed: a file of certificates (PEM)"
-            raise InvalidInput(reason, path=file) from error
-        raise InvalidInput(f"--tls-ca {trust}: {error.strerror or error}", path=trust) from error
 
 
 @asynccontextmanager
@@ -205,7 +117,7 @@ async def streamed(
     try:
         yield answer
     finally:
-        await asyncio.shield(answer.aclose())
+        await answer.aclose()
 
 
 async def _sent(client: httpx.AsyncClient, request: httpx.Request, follows: bool) -> httpx.Response:
@@ -217,7 +129,7 @@ async def _sent(client: httpx.AsyncClient, request: httpx.Request, follows: bool
         answer = await client.send(request, stream=True, follow_redirects=False)
         if answer.next_request is None:
             return answer
-        await asyncio.shield(answer.aclose())
+        await answer.aclose()
         left, request = request, answer.next_request
         if _origin(left.url) != _origin(request.url):
             raise NotAllowed(
@@ -292,9 +204,6 @@ def raw_body(answer: httpx.Response) -> httpx.AsyncByteStream:
 
 async def whole_answer(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
     """Return the answer with its body. Raise `httpx.HTTPError` if it is missing."""
-    found = await client.short_answer(request) if isinstance(client, LeanClient) else None
-    if found is not None:
-        return found
     async with streamed(client, request) as answer:
         return await read_whole(answer)
 
@@ -322,7 +231,7 @@ def _reason_of(error: Exception, url: str) -> str:
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes_of(error)):
         return "connection refused"
     reason = str(error) or type(error).__name__
-    is_silent = isinstance(error, httpx.RemoteProtocolError) and "without sending a response" in reason
+    is_silent = isinstance(error, httpx.RemoteProtocolError) and SILENT in reason
     return f"{reason} (does it serve https:// there?)" if is_silent and url.startswith("http:") else reason
 
 
@@ -375,3 +284,13 @@ def refusal_in(answer: httpx.Response) -> Refused | None:
     if asked is not None:
         context["retry_after_s"] = retry_after_s(asked, time.time())
     return Refused(Refusal.of(name), str(problem.get("detail") or problem.get("title") or name), **context)
+
+
+def error_of(answer: httpx.Response, request: str) -> Refused | CoordinatorUnreachable | InvalidDocument:
+    """Return the error that an answer of 3xx, 4xx or 5xx means: a refusal, or that something else answered."""
+    status = answer.status_code
+    if refusal := refusal_in(answer):
+        return refusal
+    if is_temporary(status):
+        return CoordinatorUnreachable(f"{request} answered {status}", status=status)
+    return InvalidDocument(f"{request} answered {status}, not as a coordinator would", status=status)

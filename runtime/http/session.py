@@ -26,6 +26,8 @@ Trust: TypeAlias = bool | str | ssl.SSLContext
 """Whether to verify TLS certificates, or a file of certificate authorities to trust, or a TLS context."""
 
 CONNECT_TIMEOUT_S = 10.0
+KEEP_ALIVE_S = 60.0
+"""Time for which an unused connection is kept."""
 _reach_of_names: ContextVar[Reach | None] = ContextVar("reach_of_names", default=None)
 """The addresses to which the connection that is being opened may lead."""
 
@@ -93,7 +95,9 @@ class _Connector(aiohttp.TCPConnector):
     """Connects those addresses that may be connected; `_create_connection` is aiohttp's own place for such rules."""
 
     def __init__(self, reach: Reach | None, context: ssl.SSLContext, connections: int) -> None:
-        super().__init__(ssl=context, limit=connections, resolver=_Resolver(), use_dns_cache=False)
+        super().__init__(
+            ssl=context, limit=connections, resolver=_Resolver(), use_dns_cache=False, keepalive_timeout=KEEP_ALIVE_S
+        )
         self._reach = reach
 
     async def _create_connection(self, req: aiohttp.ClientRequest, traces: Any, timeout: Any) -> Any:

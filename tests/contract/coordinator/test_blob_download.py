@@ -1,4 +1,4 @@
-"""A client's download of a blob over real sockets that break: by the short way, and by the general HTTP client."""
+"""A client's download of a blob over real sockets that break."""
 
 import asyncio
 import gc
@@ -6,34 +6,23 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
+from epochal.coordinator_client.blob_bodies import MAX_BLOB_ANSWERS
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.plain_blobs import MAX_BLOB_ANSWERS, PlainBlobs
 from epochal.runtime.files.spool import MAX_IN_MEMORY_BYTES, Spool
+from epochal.runtime.http.http_client import open_client
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused, SpoolFull
 from epochal.state.wire import sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.data.spooled import fetched, spooled
 from tests.support.servers.data_http import Answer, HttpReply, HttpRequest, http_server
+from tests.support.servers.plain_http import PLAIN
 
 BLOB = bytes(range(256)) * 40
 SHA256 = sha256_hex(BLOB)
 SMALL = BLOB[:400]
 LARGE = BLOB * (4 * MAX_IN_MEMORY_BYTES // len(BLOB))
-
-
-@pytest.fixture(params=["plain", "general"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to a coordinator."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    return str(request.param)
-
-
-def blobs_at(url: str, way: str) -> PlainBlobs | None:
-    return PlainBlobs.at(url) if way == "plain" else None
 
 
 class BlobServer:
@@ -58,66 +47,66 @@ class BlobServer:
 
 
 @asynccontextmanager
-async def client_of(server: Answer, way: str) -> AsyncIterator[CoordinatorClient]:
+async def client_of(server: Answer) -> AsyncIterator[CoordinatorClient]:
     async with (
         http_server(server) as url,
-        httpx.AsyncClient(base_url=url, follow_redirects=True, verify=False) as http,
-        CoordinatorClient(http, "run", blobs_at(url, way)) as client,
+        open_client(url, "coordinator", PLAIN, follow_redirects=True) as http,
+        CoordinatorClient(http, "run") as client,
     ):
         yield client
 
 
-async def download(server: Answer, way: str) -> bytes:
-    async with client_of(server, way) as client:
+async def download(server: Answer) -> bytes:
+    async with client_of(server) as client:
         return await fetched(client, SHA256)
 
 
-async def test_blob_whose_body_breaks_is_continued_where_it_broke(way: str) -> None:
+async def test_blob_whose_body_breaks_is_continued_where_it_broke() -> None:
     server = BlobServer(3000)
-    assert await download(server, way) == BLOB
+    assert await download(server) == BLOB
     assert server.asked == [None, "bytes=3000-", "bytes=6000-", "bytes=9000-"]
 
 
-async def test_blob_that_breaks_at_any_byte_arrives_whole(way: str) -> None:
+async def test_blob_that_breaks_at_any_byte_arrives_whole() -> None:
     server = BlobServer(0, SMALL, breaks_once=True)
-    async with client_of(server, way) as client:
+    async with client_of(server) as client:
         for broken_at in range(1, len(SMALL)):
             server.bytes_each, server.asked = broken_at, []
             assert await fetched(client, SHA256) == SMALL
             assert server.asked == [None, f"bytes={broken_at}-"]
 
 
-async def test_large_blob_that_breaks_is_continued_on_disk(way: str) -> None:
+async def test_large_blob_that_breaks_is_continued_on_disk() -> None:
     server = BlobServer(len(LARGE) // 3, LARGE)
-    assert await download(server, way) == LARGE
+    assert await download(server) == LARGE
     assert len(server.asked) == 4
 
 
-async def test_blob_from_a_server_without_ranges_begins_again(way: str) -> None:
+async def test_blob_from_a_server_without_ranges_begins_again() -> None:
     server = BlobServer(len(BLOB), ranges=False)
-    assert await download(server, way) == BLOB
+    assert await download(server) == BLOB
     broken = BlobServer(3000, ranges=False)
     with pytest.raises(CoordinatorUnreachable):
-        await download(broken, way)
+        await download(broken)
     recovering = BlobServer(3000, ranges=False, breaks_once=True)
-    assert await download(recovering, way) == BLOB
+    assert await download(recovering) == BLOB
 
 
-async def test_blob_of_which_nothing_comes_is_unreachable_at_once(way: str) -> None:
+async def test_blob_of_which_nothing_comes_is_unreachable_at_once() -> None:
     server = BlobServer(0)
     with pytest.raises(CoordinatorUnreachable):
-        await download(server, way)
+        await download(server)
     assert server.asked == [None]
 
 
-async def test_blob_that_breaks_again_and_again_is_given_up(way: str) -> None:
+async def test_blob_that_breaks_again_and_again_is_given_up() -> None:
     server = BlobServer(10)
     with pytest.raises(CoordinatorUnreachable):
-        await download(server, way)
+        await download(server)
     assert len(server.asked) == MAX_BLOB_ANSWERS
 
 
-async def test_blob_that_is_refused_or_answered_wrongly_is_said(way: str) -> None:
+async def test_blob_that_is_refused_or_answered_wrongly_is_said() -> None:
     async def refuse(request: HttpRequest) -> HttpReply:
         body = b'{"type": "urn:epochal:problem:not-found", "title": "x", "status": 404, "detail": "no blob"}'
         return HttpReply(404, body, {"Content-Type": "application/problem+json"})
@@ -128,25 +117,25 @@ async def test_blob_that_is_refused_or_answered_wrongly_is_said(way: str) -> Non
         return HttpReply(206, BLOB[:10], {"Content-Range": f"bytes 0-9/{len(BLOB)}"})
 
     with pytest.raises(Refused, match="no blob"):
-        await download(refuse, way)
+        await download(refuse)
     with pytest.raises(InvalidDocument, match="another range"):
-        await download(mislead, way)
+        await download(mislead)
 
 
-async def test_blob_that_lies_elsewhere_is_fetched_from_there(way: str) -> None:
+async def test_blob_that_lies_elsewhere_is_fetched_from_there() -> None:
     async def elsewhere(request: HttpRequest) -> HttpReply:
         if request.path == "/there":
             return HttpReply(200, BLOB)
         return HttpReply(307, b"", {"Location": "/there"})
 
-    assert await download(elsewhere, way) == BLOB
+    assert await download(elsewhere) == BLOB
 
 
-async def test_blob_is_asked_for_with_the_token(way: str) -> None:
+async def test_blob_is_asked_for_with_the_token() -> None:
     async def guarded(request: HttpRequest) -> HttpReply:
         return HttpReply(200, request.headers.get("authorization", "").encode())
 
-    async with client_of(guarded, way) as client:
+    async with client_of(guarded) as client:
         client.use_token("secret")
         assert await fetched(client, SHA256) == b"Bearer secret"
 
@@ -165,8 +154,8 @@ async def test_connection_that_the_server_closed_is_opened_again() -> None:
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with (
         server,
-        httpx.AsyncClient(base_url=url) as http,
-        CoordinatorClient(http, "run", PlainBlobs.at(url)) as client,
+        open_client(url, "coordinator", PLAIN) as http,
+        CoordinatorClient(http, "run") as client,
     ):
         for _ in range(3):
             assert await fetched(client, SHA256) == BLOB
@@ -183,23 +172,25 @@ async def test_upload_is_not_lost_on_a_connection_that_the_server_closed() -> No
         writer.close()  # although it did not say so
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    blobs = PlainBlobs.at(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    assert blobs is not None
-    async with server:
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with (
+        server,
+        open_client(url, "coordinator", PLAIN) as http,
+        CoordinatorClient(http, "run") as client,
+    ):
         for _ in range(3):
-            assert await blobs.put("/blob", {}, spooled(BLOB))
-        await blobs.aclose()
+            await client._send("/blob", {}, spooled(BLOB))
     assert bodies == [BLOB] * 3
 
 
-async def test_cancelled_download_has_ended_and_leaves_what_arrived(way: str, tmp_path: Path) -> None:
+async def test_cancelled_download_has_ended_and_leaves_what_arrived(tmp_path: Path) -> None:
     sent = asyncio.Event()
 
     async def hang(request: HttpRequest) -> HttpReply:
         asyncio.get_running_loop().call_later(0.1, sent.set)
         return HttpReply(200, LARGE[: len(LARGE) // 2], announced_bytes=len(LARGE), hangs=True)
 
-    async with client_of(hang, way) as client:
+    async with client_of(hang) as client:
         file = Spool(tmp_path).file()
         task = asyncio.get_running_loop().create_task(client.get_blob(SHA256, file))
         await asyncio.wait_for(sent.wait(), BOUND_S)
@@ -210,22 +201,12 @@ async def test_cancelled_download_has_ended_and_leaves_what_arrived(way: str, tm
     assert LARGE.startswith(held)
 
 
-async def test_spool_that_is_full_ends_the_download_by_name(way: str, tmp_path: Path) -> None:
+async def test_spool_that_is_full_ends_the_download_by_name(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=len(LARGE) - 1)
-    async with client_of(BlobServer(len(LARGE), LARGE), way) as client:
+    async with client_of(BlobServer(len(LARGE), LARGE)) as client:
         file = spool.file()
         with pytest.raises(SpoolFull, match="spool_bytes"):
             await client.get_blob(SHA256, file)
     del file
     gc.collect()
     assert spool.used_bytes == 0
-
-
-def test_short_way_is_for_plain_http_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    assert PlainBlobs.at("http://host:8000") is not None
-    assert PlainBlobs.at("https://host:8000") is None
-    assert PlainBlobs.at("http://user:secret@host:8000") is None
-    monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    assert PlainBlobs.at("http://host:8000") is None

@@ -16,9 +16,9 @@ from epochal.coordinator.blobs.intake import MAX_CHECKS
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.store.directory.run_directory import RunDirectory
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.plain_blobs import PlainBlobs
 from epochal.coordinator_client.resumed_uploads import ASKED_FROM_BYTES
 from epochal.coordinator_client.session import ClientProfile, CoordinatorSession, RequestRepeated, SessionEvent
+from epochal.runtime.http.http_client import open_client
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import CoordinatorUnreachable, Refused, StoreBlocked
@@ -40,6 +40,7 @@ from tests.support.drive.served import (
     training,
 )
 from tests.support.servers.cutting_relay import CuttingRelay, cutting_relay, until
+from tests.support.servers.plain_http import PLAIN
 from tests.support.simulate.simulated_client import key_of
 
 BROKEN_AT = 100
@@ -56,14 +57,13 @@ def large_layout(_: ModelSpec) -> TensorLayout:
 
 @dataclass
 class Uploading:
-    """A member that has committed to a result, and the way by which it uploads it."""
+    """A member that has committed to a result, and uploads it."""
 
     run: Served
     relay: CuttingRelay
     member: WireClient
     other: WireClient
     data: bytes
-    way: str = "plain"
 
     @property
     def sha256(self) -> Sha256:
@@ -72,10 +72,9 @@ class Uploading:
     @asynccontextmanager
     async def process(self) -> AsyncIterator[CoordinatorClient]:
         """A client's process, which knows nothing of an earlier one."""
-        blobs = PlainBlobs.at(self.relay.url) if self.way == "plain" else None
         async with (
-            httpx.AsyncClient(base_url=self.relay.url) as http,
-            CoordinatorClient(http, self.member.api.run_id, blobs) as api,
+            open_client(self.relay.url, "coordinator", PLAIN) as http,
+            CoordinatorClient(http, self.member.api.run_id) as api,
         ):
             api.use_token(self.member.token)
             yield api
@@ -110,7 +109,7 @@ async def _pieces_of(data: bytes) -> AsyncIterator[bytes]:
 
 
 @asynccontextmanager
-async def uploading(folder: Path, way: str = "plain") -> AsyncIterator[Uploading]:
+async def uploading(folder: Path) -> AsyncIterator[Uploading]:
     async with served_over_sockets(folder) as run:
         member, other = await training(run)
         data = member.result(REPLICA, DIFFERENCE)
@@ -119,7 +118,7 @@ async def uploading(folder: Path, way: str = "plain") -> AsyncIterator[Uploading
         async with cutting_relay(url.host, url.port or 80) as relay:
             place, bearer = f"{run.run_url}/clients/me", f"Authorization: Bearer {member.token}"
             relay.introduction = f"GET {place} HTTP/1.1\r\nHost: {url.host}\r\n{bearer}\r\n\r\n".encode()
-            yield Uploading(run, relay, member, other, data, way)
+            yield Uploading(run, relay, member, other, data)
 
 
 @pytest.fixture(autouse=True)
@@ -128,12 +127,10 @@ def direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("way", "step"), [("plain", 1), ("general", 50)])
-async def test_upload_that_breaks_at_every_byte_arrives_once(
-    tmp_path: Path, way: str, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_upload_that_breaks_at_every_byte_arrives_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "UPLOADS_PER_PHASE", 10_000)
-    async with uploading(tmp_path, way) as upload, upload.process() as api:
+    step = 5
+    async with uploading(tmp_path) as upload, upload.process() as api:
         starts = range(0, len(upload.data), step)
         for _ in starts[1:]:
             await upload.break_off(api, step)
@@ -144,9 +141,8 @@ async def test_upload_that_breaks_at_every_byte_arrives_once(
         assert upload.relay.sent_bytes == len(upload.data)
 
 
-@pytest.mark.parametrize("way", ["plain", "general"])
-async def test_upload_that_breaks_on_a_kept_connection_goes_on(tmp_path: Path, way: str) -> None:
-    async with uploading(tmp_path, way) as upload, upload.process() as api:
+async def test_upload_that_breaks_on_a_kept_connection_goes_on(tmp_path: Path) -> None:
+    async with uploading(tmp_path) as upload, upload.process() as api:
         checkpoint = upload.run.service.run.models.checkpoints[0].blob_sha256
         for _ in range(3):
             await fetched(api, checkpoint)
@@ -158,11 +154,10 @@ async def test_upload_that_breaks_on_a_kept_connection_goes_on(tmp_path: Path, w
         assert upload.relay.sent_bytes == len(upload.data)
 
 
-@pytest.mark.parametrize("way", ["plain", "general"])
 async def test_upload_that_breaks_after_its_last_byte_is_not_sent_again(
-    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with uploading(tmp_path, way) as upload, upload.process() as api, AsyncExitStack() as while_checks_wait:
+    async with uploading(tmp_path) as upload, upload.process() as api, AsyncExitStack() as while_checks_wait:
         for _ in range(MAX_CHECKS):
             await while_checks_wait.enter_async_context(upload.run.handlers.intake.checking)
         await upload.break_off(api, len(upload.data))

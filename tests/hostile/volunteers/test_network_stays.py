@@ -220,8 +220,10 @@ async def test_proxy_is_not_asked_for_loopback(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("no_proxy", "")
         with pytest.raises(NotAllowed):
             await opened(SingleUrl("http://127.0.0.1:1/a.bin"), met_public())
+        mirror = Mirror.at("http://127.0.0.1:1", reach=reach_of(met_public()))
         with pytest.raises(NotAllowed):
-            await Mirror.at("http://127.0.0.1:1", reach=reach_of(met_public())).get_blob(DIGEST, spooled(b""))
+            await mirror.get_blob(DIGEST, spooled(b""))
+        await mirror.aclose()
         assert spy.connections == 0
 
 

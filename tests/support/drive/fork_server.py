@@ -32,6 +32,7 @@ HANDLED = {signal.SIGCHLD, signal.SIGINT}
 """Signals that a forked process handles in another way than the server."""
 BESIDE_COMMANDS = (
     "epochal.cli.main",
+    "aiohttp",
     "httpx",
     "epochal.trainers.ngram.learner",
     "epochal.trainers.registry",

@@ -1,4 +1,4 @@
-"""Bodies of blobs over a general HTTP client: what a cancelled and a slow download leave in their files."""
+"""Bodies of blobs over HTTP: what a cancelled and a slow download leave in their files."""
 
 import asyncio
 import threading
@@ -26,9 +26,6 @@ class SlowFile:
     @property
     def size_bytes(self) -> int:
         return len(self.data)
-
-    def reserve(self, size_bytes: int) -> None:
-        assert size_bytes <= len(BLOB)
 
     def append(self, data: bytes) -> None:
         self.is_writing.set()

@@ -152,7 +152,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response]:
         assert (request.url.host, request.url.path[-8:]) == ("coordinator", "/v1/runs")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(epochal.runtime.http.http_client, "LeanTransport", lambda *_: httpx.MockTransport(answer))
+    monkeypatch.setattr(epochal.runtime.http.http_client, "AiohttpTransport", lambda *_: httpx.MockTransport(answer))
     return answers
 
 

@@ -5,9 +5,10 @@ import subprocess
 from pathlib import Path
 
 from epochal.coordinator.run.long_polls import MAX_HOLD_S, MAX_MORE_HOLD_S
-from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S, KEEP_ALIVE_S
 from epochal.coordinator_client.session import MAX_WAIT_S
+from epochal.coordinator_client.stored_blobs import BLOB_TIMEOUT_S
 from epochal.runtime.http.http_server import KEEP_ALIVE_S as SERVER_KEEP_ALIVE_S
+from epochal.runtime.http.session import KEEP_ALIVE_S
 from tests.support.bounds import BOUND_S
 from tests.support.deployment import DEPLOY
 from tests.support.heavy import need_program

@@ -6,7 +6,7 @@ import pytest
 
 from epochal.coordinator.blobs.rechecks import LOOK_WAIT_S, MAX_LOOKS, ObjectLooks
 from epochal.coordinator.store.memory import MemoryBlobs
-from epochal.coordinator_client.plain_blobs import BLOB_TIMEOUT_S
+from epochal.coordinator_client.stored_blobs import BLOB_TIMEOUT_S
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex

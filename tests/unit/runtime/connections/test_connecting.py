@@ -2,16 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import httpx
 import pytest
 
-from epochal.runtime.connections.connecting import connected_socket, in_turn
-from epochal.runtime.http.blocking_bodies import PlainHttp, PlainPlace, PlainTimeouts
-from epochal.runtime.http.http_client import open_lean_client, whole_answer
-from epochal.runtime.http.lean_transport import SHORT
+from epochal.runtime.connections.connecting import connected_socket
+from epochal.runtime.http.http_client import open_client, whole_answer
+from tests.support.servers.plain_http import PLAIN
 from tests.support.servers.ports import free_port
 from tests.support.servers.raw_http import head_of, raw_server
 
@@ -59,35 +57,23 @@ async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
 
 
-async def lean_get(port: int) -> int:
-    url = f"http://{HOST}:{port}"
-    async with open_lean_client(url, "coordinator", True, httpx.Limits(), timeout=BOUND_S) as client:
-        return (await whole_answer(client, client.build_request("GET", "/", extensions=SHORT))).status_code
+async def get(port: int) -> int:
+    async with open_client(f"http://{HOST}:{port}", "coordinator", PLAIN, timeout=BOUND_S) as client:
+        return (await whole_answer(client, client.build_request("GET", "/"))).status_code
 
 
-async def plain_get(port: int) -> int:
-    client = PlainHttp(PlainPlace(HOST, port, ""), PlainTimeouts(BOUND_S, BOUND_S, BOUND_S))
-    try:
-        return (await client.get("/", {}, lambda *_: None)).status
-    finally:
-        await client.aclose()
-
-
-@pytest.mark.parametrize("ask", [lean_get, plain_get])
-async def test_address_that_never_answers_costs_a_moment(
-    ask: Callable[[int], Awaitable[int]], addresses: list[str]
-) -> None:
+async def test_address_that_never_answers_costs_a_moment(addresses: list[str]) -> None:
     addresses += [SILENT, ANSWERING]
     async with raw_server(speak) as port:
         with silent_address(port):
             async with asyncio.timeout(BOUND_S / 2):
-                assert await ask(port) == 200
+                assert await get(port) == 200
 
 
 async def test_address_that_refuses_costs_nothing(addresses: list[str]) -> None:
     addresses += ["127.0.0.3"] * 12 + [ANSWERING]
     async with raw_server(speak) as port, asyncio.timeout(1.0):
-        assert await lean_get(port) == 200
+        assert await get(port) == 200
 
 
 async def test_host_of_which_all_addresses_refuse_is_refused(addresses: list[str]) -> None:
@@ -96,20 +82,6 @@ async def test_host_of_which_all_addresses_refuse_is_refused(addresses: list[str
         await connected_socket(HOST, free_port())
 
 
-async def test_connection_that_is_given_up_leaves_no_socket(addresses: list[str]) -> None:
-    addresses += [SILENT, SILENT]
-    port, made = free_port(), list[socket.socket]()
-    with silent_address(port), pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.4):
-            await connected_socket(HOST, port, made.append)
-    assert [line.fileno() for line in made] == [-1, -1]
-
-
 async def test_name_that_no_host_can_have_is_not_known() -> None:
     with pytest.raises(socket.gaierror, match=r"'a\.\.b' is not the name of a host"):
         await connected_socket("a..b", 80)
-
-
-def test_addresses_of_two_families_take_turns() -> None:
-    six, four = [(socket.AF_INET6, 1, 6, "", (f"::{n}", 80)) for n in range(3)], (socket.AF_INET, 1, 6, "", ("1", 80))
-    assert in_turn([*six, four]) == [six[0], four, six[1], six[2]]

@@ -17,7 +17,7 @@ def test_sent_part_is_a_range_of_its_file(tmp_path: Path, size_bytes: int) -> No
     part = SentPart(file, 100, 777)
     assert part.to_bytes() == b"".join(part.pieces(100)) == data[100:877]
     assert part.sha256() == sha256_hex(data[100:877])
-    assert (part.descriptor, part.start_bytes, part.size_bytes) == (file.descriptor, 100, 777)
+    assert (part.start_bytes, part.size_bytes) == (100, 777)
 
 
 def test_parts_that_are_received_in_turns_fill_their_places(tmp_path: Path) -> None:
@@ -53,7 +53,5 @@ def test_more_bytes_than_expected_are_refused_and_not_written(tmp_path: Path, is
     with pytest.raises(InvalidDocument) as error:
         received.append(b"bc")
     assert error.value.context["rule"] == "oversized"
-    with pytest.raises(InvalidDocument, match="followed by 1 more"):
-        received.reserve(3)
     assert received.size_bytes == 1
     assert file.to_bytes() == (b"a" if is_whole else b"a\0\0\0")

@@ -1,4 +1,4 @@
-"""`runtime/http/http_client.py`: addresses, what went wrong, refusals, and answers that are closed whatever happens."""
+"""`runtime/http/http_client.py`: addresses, what went wrong, refusals, and requests that are left."""
 
 import asyncio
 import json
@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 import epochal.runtime.http.http_client
+from epochal.runtime.http.aiohttp_transport import AiohttpTransport
 from epochal.runtime.http.http_client import (
     MAX_LEFT_REQUESTS,
     LeftRequests,
     check_url,
     open_client,
-    open_lean_client,
     reason_of,
     refusal_in,
     user_mistake,
@@ -25,6 +25,7 @@ from epochal.runtime.http.http_client import (
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import PROBLEM_JSON, Refusal
 from tests.support.bounds import BOUND_S
+from tests.support.servers.plain_http import PLAIN
 from tests.support.servers.ports import free_port
 
 
@@ -66,21 +67,13 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize("proxy", ["socks5://user:secret@host:1080", "ftp://host:1", "http://[::1"])
-def test_proxy_that_cannot_be_used_is_named_without_its_password(no_proxies: pytest.MonkeyPatch, proxy: str) -> None:
-    no_proxies.setenv("all_proxy", proxy)
-    with pytest.raises(InvalidInput, match=r"all_proxy=.*; allowed: http://host:port") as raised:
-        open_lean_client("http://host", "coordinator", True, httpx.Limits())
-    assert "secret" not in str(raised.value)
-
-
 @pytest.mark.parametrize("proxied", [False, True])
 def test_missing_file_of_authorities_is_named_by_its_variable(no_proxies: pytest.MonkeyPatch, proxied: bool) -> None:
     no_proxies.setenv("SSL_CERT_FILE", "/nonexistent")
     if proxied:
         no_proxies.setenv("all_proxy", "http://127.0.0.1:9")
     with pytest.raises(InvalidInput, match=r"^SSL_CERT_FILE=/nonexistent: No such file or directory; allowed"):
-        open_lean_client("http://host", "coordinator", True, httpx.Limits())
+        open_client("http://host", "coordinator", True)
 
 
 async def test_proxy_that_does_not_answer_is_named(no_proxies: pytest.MonkeyPatch) -> None:
@@ -139,36 +132,6 @@ def test_certificate_that_is_not_trusted_is_the_users_mistake() -> None:
     assert mistake == "https://host is not trusted (self-signed certificate); --tls-ca names whom to trust"
 
 
-class _Body(httpx.AsyncByteStream):
-    """A body whose end never comes; its closing takes a while."""
-
-    def __init__(self) -> None:
-        self.is_closed = False
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield b"begun"
-        await asyncio.Event().wait()
-
-    async def aclose(self) -> None:
-        await asyncio.sleep(0)
-        self.is_closed = True
-
-
-async def test_answer_whose_reader_is_cancelled_twice_is_closed() -> None:
-    body = _Body()
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, stream=body))
-    async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
-        reading = asyncio.ensure_future(whole_answer(client, client.build_request("GET", "/")))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        reading.cancel()
-        await asyncio.sleep(0)
-        reading.cancel()
-        await asyncio.wait([reading])
-        await asyncio.sleep(0)
-    assert body.is_closed
-
-
 AT_ONCE = "/at-once"
 
 
@@ -201,9 +164,9 @@ async def slow_server(connections: int = 1) -> AsyncIterator[tuple[_SlowServer, 
     slow = _SlowServer()
     server = await asyncio.start_server(slow.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    limits = httpx.Limits(max_connections=connections)
+    transport = AiohttpTransport(PLAIN, None, connections)
     async with server:
-        async with open_client(url, "coordinator", True, timeout=BOUND_S, limits=limits) as client:
+        async with httpx.AsyncClient(transport=transport, base_url=url, timeout=BOUND_S) as client:
             yield slow, client
         slow.may_answer.set()
         await asyncio.wait(slow.connections)
