@@ -4,8 +4,6 @@ import asyncio
 import os
 from dataclasses import dataclass
 
-from epochal.runtime.http.joining_transport import JoiningTransport
-
 
 def can_send_files(transport: asyncio.Transport) -> bool:
     """Return whether the system can send files over the connection: not where they must be encrypted first."""
@@ -25,7 +23,7 @@ class _Descriptor:
 class FileSending:
     """Sends parts of files over one connection, one after the other."""
 
-    def __init__(self, transport: JoiningTransport) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._under_way: asyncio.Task[int] | None = None
 
@@ -35,7 +33,7 @@ class FileSending:
         Raises:
             OSError: the connection has ended, or the file is shorter.
         """
-        transport, loop = self._transport.flushed(), asyncio.get_running_loop()
+        transport, loop = self._transport, asyncio.get_running_loop()
         if transport.is_closing():
             raise ConnectionResetError("the connection is closing")
         sending = loop.create_task(

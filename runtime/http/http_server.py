@@ -26,8 +26,6 @@ from epochal.runtime.connections.shedding import (
     Shed,
 )
 from epochal.runtime.http.file_sending import FileSending, can_send_files
-from epochal.runtime.http.joining_transport import JoiningTransport
-from epochal.runtime.http.lean_connections import LeanEvent, LeanFlow, ShortLine
 from epochal.state.errors import InvalidInput
 
 BACKLOG = 512
@@ -167,7 +165,6 @@ class BoundedConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {})
         self.logger = _protocol_log
-        self.pipeline = ShortLine()  # type: ignore[assignment]
         self.connection = connection
         self._connections = connections
         self._head_timer: asyncio.TimerHandle | None = None
@@ -187,13 +184,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._files: FileSending | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        joining = JoiningTransport(transport)
-        super().connection_made(joining)
-        self.flow = LeanFlow(joining)
+        super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
         self.connection.abort = transport.abort
         if can_send_files(transport):
-            self._files = FileSending(joining)
+            self._files = FileSending(transport)
             self.connection.send_file = self.send_file
         if not self.connection.is_held:  # it was shed while it was opened
             transport.abort()
@@ -224,7 +219,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self._files is not None:
             self._files.end()
         self.connection.abort, self.connection.send_file = _nothing, None
-        self.transport.let_go()  # type: ignore[attr-defined]
+        if getattr(self.transport, "_read_ready_cb", None) is not None:  # asyncio's own method, bound (until 3.12)
+            self.transport._read_ready_cb = None  # type: ignore[attr-defined]
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -234,7 +230,6 @@ class BoundedConnection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            self.cycle.message_event = LeanEvent()  # type: ignore[assignment]
             self._connections.has_head(self.connection)
         if len(self.pipeline) > MAX_PIPELINED_REQUESTS:
             self._connections.shed(self.connection, Shed.PIPELINED)
