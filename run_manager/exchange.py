@@ -122,7 +122,6 @@ class Exchange:
     def begin_round(self) -> None:
         """Note that another round has begun: bytes that were kept before the previous one are dropped."""
         self._round += 1
-        self._spool.begin_round()
         oldest = self._round - KEPT_ROUNDS
         self.forget([sha256 for sha256, kept in self._kept.items() if kept.round <= oldest])
 

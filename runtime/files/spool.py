@@ -81,12 +81,8 @@ class Spool:
 
     @property
     def used_bytes(self) -> int:
-        """Size of all files, without those that are spare."""
+        """Size of all files."""
         return sum(list(self._sizes.values()))
-
-    def begin_round(self) -> None:
-        """Give up spare files that the last rounds did not need."""
-        self._ended.begin_round()
 
     def file(self) -> "SpoolFile":
         """Return a new, empty file."""
@@ -142,10 +138,10 @@ class Spool:
 
     def _available_bytes(self) -> int:
         free_bytes = self._blocking("looked at", lambda: shutil.disk_usage(self._folder or self._parent).free)
-        return free_bytes + self.used_bytes + self._ended.spare_bytes + self.left.unclaimed_bytes
+        return free_bytes + self.used_bytes + self.left.unclaimed_bytes
 
     def settle(self) -> None:
-        """Wait until the files that have ended so far, and are not spare, are removed; bounded."""
+        """Wait until the files that have ended so far are removed; bounded."""
         self._ended.settle()
 
     def drop_pages(self) -> None:
@@ -194,11 +190,8 @@ class Spool:
                 return folder
             os.close(self._lock)
 
-    def _new_file(self, size_bytes: int) -> tuple[int, Path]:
-        """Return a file, open, and its path; it may hold other bytes, of which none is to be read."""
-        spare = self._ended.take(size_bytes)
-        if spare is not None:
-            return spare
+    def _new_file(self) -> tuple[int, Path]:
+        """Return an empty file, open, and its path."""
         path = self.folder / str(next(self._numbers))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         return self._blocking("made", lambda: os.open(path, flags, PRIVATE_MODE)), path
@@ -206,14 +199,15 @@ class Spool:
     def _blocking(self, done: str, work: Callable[[], T]) -> T:
         """Return what blocking work returns; raise its `OSError` as `SpoolFull`.
 
-        If the disk is full it is repeated once without the spare files.
+        If the disk is full it is repeated once, after the files that have ended are removed.
         """
         try:
             try:
                 return work()
             except OSError as error:
-                if error.errno not in _NO_ROOM or not self._ended.give_up():
+                if error.errno not in _NO_ROOM:
                     raise
+                self.settle()
                 return work()
         except OSError as error:
             reason = error.strerror or str(error)
@@ -232,8 +226,6 @@ class Spool:
             total_bytes = self.used_bytes + added_bytes + self._beside_bytes
             raise SpoolFull(f"the spool would hold {total_bytes} bytes; [client] spool_bytes is {self._max_bytes}")
         self._sizes[key] = size_bytes
-        if own_bytes is not None and self.used_bytes + self._ended.spare_bytes > own_bytes:
-            self._ended.give_up()
 
     def _give(self, key: int) -> None:
         self._sizes.pop(key, None)
@@ -299,7 +291,7 @@ class SpoolFile:
         size_bytes = max(size_bytes, self._size_bytes)
         if size_bytes > MAX_IN_MEMORY_BYTES:
             self._spool._take(self._key, size_bytes)
-            self._make_file(size_bytes)
+            self._make_file()
             self._spool._blocking("made", lambda: allocate(self._descriptor, size_bytes))
 
     def clear(self) -> None:
@@ -335,14 +327,13 @@ class SpoolFile:
     def prepared(self, size_bytes: int) -> memoryview:
         """Return room for so many bytes, mapped into memory to be written. The file must be empty before.
 
-        All of them are to be written: they may be those of a file that has ended. The room is taken on the disk now,
-        so that writing cannot fail later. `hash` is to be called afterwards.
+        The room is taken on the disk now, so that writing cannot fail later. `hash` is to be called afterwards.
 
         Raises:
             SpoolFull: there is no such room.
         """
         self._spool._take(self._key, size_bytes)
-        self._make_file(size_bytes)
+        self._make_file()
         self._spool._blocking("made", lambda: allocate(self._descriptor, size_bytes))
         self._size_bytes = size_bytes
         return memoryview(self._mapped(mmap.ACCESS_WRITE))
@@ -363,11 +354,11 @@ class SpoolFile:
             self._digest.update(piece)
         return self.sha256()
 
-    def _make_file(self, size_bytes: int = 0) -> None:
-        """Move from memory to the disk, unless it is there already. The file will have so many bytes, if known."""
+    def _make_file(self) -> None:
+        """Move from memory to the disk, unless it is there already."""
         if self._descriptor >= 0:
             return
-        self._own(*self._spool._new_file(size_bytes))
+        self._own(*self._spool._new_file())
         self._spool._blocking("written", lambda: write_at(self._descriptor, 0, self._held))
         self._held = bytearray()
 
