@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
@@ -59,6 +59,8 @@ from epochal.state.wire import ClientId, Sha256, canonical_json, parse_document,
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
     from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
     from epochal.state.model.tensors import FileBody
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -161,57 +163,56 @@ class CoordinatorClient:
         query: dict[str, Any] = {}
         if after is not None:
             query = {"after": after.version, "lineage": after.lineage, "wait_s": wait_s}
-        answer = await self._request("GET", self._run, params=query, wait_s=wait_s)
+        answer = await self._request("GET", "", params=query, wait_s=wait_s)
         return None if answer.status_code == httpx.codes.NOT_MODIFIED else parse_document(RunDocument, answer.content)
 
     async def challenge(self, request: ChallengeRequest) -> Challenge:
-        return parse_document(Challenge, await self._post("/clients/challenge", request))
+        return await self._fetch(Challenge, "POST", "/clients/challenge", message=request)
 
     async def join(self, request: JoinRequest) -> Session:
-        return parse_document(Session, await self._post("/clients", request))
+        return await self._fetch(Session, "POST", "/clients", message=request)
 
     async def renew(self) -> Session:
-        return parse_document(Session, (await self._request("POST", f"{self._run}/clients/me/token")).content)
+        return await self._fetch(Session, "POST", "/clients/me/token")
 
     async def withdraw(self) -> None:
-        await self._request("DELETE", f"{self._run}/clients/me")
+        await self._request("DELETE", "/clients/me")
 
     async def config(self, sha256: Sha256) -> StateFile:
-        return parse_immutable(StateFile, sha256, await self._document("config", sha256))
+        return await self._immutable(StateFile, "config", sha256)
 
     async def model(self, sha256: Sha256) -> ModelSpec:
         """Return the spec of the run's model in the model document of this digest, verified."""
-        return parse_immutable(ModelSpec, sha256, await self._document("model", sha256))
+        return await self._immutable(ModelSpec, "model", sha256)
 
     async def manifest(self, sha256: Sha256) -> CheckpointManifest:
         """Return the parts of the checkpoint with this digest, verified."""
-        return parse_immutable(CheckpointManifest, sha256, await self._document("manifests", sha256))
+        return await self._immutable(CheckpointManifest, "manifests", sha256)
 
     async def roster(self, sha256: Sha256) -> Roster:
-        return parse_immutable(Roster, sha256, await self._document("rosters", sha256))
+        return await self._immutable(Roster, "rosters", sha256)
 
     async def work(self, sha256: Sha256) -> WorkList:
-        return parse_immutable(WorkList, sha256, await self._document("work", sha256))
+        return await self._immutable(WorkList, "work", sha256)
 
     async def outcome(self, step: int) -> Outcome:
-        return parse_document(Outcome, (await self._request("GET", f"{self._run}/rounds/{step}/outcome")).content)
+        return await self._fetch(Outcome, "GET", f"/rounds/{step}/outcome")
 
     async def results(self, query: ResultsQuery) -> PageAndBytes:
-        path = f"{self._run}/rounds/{query.step}/results"
+        path = f"/rounds/{query.step}/results"
         params = {"attempt": query.attempt, "after": query.after, "wait_s": query.wait_s, "bytes": "true"}
         answer = await self._request("GET", path, params=params, wait_s=query.wait_s)
         return parse_bundle(answer.content)
 
     async def report(self, report: Report) -> Standing:
-        return parse_document(Standing, await self._post(f"/{REPORT_PATHS[type(report)]}", report))
+        return await self._fetch(Standing, "POST", f"/{REPORT_PATHS[type(report)]}", message=report)
 
     async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
         body, headers = encoded_delivery(commitment, data), {"Content-Type": MEDIA_TYPE}
-        answer = await self._request("POST", f"{self._run}/deliveries", content=body, headers=headers)
-        return parse_document(Standing, answer.content)
+        return await self._fetch(Standing, "POST", "/deliveries", content=body, headers=headers)
 
     async def standing(self) -> Standing:
-        return parse_document(Standing, (await self._request("GET", f"{self._run}/clients/me")).content)
+        return await self._fetch(Standing, "GET", "/clients/me")
 
     async def _store_origins(self) -> tuple[str, ...]:
         """Return the origins of the run's object store; none if it has none."""
@@ -226,89 +227,80 @@ class CoordinatorClient:
 
     async def upload_progress(self, sha256: Sha256) -> UploadProgress:
         """Return how much of an announced blob has arrived."""
-        return parse_document(UploadProgress, (await self._request("GET", f"/v1/blobs/{sha256}/upload")).content)
+        return await self._fetch(UploadProgress, "GET", f"/v1/blobs/{sha256}/upload")
 
     async def status(self) -> RunStatus:
-        return parse_document(RunStatus, (await self._request("GET", f"{self._run}/status")).content)
+        return await self._fetch(RunStatus, "GET", "/status")
 
     async def pause(self) -> None:
-        await self._request("POST", f"{self._run}/pause")
+        await self._request("POST", "/pause")
 
     async def resume(self) -> None:
-        await self._request("POST", f"{self._run}/resume")
+        await self._request("POST", "/resume")
 
     async def eject(self, client_id: ClientId) -> None:
-        await self._request("POST", f"{self._run}/clients/{client_id}/eject")
+        await self._request("POST", f"/clients/{client_id}/eject")
 
     async def put_genesis(self, sha256: Sha256, body: "FileBody") -> CheckpointRef:
         """Deliver the run's first checkpoint; return its reference, as the coordinator computed it."""
-        path = f"{self._run}/genesis/{sha256}"
-        answer = await self._request("PUT", path, content=body, answer_s=BLOB_TIMEOUT_S)
-        return parse_document(CheckpointRef, answer.content)
+        return await self._fetch(CheckpointRef, "PUT", f"/genesis/{sha256}", content=body, answer_s=BLOB_TIMEOUT_S)
 
     async def set_fingerprint(self, data_fingerprint: Sha256 | None) -> None:
         """Pin the data that the run trains on; None takes an earlier pin back."""
-        body = canonical_json(FingerprintSetting(data_fingerprint))
-        await self._request("PUT", f"{self._run}/fingerprint", content=body)
+        await self._request("PUT", "/fingerprint", message=FingerprintSetting(data_fingerprint))
 
     async def append_data(self, appended: DataAppend | None) -> DataHistory:
         """Append files to the run's data, or take the last append back with None; return the data's generations."""
-        body = canonical_json(DataAppendSetting(appended))
-        answer = await self._request("PUT", f"{self._run}/data-generations", content=body)
-        return parse_document(DataHistory, answer.content)
+        return await self._fetch(DataHistory, "PUT", "/data-generations", message=DataAppendSetting(appended))
 
     async def failed_data(self) -> FailedData:
         """Return the quarantined batches and those that wait for another attempt, with reasons."""
-        return parse_document(FailedData, (await self._request("GET", f"{self._run}/quarantine")).content)
+        return await self._fetch(FailedData, "GET", "/quarantine")
 
     async def release(self, batches: tuple[BatchId, ...] | None) -> tuple[BatchId, ...]:
         """Release the quarantined batches in these intervals, or all with None; return which."""
-        answer = await self._post("/quarantine/release", QuarantineRelease(batches))
-        return parse_document(QuarantineRelease, answer).batches or ()
+        wanted = QuarantineRelease(batches)
+        return (await self._fetch(QuarantineRelease, "POST", "/quarantine/release", message=wanted)).batches or ()
 
     async def evaluations(self) -> tuple[Evaluation, ...]:
         """Return the run's evaluations in the order in which they were recorded."""
-        answer = await self._request("GET", f"{self._run}/evaluations")
-        return parse_document(EvaluationHistory, answer.content).evaluations
+        return (await self._fetch(EvaluationHistory, "GET", "/evaluations")).evaluations
 
     async def record_evaluation(self, report: EvaluationReport) -> None:
         """Take an evaluation into the run's history, in place of an earlier one of this name and step."""
-        await self._post("/evaluations", report)
+        await self._request("POST", "/evaluations", message=report)
 
     async def data_server_token(self) -> DataServerToken:
-        answer = await self._request("POST", f"{self._run}/tokens/data-server")
-        return parse_document(DataServerToken, answer.content)
+        return await self._fetch(DataServerToken, "POST", "/tokens/data-server")
 
     async def checker_token(self) -> CheckerToken:
-        return parse_document(CheckerToken, (await self._request("POST", f"{self._run}/tokens/checker")).content)
+        return await self._fetch(CheckerToken, "POST", "/tokens/checker")
 
     async def lease_check(self, wait_s: float) -> LeasedCheck | None:
         """Return a result to check, leased; None if none comes within `wait_s`. This and the next need its token."""
-        answer = await self._request("POST", f"{self._run}/checks", params={"wait_s": wait_s}, wait_s=wait_s)
+        answer = await self._request("POST", "/checks", params={"wait_s": wait_s}, wait_s=wait_s)
         is_none = answer.status_code == httpx.codes.NO_CONTENT
         return None if is_none else parse_document(LeasedCheck, answer.content)
 
     async def renew_check(self, lease: str) -> RenewedLease:
         """Go on with a leased check."""
-        answer = await self._request("POST", f"{self._run}/checks/{lease}/renewal")
-        return parse_document(RenewedLease, answer.content)
+        return await self._fetch(RenewedLease, "POST", f"/checks/{lease}/renewal")
 
     async def report_check(self, lease: str, verdict: CheckVerdict) -> None:
         """Report the verdict on a leased check."""
-        await self._post(f"/checks/{lease}/verdict", verdict)
+        await self._request("POST", f"/checks/{lease}/verdict", message=verdict)
 
     async def give_back_check(self, lease: str) -> None:
         """Let somebody else carry out a leased check."""
-        await self._request("DELETE", f"{self._run}/checks/{lease}")
+        await self._request("DELETE", f"/checks/{lease}")
 
     async def parameter_names(self) -> ParameterNames:
         """Return names and shapes of the run's parameters."""
-        return parse_document(ParameterNames, (await self._request("GET", f"{self._run}/parameters")).content)
+        return await self._fetch(ParameterNames, "GET", "/parameters")
 
     async def checkpoints(self) -> tuple[CheckpointRef, ...]:
         """Return the verified checkpoints that the coordinator holds, the newest last."""
-        answer = await self._request("GET", f"{self._run}/checkpoints")
-        return parse_document(KeptCheckpoints, answer.content).checkpoints
+        return (await self._fetch(KeptCheckpoints, "GET", "/checkpoints")).checkpoints
 
     async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
         """Append the blob's bytes to the file. A body that breaks off is continued where it broke off.
@@ -328,29 +320,33 @@ class CoordinatorClient:
     async def _send(self, path: str, headers: Mapping[str, str], file: "SentBytes") -> None:
         await self._request("PUT", path, content=file, headers=headers, answer_s=BLOB_TIMEOUT_S)
 
-    async def _post(self, path: str, message: Any) -> bytes:
-        answer = await self._request("POST", self._run + path, content=canonical_json(message))
-        return answer.content
+    async def _immutable(self, kind: type[T], place: str, sha256: Sha256) -> T:
+        """Return the document of this digest, verified."""
+        return parse_immutable(kind, sha256, (await self._request("GET", f"/{place}/{sha256}")).content)
 
-    async def _document(self, place: str, sha256: Sha256) -> bytes:
-        return (await self._request("GET", f"{self._run}/{place}/{sha256}")).content
+    async def _fetch(self, kind: type[T], method: str, place: str, **options: Any) -> T:
+        """Return the document that answers a request, whose options are those of `_request`."""
+        return parse_document(kind, (await self._request(method, place, **options)).content)
 
     async def _request(
         self,
         method: str,
-        path: str,
+        place: str,
         *,
         params: Mapping[str, Any] | None = None,
+        message: object | None = None,
         content: "FileBody | SentBytes | None" = None,
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
         answer_s: float = ANSWER_TIMEOUT_S,
     ) -> httpx.Response:
+        """Return the answer to a request for a place, below that of the run unless it begins with `/v1/`."""
+        path = place if place.startswith("/v1/") else self._run + place
         timeout = httpx.Timeout(wait_s + answer_s, connect=CONNECT_TIMEOUT_S, pool=wait_s + answer_s)
         headers = {**self._headers, **(headers or {})}
-        if content is not None and "Content-Type" not in headers:
-            headers["Content-Type"] = "application/octet-stream" if method == "PUT" else "application/json"
-        body: bytes | Pieces | None = None
+        if content is not None or message is not None:
+            headers.setdefault("Content-Type", "application/json" if content is None else "application/octet-stream")
+        body: bytes | Pieces | None = None if message is None else canonical_json(message)
         if isinstance(content, bytes | bytearray | memoryview):
             body = bytes(content)
         elif content is not None:

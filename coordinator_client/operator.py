@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.operator_client import OperatorClient
 from epochal.coordinator_client.token_check import check_admin_token
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.session import Trust
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile
@@ -22,7 +22,7 @@ _BATCHES = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?", re.ASCII)
 _CLIENT_ID = re.compile(rf"[0-9a-f]{{4,{_CLIENT_ID_DIGITS}}}")
 
 
-async def connect_operator(url: str, admin_token: str | None = None, verify: Trust = True) -> OperatorClient:
+async def connect_operator(url: str, admin_token: str | None = None, verify: Trust = True) -> ViewerClient:
     """Return a client for one command: it does not wait for a coordinator that is not up.
 
     Args:
@@ -36,7 +36,7 @@ async def connect_operator(url: str, admin_token: str | None = None, verify: Tru
     """
     if admin_token is not None:
         check_admin_token(admin_token)
-    client = await OperatorClient.connect(url, RetryPolicy(attempts=1), verify)
+    client = await ViewerClient.connect(url, RetryPolicy(attempts=1), verify)
     client.use_token(admin_token)
     client.show(admin_token)
     return client
@@ -86,14 +86,14 @@ async def resume_run(operator: CoordinatorClient) -> tuple[RunStatus, RunStatus]
     return before, await operator.status()
 
 
-async def finish_run(operator: OperatorClient, after_step: int | None) -> tuple[RunStatus, RunStatus]:
+async def finish_run(operator: ViewerClient, after_step: int | None) -> tuple[RunStatus, RunStatus]:
     """End a run after a step, or take that back with None; return its status before and after the request."""
     before = await operator.status()
     await operator.finish(after_step)
     return before, await operator.status()
 
 
-async def revoke_invitation(operator: OperatorClient, beginning: str) -> InvitationView:
+async def revoke_invitation(operator: ViewerClient, beginning: str) -> InvitationView:
     """Revoke the invitation of this id, or of the only one that begins so; return it as it was.
 
     Raises:

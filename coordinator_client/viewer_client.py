@@ -1,13 +1,13 @@
-"""`ViewerClient`: the requests with which a run is viewed: its history, one round, one version, and news.
+"""`ViewerClient`: the requests with which a run is viewed (its history, one round, one version, and news) and operated.
 
-`[access] dashboard` sets which viewers are admitted; their token goes with these requests alone, because members read
-the run document with another one.
+`[access] dashboard` sets which viewers are admitted; their token goes with a viewer's requests alone, because members
+read the run document with another one. Most of an operator's requests need the admin token.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -17,13 +17,23 @@ from epochal.coordinator_client.stored_blobs import CONNECT_TIMEOUT_S
 from epochal.coordinator_client.token_check import check_admin_token
 from epochal.runtime.http.http_client import error_of, read_whole, streamed
 from epochal.state.errors import InvalidDocument
+from epochal.state.messages.access_commands import (
+    AccessList,
+    FinishSetting,
+    InvitationList,
+    InvitationRequest,
+    MadeInvitation,
+)
+from epochal.state.messages.audit_reports import AuditHistory, AuditRecord
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
 from epochal.state.shown.explanation import SpeedExplanation
-from epochal.state.wire import ClientId, parse_document
+from epochal.state.wire import ClientId, Sha256
 
 if TYPE_CHECKING:  # with numpy, which other requests do not need
     from epochal.state.shown.join_guide import JoinGuide
+
+T = TypeVar("T")
 
 MAX_PAGE_ROUNDS = 4096
 """Number of rounds in a page for which no rows are merged: the maximum number of rows that a coordinator sends."""
@@ -49,7 +59,7 @@ class RunEvent:
 
 
 class ViewerClient(CoordinatorClient):
-    """A coordinator over HTTP, with the requests of viewers of its run."""
+    """A coordinator over HTTP, with the requests of viewers and operators of its run."""
 
     _viewer_headers: dict[str, str] | None = None
 
@@ -70,7 +80,7 @@ class ViewerClient(CoordinatorClient):
             Refused: the token is not one that may see it; or the history is being read (`overloaded`), try again.
         """
         query = {"from": first, "points": points} | ({} if last is None else {"to": last})
-        return parse_document(HistoryPage, await self._viewed("/history", query))
+        return await self._viewed(HistoryPage, "/history", query)
 
     async def round_detail(self, number: int, slowest: int | None = None) -> RoundDetail:
         """Return a round with each of its clients, or with so many of the slowest.
@@ -79,35 +89,35 @@ class ViewerClient(CoordinatorClient):
             Refused: `not-found` if these are not held; and as `history`.
         """
         query = None if slowest is None else {"slowest": slowest}
-        return parse_document(RoundDetail, await self._viewed(f"/history/rounds/{number}", query))
+        return await self._viewed(RoundDetail, f"/history/rounds/{number}", query)
 
     async def join_guide(self) -> "JoinGuide":
         """Return how a machine joins the run. Raise as `history`."""
         from epochal.state.shown.join_guide import JoinGuide
 
-        return parse_document(JoinGuide, await self._viewed("/join"))
+        return await self._viewed(JoinGuide, "/join")
 
     async def moment(self, version: int, slowest: int | None = None) -> Moment:
         """Return the run as it was at a version of its document. Raise `Refused`: `not-found`, and as `history`."""
         query = None if slowest is None else {"slowest": slowest}
-        return parse_document(Moment, await self._viewed(f"/history/versions/{version}", query))
+        return await self._viewed(Moment, f"/history/versions/{version}", query)
 
     async def present(self, slowest: int | None = None) -> Moment:
         """Return the run as it is, or was a moment ago. Raise as `history`."""
         query = None if slowest is None else {"slowest": slowest}
-        return parse_document(Moment, await self._viewed("/history/present", query))
+        return await self._viewed(Moment, "/history/present", query)
 
     async def explanation(self) -> SpeedExplanation:
         """Return why the run is not faster. Raise as `history`."""
-        return parse_document(SpeedExplanation, await self._viewed("/history/explanation"))
+        return await self._viewed(SpeedExplanation, "/history/explanation")
 
     async def members(self) -> MembersPage:
         """Return all members as columns. Raise as `history`."""
-        return parse_document(MembersPage, await self._viewed("/members"))
+        return await self._viewed(MembersPage, "/members")
 
     async def member(self, client_id: ClientId) -> MemberDetail:
         """Return a member, present or former. Raise `Refused`: `not-found`, and as `history`."""
-        return parse_document(MemberDetail, await self._viewed(f"/members/{quote(client_id, safe='')}"))
+        return await self._viewed(MemberDetail, f"/members/{quote(client_id, safe='')}")
 
     async def events(self, last_id: str | None = None) -> AsyncGenerator[RunEvent, None]:
         """Yield the run's news until the coordinator ends the stream, which it does at least once an hour.
@@ -134,9 +144,44 @@ class ViewerClient(CoordinatorClient):
         except httpx.HTTPError as error:
             raise self._unreachable(f"GET {path}", error) from error
 
-    async def _viewed(self, place: str, query: dict[str, Any] | None = None) -> bytes:
-        answer = await self._request("GET", self._run + place, params=query, headers=self._viewer_headers)
-        return answer.content
+    async def finish(self, after_step: int | None) -> None:
+        """End the run after a step; None takes that back. Raise `Refused`: `not-now` if it cannot end there."""
+        await self._request("PUT", "/finish", message=FinishSetting(after_step))
+
+    async def invite(self, request: InvitationRequest) -> MadeInvitation:
+        """Make an invitation. Raise `Refused`: `not-now` where none is needed."""
+        return await self._fetch(MadeInvitation, "POST", "/invitations", message=request)
+
+    async def invitations(self) -> InvitationList:
+        """Return the run's invitations, without their codes."""
+        return await self._fetch(InvitationList, "GET", "/invitations")
+
+    async def revoke(self, invitation: Sha256) -> None:
+        """Take an invitation back. Raise `Refused`: `not-found` if no command made it."""
+        await self._request("DELETE", f"/invitations/{invitation}")
+
+    async def access(self) -> AccessList:
+        """Return who may join."""
+        return await self._fetch(AccessList, "GET", "/access")
+
+    async def admit_key(self, public_key: str) -> None:
+        """Let a key's owner join. Raise `Refused`: `not-now` where keys do not matter."""
+        await self._request("PUT", f"/access/{public_key}")
+
+    async def remove_key(self, public_key: str) -> None:
+        """Keep a key's owner out. Raise `Refused`: `not-now`, or `not-found` if it may not join."""
+        await self._request("DELETE", f"/access/{public_key}")
+
+    async def record_audit(self, report: AuditRecord) -> None:
+        """Report what an audit found."""
+        await self._request("POST", "/audits", message=report)
+
+    async def audits(self) -> AuditHistory:
+        """Return the audits that were reported last. Raise as `history`."""
+        return await self._viewed(AuditHistory, "/audits")
+
+    async def _viewed(self, kind: type[T], place: str, query: dict[str, Any] | None = None) -> T:
+        return await self._fetch(kind, "GET", place, params=query, headers=self._viewer_headers)
 
 
 async def _events_in(pieces: AsyncIterator[bytes]) -> AsyncGenerator[RunEvent, None]:

@@ -8,7 +8,7 @@ import typer
 from epochal.cli.options.admin_token import AdminToken, required_token
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
 from epochal.commands.operate.status import ask
-from epochal.coordinator_client.operator_client import OperatorClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.access_commands import AccessList
@@ -28,7 +28,7 @@ def add(url: UrlArgument, keys: Keys, admin_token: AdminToken = None, tls_ca: Co
     """
     wanted = checked_keys(keys)
 
-    async def admit(operator: OperatorClient) -> None:
+    async def admit(operator: ViewerClient) -> None:
         for key in wanted:
             await operator.admit_key(key)
             typer.echo(f"the owner of {key} may join")
@@ -43,7 +43,7 @@ def remove(url: UrlArgument, keys: Keys, admin_token: AdminToken = None, tls_ca:
     """
     wanted = checked_keys(keys)
 
-    async def shut_out(operator: OperatorClient) -> None:
+    async def shut_out(operator: ViewerClient) -> None:
         for key in wanted:
             await operator.remove_key(key)
             typer.echo(f"the owner of {key} may not join")

@@ -13,7 +13,7 @@ from epochal.cli.options.durations import parse_duration, shown_duration
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import revoke_invitation
-from epochal.coordinator_client.operator_client import OperatorClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.access_commands import (
@@ -73,7 +73,7 @@ def invite(
         typer.echo(canonical_json(made).decode() if as_json else told(made, guide, url, tls_ca))
 
 
-async def _made(operator: OperatorClient, request: InvitationRequest) -> tuple[MadeInvitation, "JoinGuide"]:
+async def _made(operator: ViewerClient, request: InvitationRequest) -> tuple[MadeInvitation, "JoinGuide"]:
     guide = await operator.join_guide()
     return await operator.invite(request), guide
 

@@ -17,7 +17,7 @@ from epochal.cli.output.printing import run_to_end
 from epochal.cli.output.screens import can_be_drawn_on
 from epochal.coordinator_client.operator import check_client_id, connect_operator, finish_run, pause_run, resume_run
 from epochal.coordinator_client.operator import eject as eject_client
-from epochal.coordinator_client.operator_client import OperatorClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
@@ -30,9 +30,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
 
 
-def ask(
-    url: str, tls_ca: Path | None, request: Callable[[OperatorClient], Awaitable[T]], token: str | None = None
-) -> T:
+def ask(url: str, tls_ca: Path | None, request: Callable[[ViewerClient], Awaitable[T]], token: str | None = None) -> T:
     """Return the coordinator's answer to a request of its operator."""
 
     async def main() -> T:

@@ -12,8 +12,8 @@ from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, given_token, r
 from epochal.cli.options.shared import trusted
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.operator_client import OperatorClient
 from epochal.coordinator_client.token_check import check_admin_token
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
@@ -78,7 +78,7 @@ class RunAddress:
             yield None if served is None else ServedRun(*served).record, reason
 
     @contextlib.asynccontextmanager
-    async def operating(self, run: StoredRun) -> AsyncIterator[tuple[tuple[OperatorClient, str] | None, str]]:
+    async def operating(self, run: StoredRun) -> AsyncIterator[tuple[tuple[ViewerClient, str] | None, str]]:
         """Yield the coordinator that serves a stored run and its admin token; or None, and why it cannot be reached."""
         url, token = await run.served_at(), given_token(self.admin_token)
         if url is None:
@@ -91,7 +91,7 @@ class RunAddress:
         async with contextlib.AsyncExitStack() as stack:
             reason, served = f"the coordinator at {url} serves another run", None
             try:
-                connecting = OperatorClient.connect(url, RetryPolicy(attempts=1), trusted(self.tls_ca))
+                connecting = ViewerClient.connect(url, RetryPolicy(attempts=1), trusted(self.tls_ca))
                 client = await stack.enter_async_context(await connecting)
                 if await run.is_served_by(client):
                     served = client, token

@@ -12,7 +12,7 @@ from epochal.coordinator.proof.backup import back_up
 from epochal.coordinator.proof.migrate_store import move
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.operator import connect_operator
-from epochal.coordinator_client.operator_client import OperatorClient
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.http_server import Endpoint
 from epochal.state.messages.access_commands import InvitationRequest
 from epochal.state.messages.notices import Notice
@@ -30,7 +30,7 @@ class Operated:
         self.blobs = blobs
 
     @contextlib.asynccontextmanager
-    async def at(self, store: object, *, is_restored: bool = False) -> AsyncIterator[tuple[Served, OperatorClient]]:
+    async def at(self, store: object, *, is_restored: bool = False) -> AsyncIterator[tuple[Served, ViewerClient]]:
         """Serve it from a store."""
         folder = self.blobs if str(store).startswith("postgres") else None
         options = ServeOptions(
