@@ -213,7 +213,6 @@ async def test_netrc_is_not_read_for_a_mirror_or_a_url(tmp_path: Path, monkeypat
 
     async def ask(spy: Spy) -> None:
         mirror = Mirror.at(f"http://127.0.0.1:{spy.port}", reach=volunteer().reach)
-        mirror._plain = None  # the general client too
         with pytest.raises(EpochalError):
             await mirror.get_blob(Sha256("ab" * 32), spooled(b""))
         await mirror.aclose()

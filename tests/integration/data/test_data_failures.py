@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from epochal.coordinator_client.api import DocumentMark
-from epochal.coordinator_client.http import MAX_CONNECTIONS
 from epochal.data_providers.tcp.server_limits import ServerLimits
+from epochal.runtime.http.http_client import MAX_CONNECTIONS
 from epochal.state.intervals import BatchId
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
