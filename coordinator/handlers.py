@@ -19,7 +19,6 @@ from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.insight.read_side import ReadSide
-from epochal.coordinator.insight.status import failed_data_of
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
 from epochal.coordinator.machine.membership import check_join
@@ -30,13 +29,11 @@ from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
 from epochal.coordinator.run.publication import Published, standing_of
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.state.client_names import shown_client
-from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome
+from epochal.state.documents import CheckpointRef, Outcome
 from epochal.state.errors import Refused
-from epochal.state.generations import DataAppend
 from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
-from epochal.state.messages.blob_messages import CheckerToken
-from epochal.state.messages.evaluation_reports import EvaluationHistory, EvaluationReport
+from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
@@ -160,7 +157,8 @@ class Handlers:
             raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
         return member
 
-    async def _submit(self, stimulus: stimuli.Stimulus) -> None:
+    async def submit(self, stimulus: stimuli.Stimulus) -> None:
+        """Let the run take a stimulus. Raise `Refused` as the machine does, or `store-failed`."""
         self._check_loaded()
         await self.service.submit(stimulus)
 
@@ -200,7 +198,7 @@ class Handlers:
         if address is not None and client_id not in self.service.run.members:
             check_join(self.service.run, joined)
             self.rates.check_new_member(address, self.service.now_s())
-        await self._submit(joined)
+        await self.submit(joined)
         member = self.service.run.members.by_id.get(client_id)
         if member is None or member.nonce != request.nonce:
             # Two joins of one key were kept together: only the later one has a session.
@@ -234,10 +232,6 @@ class Handlers:
             client_timeout_s=self.service.run.state_file.config.client_timeout_s,
         )
 
-    async def withdraw(self, client_id: ClientId) -> None:
-        """End a membership."""
-        await self._submit(stimuli.ClientWithdrew(client_id))
-
     def standing(self, client_id: ClientId) -> messages.Standing:
         """Return which of a member's messages have arrived."""
         return standing_of(self.service.run, self._member(client_id), self.service.now_s())
@@ -268,17 +262,6 @@ class Handlers:
             raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
         return found
 
-    def latest_checkpoint(self) -> CheckpointRef:
-        """Return the last verified checkpoint."""
-        found = self.service.run.models.checkpoint
-        if found is None:
-            raise Refused(Refusal.NOT_FOUND, "there is no checkpoint yet")
-        return found
-
-    def kept_checkpoints(self) -> KeptCheckpoints:
-        """Return every verified checkpoint that is held."""
-        return KeptCheckpoints(self.service.run.models.checkpoints)
-
     async def results(self, step: int, attempt: int, after: int, wait_s: float, reader: Reader) -> messages.ResultsPage:
         """Return verified results of the round under way, as the reader may see them; tell many strangers later."""
         return await self.service.readers.wait_results(step, attempt, after, self._bounded_wait_s(wait_s), reader)
@@ -289,10 +272,6 @@ class Handlers:
             raise Refused(
                 Refusal.NOT_NOW, f"blob {sha256} is a result of the round under way: commit first, or wait for its end"
             )
-
-    def status(self) -> messages.RunStatus:
-        """Return the run as an operator sees it."""
-        return self.insight.status()
 
     # Reports of clients
 
@@ -309,7 +288,7 @@ class Handlers:
             await self.intake.check_result_size(report)
         elif isinstance(report, messages.CheckpointReport):
             await self.intake.checkpoints.check_size(report.size_bytes)
-        await self._submit(_REPORTED[type(report)](client_id, report))
+        await self.submit(_REPORTED[type(report)](client_id, report))
         if isinstance(report, messages.ReadyReport):
             waits = disagreement(self.service.run, client_id)
             if waits is not None:
@@ -350,10 +329,6 @@ class Handlers:
 
     # Requests of an operator
 
-    def checker_token(self) -> CheckerToken:
-        """Return a new token for a checker of the run."""
-        return CheckerToken(self.tokens.checker_token(self.service.now_s()))
-
     def data_server_token(self) -> messages.DataServerToken:
         """Return a new token for a data server of the run."""
         return messages.DataServerToken(self.tokens.data_server_token(self.service.now_s()))
@@ -366,43 +341,26 @@ class Handlers:
         with self.intake.failures_noted():
             return await self.intake.checkpoints.receive_genesis(sha256, body, length_bytes)
 
-    async def pause(self) -> None:
-        """Pause the run after this round."""
-        await self._submit(stimuli.PauseRequested())
-
-    async def resume(self) -> None:
-        """Let the run continue."""
-        await self._submit(stimuli.ResumeRequested())
-
-    async def evaluations(self) -> EvaluationHistory:
-        """Return the run's evaluations. Raise `Refused` (`overloaded`) while the history is read."""
-        return await self.insight.evaluations()
-
     async def record_evaluation(self, report: EvaluationReport) -> None:
-        """Take an evaluation into the run's history. Raise `Refused` as
-        `epochal.coordinator.machine.evaluations.record`."""
-        await self._submit(stimuli.EvaluationReported(report))
+        """Take an evaluation of a replica into the run's history.
 
-    def failed_data(self) -> messages.FailedData:
-        """Return the quarantined batches and those that wait for another attempt, with reasons."""
-        return failed_data_of(self.service.run)
+        Raises:
+            Refused: `not-found` if the run has no such replica yet; `replica-differs` if its checkpoint is another one.
+        """
+        self._check_loaded()
+        models, newest = self.service.run.models, self.service.run.progress.replica_step
+        if models.checkpoint is None or report.step > newest:
+            allowed = "it has none yet" if models.checkpoint is None else f"allowed: 0 to {newest}"
+            raise Refused(Refusal.NOT_FOUND, f"the run has no replica {report.step}; {allowed}")
+        if models.known_digest(report.step) not in (None, report.replica_digest):
+            message = f"the run's replica of step {report.step} is another one"
+            raise Refused(Refusal.REPLICA_DIFFERS, message, expected=models.known_digest(report.step))
+        await self.submit(stimuli.EvaluationReported(report))
 
     async def release(self, request: messages.QuarantineRelease) -> messages.QuarantineRelease:
         """Carry quarantined batches again; return which."""
         before = coalesce(item.batch_id for item in self.service.run.work.quarantined)
-        await self._submit(stimuli.BatchesReleased(request.batches))
+        await self.submit(stimuli.BatchesReleased(request.batches))
         return messages.QuarantineRelease(
             subtract(before, (item.batch_id for item in self.service.run.work.quarantined))
         )
-
-    async def set_fingerprint(self, setting: messages.FingerprintSetting) -> None:
-        """Pin the data that the run trains on; members that have others are no longer ready."""
-        await self._submit(stimuli.DataFingerprintSet(setting.data_fingerprint))
-
-    async def append_data(self, appended: DataAppend | None) -> None:
-        """Append files to the run's data, or take the last append back."""
-        await self._submit(stimuli.DataAppended(appended))
-
-    async def eject(self, client_id: ClientId) -> None:
-        """Remove a client, whose key may not join again."""
-        await self._submit(stimuli.ClientEjected(client_id))

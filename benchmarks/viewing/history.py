@@ -15,10 +15,10 @@ import numpy as np
 from benchmarks.figures import Figure
 from epochal.coordinator.insight.run_history import RunHistory, read_history
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction, SegmentEnded
 from epochal.coordinator.machine.journal_records import Segment, Snapshot
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.run import new_run
 from epochal.coordinator.machine.stimuli import Stamped, Stimulus
 from epochal.coordinator.machine.views import blobs_kept

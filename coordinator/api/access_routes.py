@@ -6,7 +6,8 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.request_parts import RUN, PublicKey, operator_router, sha256_of
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.operator_requests import OperatorRequests
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.operator_requests import access_of, checked_key, invitations_of, invite
 from epochal.runtime.http.bodies import document_response, read_message
 from epochal.runtime.http.openapi import takes
 from epochal.state.messages.access_commands import (
@@ -18,7 +19,7 @@ from epochal.state.messages.access_commands import (
 )
 
 
-def access_routes(handlers: Handlers, requests: OperatorRequests) -> APIRouter:
+def access_routes(handlers: Handlers) -> APIRouter:
     """Return the routes."""
     router = operator_router(handlers)
 
@@ -29,7 +30,8 @@ def access_routes(handlers: Handlers, requests: OperatorRequests) -> APIRouter:
         openapi_extra=takes(body=FinishSetting),
     )
     async def finish(request: Request) -> Response:
-        await requests.finish((await read_message(request, FinishSetting)).after_step)
+        setting = await read_message(request, FinishSetting)
+        await handlers.submit(stimuli.FinishRequested(setting.after_step))
         return Response(status_code=204)
 
     @router.post(
@@ -38,30 +40,30 @@ def access_routes(handlers: Handlers, requests: OperatorRequests) -> APIRouter:
         response_model=MadeInvitation,
         openapi_extra=takes(body=InvitationRequest),
     )
-    async def invite(request: Request) -> Response:
-        return document_response(await requests.invite(await read_message(request, InvitationRequest)))
+    async def make_invitation(request: Request) -> Response:
+        return document_response(await invite(handlers, await read_message(request, InvitationRequest)))
 
     @router.get(f"{RUN}/invitations", summary="The run's invitations, without codes", response_model=InvitationList)
     async def invitations() -> Response:
-        return document_response(requests.invitations())
+        return document_response(invitations_of(handlers.service.run, handlers.service.now_s()))
 
     @router.delete(f"{RUN}/invitations/{{sha256}}", summary="Revoke an invitation", status_code=204)
     async def revoke(sha256: str) -> Response:
-        await requests.revoke(sha256_of(sha256))
+        await handlers.submit(stimuli.InvitationRevoked(sha256_of(sha256)))
         return Response(status_code=204)
 
     @router.get(f"{RUN}/access", summary="Who may join", response_model=AccessList)
     async def access() -> Response:
-        return document_response(requests.access())
+        return document_response(access_of(handlers.service.run))
 
     @router.put(f"{RUN}/access/{{public_key}}", summary="Let a key's owner join", status_code=204)
     async def admit_key(public_key: PublicKey) -> Response:
-        await requests.admit_key(public_key)
+        await handlers.submit(stimuli.KeyAdmitted(checked_key(public_key)))
         return Response(status_code=204)
 
     @router.delete(f"{RUN}/access/{{public_key}}", summary="Keep a key's owner out", status_code=204)
     async def remove_key(public_key: PublicKey) -> Response:
-        await requests.remove_key(public_key)
+        await handlers.submit(stimuli.KeyRemoved(checked_key(public_key)))
         return Response(status_code=204)
 
     return router

@@ -21,7 +21,7 @@ from epochal.coordinator.api.operator_routes import health_routes, operator_rout
 from epochal.coordinator.api.page_routes import dashboard_routes
 from epochal.coordinator.api.probe_routes import probe_routes
 from epochal.coordinator.api.reading_routes import reading_routes
-from epochal.coordinator.api.trust_routes import audit_routes, trust_routes
+from epochal.coordinator.api.trust_routes import trust_routes
 from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
@@ -29,7 +29,6 @@ from epochal.coordinator.insight.history_views import HistoryViews
 from epochal.coordinator.insight.member_views import MemberViews
 from epochal.coordinator.insight.trust_views import TrustViews
 from epochal.coordinator.insight.viewers import Viewers
-from epochal.coordinator.operator_requests import OperatorRequests
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
 from epochal.runtime.http.help_pages import help_routes
@@ -91,7 +90,6 @@ def create_app(
     views = HistoryViews(insight, SharedThreads())
     viewers = app.state.viewers = Viewers(insight, views)
     metrics.watch(handlers.service, insight, polls, handlers.arrivals, viewers)
-    requests = OperatorRequests(handlers.service, insight)
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers, join_hosts or JoinHosts())
     hot = HotRoutes(app.behind, document=document.routes[0], routes=[*reading.routes, *membership.routes])
     app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)
@@ -105,9 +103,8 @@ def create_app(
         operator_routes(handlers),
         history_routes(access, views, viewers),
         member_routes(access, MemberViews(insight, SharedThreads(), metrics.http.refusals)),
-        trust_routes(access, TrustViews(insight, metrics.http.refusals), requests),
-        audit_routes(handlers, requests),
-        access_routes(handlers, requests),
+        trust_routes(access, TrustViews(insight, metrics.http.refusals), insight),
+        access_routes(handlers),
         join_routes(handlers, access, version),
         probe_routes(),
         health_routes(handlers, metrics.http.notes),

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from epochal.coordinator.api.request_parts import MEMBER, RUN, caller
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.machine.stimuli import ClientWithdrew
 from epochal.runtime.connections.per_address import sender_of
 from epochal.runtime.http.bodies import document_response, read_message, read_short_body
 from epochal.runtime.http.openapi import BYTES, takes
@@ -59,7 +60,7 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
     @router.delete(f"{clients}/me", summary="Withdraw", status_code=204, dependencies=[MEMBER])
     async def withdraw(run_id: str, request: Request) -> Response:
         del run_id
-        await handlers.withdraw(caller(handlers, request))
+        await handlers.submit(ClientWithdrew(caller(handlers, request)))
         return Response(status_code=204)
 
     @router.post(

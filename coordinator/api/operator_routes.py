@@ -10,11 +10,14 @@ from epochal.coordinator.api.compressed import long_document
 from epochal.coordinator.api.encoded_documents import EncodedDocuments
 from epochal.coordinator.api.request_parts import RUN, open_router, operator_router, sha256_of
 from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.insight.status import failed_data_of
+from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.http.bodies import body_pieces, content_length, document_response, read_message
 from epochal.runtime.http.openapi import BYTES, BytesResponse, takes
 from epochal.state.documents import CheckpointRef
 from epochal.state.generations import DataAppendSetting, DataHistory
+from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckerToken
 from epochal.state.messages.evaluation_reports import EvaluationHistory, EvaluationReport
 from epochal.state.messages.requests import (
@@ -48,7 +51,7 @@ class StatusBytes:
         now_s, shown = service.now_s(), (service.run, service.health.problem)
         is_same = self._of is not None and shown[0] is self._of[0] and shown[1] == self._of[1]
         if not is_same or now_s - self._made_s >= MAX_STATUS_AGE_S:
-            self._body, self._made_s, self._of = canonical_json(self._handlers.status()), now_s, shown
+            self._body, self._made_s, self._of = canonical_json(self._handlers.insight.status()), now_s, shown
             self._made_count += 1
         return self._body
 
@@ -73,11 +76,11 @@ def status_routes(handlers: Handlers) -> APIRouter:
 
     @router.get(f"{RUN}/quarantine", summary="The data that failed, and why", response_model=FailedData)
     async def quarantine() -> Response:
-        return document_response(handlers.failed_data())
+        return document_response(failed_data_of(handlers.service.run))
 
     @router.get(f"{RUN}/evaluations", summary="The run's evaluations", response_model=EvaluationHistory)
     async def evaluations() -> Response:
-        return document_response(await handlers.evaluations(), "no-cache")
+        return document_response(await handlers.insight.evaluations(), "no-cache")
 
     @router.get(f"{RUN}/data-generations", summary="The run's data, as they grew", response_model=DataHistory)
     async def data_generations() -> Response:
@@ -98,17 +101,17 @@ def _add_commands(router: APIRouter, handlers: Handlers) -> None:
 
     @router.post(f"{RUN}/pause", summary="Pause after this round", status_code=204)
     async def pause() -> Response:
-        await handlers.pause()
+        await handlers.submit(stimuli.PauseRequested())
         return Response(status_code=204)
 
     @router.post(f"{RUN}/resume", summary="Continue", status_code=204)
     async def resume() -> Response:
-        await handlers.resume()
+        await handlers.submit(stimuli.ResumeRequested())
         return Response(status_code=204)
 
     @router.post(f"{RUN}/clients/{{client_id}}/eject", summary="Remove a client", status_code=204)
     async def eject(client_id: str) -> Response:
-        await handlers.eject(ClientId(client_id))
+        await handlers.submit(stimuli.ClientEjected(ClientId(client_id)))
         return Response(status_code=204)
 
     @router.post(f"{RUN}/tokens/data-server", summary="A new token for a data server", response_model=DataServerToken)
@@ -117,7 +120,7 @@ def _add_commands(router: APIRouter, handlers: Handlers) -> None:
 
     @router.post(f"{RUN}/tokens/checker", summary="A new token for a checker", response_model=CheckerToken)
     async def checker_token() -> Response:
-        return document_response(handlers.checker_token())
+        return document_response(CheckerToken(handlers.tokens.checker_token(handlers.service.now_s())))
 
     @router.post(
         f"{RUN}/quarantine/release",
@@ -136,6 +139,13 @@ def _add_commands(router: APIRouter, handlers: Handlers) -> None:
     )
     async def record_evaluation(request: Request) -> Response:
         await handlers.record_evaluation(await read_message(request, EvaluationReport))
+        return Response(status_code=204)
+
+    @router.post(
+        f"{RUN}/audits", summary="Record what an audit found", status_code=204, openapi_extra=takes(body=AuditRecord)
+    )
+    async def record_audit(request: Request) -> Response:
+        await handlers.submit(stimuli.AuditReported(await read_message(request, AuditRecord)))
         return Response(status_code=204)
 
 
@@ -161,7 +171,8 @@ def _add_origin(router: APIRouter, handlers: Handlers) -> None:
         openapi_extra=takes(body=FingerprintSetting),
     )
     async def put_fingerprint(request: Request) -> Response:
-        await handlers.set_fingerprint(await read_message(request, FingerprintSetting))
+        setting = await read_message(request, FingerprintSetting)
+        await handlers.submit(stimuli.DataFingerprintSet(setting.data_fingerprint))
         return Response(status_code=204)
 
     @router.put(
@@ -171,7 +182,8 @@ def _add_origin(router: APIRouter, handlers: Handlers) -> None:
         openapi_extra=takes(body=DataAppendSetting),
     )
     async def put_data_generations(request: Request) -> Response:
-        await handlers.append_data((await read_message(request, DataAppendSetting)).appended)
+        setting = await read_message(request, DataAppendSetting)
+        await handlers.submit(stimuli.DataAppended(setting.appended))
         return document_response(DataHistory(handlers.service.run.state_file.data_generations))
 
 

@@ -22,8 +22,10 @@ from epochal.runtime.http.openapi import WHOLE, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
+from epochal.state.errors import Refused
 from epochal.state.messages.requests import ResultsPage
 from epochal.state.messages.result_bundles import MEDIA_TYPE, encoded_bundle
+from epochal.state.refusals import Refusal
 from epochal.state.wire import canonical_json
 
 
@@ -62,7 +64,10 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     @router.get(f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", response_model=CheckpointRef)
     async def latest_checkpoint(run_id: str) -> Response:
         handlers.check_run(run_id)
-        return document_response(handlers.latest_checkpoint(), "no-cache")
+        found = handlers.service.run.models.checkpoint
+        if found is None:
+            raise Refused(Refusal.NOT_FOUND, "there is no checkpoint yet")
+        return document_response(found, "no-cache")
 
     @router.get(
         f"{RUN}/checkpoints",
@@ -71,7 +76,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     )
     async def kept_checkpoints(run_id: str) -> Response:
         handlers.check_run(run_id)
-        return document_response(handlers.kept_checkpoints(), "no-cache")
+        return document_response(KeptCheckpoints(handlers.service.run.models.checkpoints), "no-cache")
 
     return router
 

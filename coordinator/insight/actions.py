@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import OperatorActed
-from epochal.coordinator.machine.operator_stimuli import (
+from epochal.coordinator.machine.stimuli import (
     AuditReported,
     FinishRequested,
     InvitationMade,

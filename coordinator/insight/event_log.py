@@ -6,17 +6,18 @@ from epochal.coordinator.insight.actions import action_of
 from epochal.coordinator.machine.instructions import (
     BatchesQuarantined,
     CheckpointRefused,
-    EvaluationRecorded,
     MembershipChanged,
     OperatorActed,
     OutcomeDecided,
     PhaseChanged,
     QuarantineEnded,
+    Recorded,
     RunHeld,
     SegmentEnded,
     SentToRest,
 )
 from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.stimuli import EvaluationReported
 from epochal.coordinator.run.service_events import ServiceEvent
 from epochal.state.client_names import shown_client
 from epochal.state.phase_names import RunState
@@ -59,7 +60,7 @@ def log_event(instruction: ServiceEvent, run: Run) -> None:
         case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
             why = {"rest_s": rest_s, "reason": reason}
             log.warning("client_rests", extra={"client_id": client_id, **_name_of(run, client_id), **why})
-        case EvaluationRecorded(evaluation=found):
+        case Recorded(stimulus=EvaluationReported(report=found)):
             evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
             log.info("evaluation_recorded", extra=evaluated)
         case OperatorActed():

@@ -21,7 +21,6 @@ from epochal.coordinator.insight.member_book import MemberBook, MemberRecord
 from epochal.coordinator.insight.notices import NoticeBook
 from epochal.coordinator.machine.instructions import (
     CheckpointRefused,
-    EvaluationRecorded,
     Instruction,
     MembershipChanged,
     OperatorActed,
@@ -29,8 +28,7 @@ from epochal.coordinator.machine.instructions import (
     Recorded,
     TimesTold,
 )
-from epochal.coordinator.machine.operator_stimuli import AuditReported
-from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
+from epochal.coordinator.machine.stimuli import AuditReported, EvaluationReported, NoticeRaised, NoticeSettled
 from epochal.state.errors import InvalidDocument, StoreFailed
 from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.evaluation_reports import Evaluation
@@ -61,9 +59,7 @@ RATED_ROUNDS = 16
 """Number of the last rounds of which the speed is given."""
 MAX_ENCODED_BYTES = 64 * 1024 * 1024
 """Maximum size of a kept history, before it is compressed."""
-Told: TypeAlias = (
-    OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed | EvaluationRecorded | Recorded
-)
+Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed | Recorded
 """What the machine tells that is taken into a projection."""
 
 
@@ -175,8 +171,6 @@ class Projection:
                 self._act(one, version)
             elif isinstance(one, CheckpointRefused):
                 self.book.refuse_checkpoint(one)
-            elif isinstance(one, EvaluationRecorded):
-                self._evaluate(one.evaluation)
             elif isinstance(one, Recorded):
                 self._record(one)
         return ended
@@ -208,6 +202,8 @@ class Projection:
 
     def _record(self, recorded: Recorded) -> None:
         match recorded.stimulus:
+            case EvaluationReported(report=report):
+                self._evaluate(Evaluation.of(report, recorded.at_s))
             case AuditReported(report=report):
                 self.audits = (*self.audits, RecordedAudit(report, recorded.step, recorded.at_s))[-MAX_AUDITS:]
             case NoticeRaised():

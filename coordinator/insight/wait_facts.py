@@ -4,7 +4,7 @@ from collections.abc import Collection
 from heapq import nsmallest
 from itertools import islice
 
-from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
 from epochal.state.phase_names import ROUND_PHASES, RunState

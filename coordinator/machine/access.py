@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from epochal.coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
 from epochal.coordinator.machine.parts.admissions import MAX_INVITATIONS, MAX_KEYS_CHANGED, Admissions, Invitation
 from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
 from epochal.state.config.state_file import Access
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal

@@ -10,13 +10,18 @@ is nothing to compare: the bytes of the first that delivers well-formed ones are
 from dataclasses import replace
 from itertools import islice
 
-from epochal.coordinator.machine.checkpointers import agreed_digest, checkpointers, current_checkpointer, may_write
 from epochal.coordinator.machine.instructions import (
     CheckpointRefused,
     Instruction,
     SegmentEnded,
     SentToRest,
     SweepBlobs,
+)
+from epochal.coordinator.machine.parts.checkpointers import (
+    agreed_digest,
+    checkpointers,
+    current_checkpointer,
+    may_write,
 )
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.member import roster_of

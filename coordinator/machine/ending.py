@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from epochal.coordinator.machine.operator_stimuli import FinishRequested
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.run_progress import RunProgress
+from epochal.coordinator.machine.stimuli import FinishRequested
 from epochal.coordinator.machine.transitions import END_MOVED
 from epochal.state.config.state_file import RunConfig
 from epochal.state.errors import Refused

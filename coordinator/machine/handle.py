@@ -16,7 +16,6 @@ from epochal.coordinator.machine import (
     checkpoints,
     datasets,
     ending,
-    evaluations,
     membership,
     reports,
     stimuli,
@@ -24,7 +23,13 @@ from epochal.coordinator.machine import (
 from epochal.coordinator.machine.blame import release
 from epochal.coordinator.machine.data_growth import append_data
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
-from epochal.coordinator.machine.operator_stimuli import (
+from epochal.coordinator.machine.pace import train_limit_s
+from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.run_identity import CompactedJournal
+from epochal.coordinator.machine.phases import destination
+from epochal.coordinator.machine.provisional_round import looked_ahead
+from epochal.coordinator.machine.run import Handled, Run
+from epochal.coordinator.machine.stimuli import (
     AccessCommand,
     AuditReported,
     FinishRequested,
@@ -32,14 +37,11 @@ from epochal.coordinator.machine.operator_stimuli import (
     InvitationRevoked,
     KeyAdmitted,
     KeyRemoved,
+    OperatorStimulus,
+    RecordedStimulus,
+    Stamped,
+    Stimulus,
 )
-from epochal.coordinator.machine.pace import train_limit_s
-from epochal.coordinator.machine.parts.checkpointing import Checkpointing
-from epochal.coordinator.machine.parts.compacted import CompactedJournal
-from epochal.coordinator.machine.phases import destination
-from epochal.coordinator.machine.provisional_round import looked_ahead
-from epochal.coordinator.machine.run import Handled, Run
-from epochal.coordinator.machine.stimuli import OperatorStimulus, RecordedStimulus, Stamped, Stimulus
 from epochal.coordinator.machine.transitions import decide
 from epochal.coordinator.machine.work import begin_round
 from epochal.state.config.state_file import StateFile
@@ -135,17 +137,15 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.BatchesReleased():
             work, ended = release(run.work, stimulus)
             return run.with_parts(work, run.progress.draining_anew()), (ended,)
-        case stimuli.EvaluationReported():
-            return evaluations.record(run, stimulus.report)
         case stimuli.BlobsNearedBound():
             return run.with_parts(checkpoints.near_bound(run.models, stimulus)), ()
         case FinishRequested() | InvitationMade() | InvitationRevoked() | KeyAdmitted() | KeyRemoved():
             return _take_command(run, stimulus)
-        case AuditReported() | stimuli.NoticeRaised() | stimuli.NoticeSettled():
+        case AuditReported() | stimuli.NoticeRaised() | stimuli.NoticeSettled() | stimuli.EvaluationReported():
             return _record(run, stimulus)
         case stimuli.JournalCompacted():
             found = CompactedJournal(stimulus.segment_count, stimulus.proof_sha256)
-            return run.with_parts(found.unless_shorter_than(run.compacted)), ()
+            return run.with_parts(run.identity.with_compacted(found)), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file), ()
 

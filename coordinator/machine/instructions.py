@@ -12,7 +12,6 @@ from epochal.coordinator.machine.stimuli import OperatorStimulus, RecordedStimul
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId
-from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
@@ -178,17 +177,10 @@ class Recorded:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationRecorded:
-    """Log that the run's history has a new evaluation."""
-
-    evaluation: Evaluation
-
-
 # fmt: off
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
-    | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | EvaluationRecorded | OperatorActed | TimesTold
+    | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | OperatorActed | TimesTold
     | Recorded
 )
 # fmt: on

@@ -1,8 +1,7 @@
 """The run as the coordinator holds it: one immutable value of a few parts, and its snapshot.
 
 A stimulus makes a new `Run` with the parts that it changes, and shares the others (`coordinator/machine/handle.py`);
-each part (`coordinator/machine/parts`) has the functions that change it. Everything here is in the journal's snapshots,
-so a field that is added needs a default or a new `RULES_VERSION`.
+each part (`coordinator/machine/parts`) has the functions that change it. Everything here is in the journal's snapshots.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -14,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.parts.agreed_data import AgreedData
-from epochal.coordinator.machine.parts.compacted import CompactedJournal
 from epochal.coordinator.machine.parts.composed import Composed
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.member_counts import Numbers, RunData
@@ -36,16 +34,7 @@ from epochal.state.wire import ClientId, document_digest
 from epochal.state.wire_document import WireDocument
 
 Part: TypeAlias = (
-    RunIdentity
-    | PhaseClock
-    | RunProgress
-    | RunWork
-    | RunMembers
-    | RunPace
-    | RunModels
-    | AgreedData
-    | Round
-    | CompactedJournal
+    RunIdentity | PhaseClock | RunProgress | RunWork | RunMembers | RunPace | RunModels | AgreedData | Round
 )
 """A part of a run."""
 
@@ -55,7 +44,7 @@ class Run(Composed, WireDocument):
     """The whole run.
 
     Attributes:
-        identity: what it is: its state file and its names.
+        identity: what it is: its state file, its names, and the proof of what of its journal was compacted.
         clock: what time it is, and since when and until when the run is in its phase.
         progress: its epoch and step, and where it ends.
         work: the batches that are applied, and those that are still to be.
@@ -64,7 +53,6 @@ class Run(Composed, WireDocument):
         models: its checkpoints, and the outcomes since.
         data: the data on which it is agreed.
         round: the round under way; None if there is none.
-        compacted: the part of the journal that is kept as a proof; None if all of it is kept.
     """
 
     identity: RunIdentity
@@ -76,7 +64,6 @@ class Run(Composed, WireDocument):
     models: RunModels = field(default_factory=RunModels)
     data: AgreedData = field(default_factory=AgreedData)
     round: Round | None = None
-    compacted: CompactedJournal | None = None
 
     def with_parts(self, *parts: Part) -> "Run":
         """Return the run with these parts in place of its own; the run itself if they are its own."""
@@ -171,7 +158,6 @@ _NAMES: dict[type, str] = {
     RunModels: "models",
     AgreedData: "data",
     Round: "round",
-    CompactedJournal: "compacted",
 }
 """The field of a run that holds each kind of part."""
 

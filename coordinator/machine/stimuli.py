@@ -1,9 +1,9 @@
 """Everything that can happen to a run, in the past tense.
 
 A stimulus is the only input of `coordinator/machine/handle.py`; it is what the journal stores, so its shape is part
-of the journal's format: it changes only together with `RULES_VERSION`, except that a stimulus, or a field with a
-default, may be added. A stimulus that a client caused holds the client's message as it came. `Stamped` adds the time of
-the coordinator's clock and fresh random bytes, so that the machine reads neither.
+of the journal's format: it changes only together with `RULES_VERSION`. A stimulus that a client caused holds the
+client's message as it came. `Stamped` adds the time of the coordinator's clock and fresh random bytes, so that the
+machine reads neither.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from epochal.coordinator.machine.operator_stimuli import (
-    AuditReported,
-    FinishRequested,
-    InvitationMade,
-    InvitationRevoked,
-    KeyAdmitted,
-    KeyRemoved,
-)
 from epochal.state.checkpoint_parts import CheckpointPart
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.notify_table import NoticeKind
@@ -26,6 +18,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.generations import DataAppend
 from epochal.state.intervals import BatchId
+from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
@@ -318,6 +311,62 @@ class ConfigChanged:
     type: Literal["config_changed"] = "config_changed"
 
 
+@dataclass(frozen=True, slots=True)
+class FinishRequested:
+    """An operator ended the run after this step; None takes that back."""
+
+    after_step: int | None
+    type: Literal["finish_requested"] = "finish_requested"
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationMade:
+    """An operator invited clients. The code itself is left out: it is a secret, which must not be in a journal.
+
+    Attributes:
+        sha256: digest of the code.
+        uses: number of clients that it admits.
+        expires_s: time from which it admits no further client, on the coordinator's clock; None for never.
+    """
+
+    sha256: Sha256
+    uses: int
+    expires_s: float | None
+    type: Literal["invitation_made"] = "invitation_made"
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationRevoked:
+    """An operator took an invitation back."""
+
+    sha256: Sha256
+    type: Literal["invitation_revoked"] = "invitation_revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAdmitted:
+    """An operator let the owner of a key join (raw Ed25519 public key, hex)."""
+
+    public_key: str
+    type: Literal["key_admitted"] = "key_admitted"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRemoved:
+    """An operator took back that the owner of a key may join."""
+
+    public_key: str
+    type: Literal["key_removed"] = "key_removed"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReported:
+    """An operator's command reported what an audit of the run found."""
+
+    report: AuditRecord
+    type: Literal["audit_reported"] = "audit_reported"
+
+
 # fmt: off
 Stimulus: TypeAlias = (
     CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
@@ -334,8 +383,10 @@ OperatorStimulus: TypeAlias = (
 )
 # fmt: on
 """A stimulus by which an operator changes the run, or what is recorded of it."""
-RecordedStimulus: TypeAlias = NoticeRaised | NoticeSettled | AuditReported
+RecordedStimulus: TypeAlias = NoticeRaised | NoticeSettled | AuditReported | EvaluationReported
 """A stimulus that changes nothing of the run, and is kept in the journal for those who read it."""
+AccessCommand: TypeAlias = FinishRequested | InvitationMade | InvitationRevoked | KeyAdmitted | KeyRemoved
+"""A stimulus that changes who may join, or when the run ends."""
 
 
 @dataclass(frozen=True, slots=True)

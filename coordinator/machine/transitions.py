@@ -6,11 +6,11 @@ Timers are upper bounds only: each phase first checks whether everything that it
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from epochal.coordinator.machine.checkpointers import agreed_checkpoint_digest, current_checkpointer
 from epochal.coordinator.machine.datasets import agreed, next_turn
 from epochal.coordinator.machine.instructions import Instruction, RunHeld, SegmentEnded
 from epochal.coordinator.machine.outcomes import end_round
 from epochal.coordinator.machine.pace import only_newcomers_are_late
+from epochal.coordinator.machine.parts.checkpointers import agreed_checkpoint_digest, current_checkpointer
 from epochal.coordinator.machine.parts.member_counts import Numbers
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.resting_reason import hold_reason

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from epochal.coordinator.machine.checkpointers import current_checkpointer, may_write
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer, may_write
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import Progress, dump_state

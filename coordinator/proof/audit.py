@@ -241,8 +241,10 @@ def _first_ledger(opening: Replayed, segment: Segment, stored: StoredProof | Non
 
 def _check_named(run: Run, stored: StoredProof | None, found: _Findings) -> None:
     """Note a problem unless the journal names the proof, and its replicas end in the oldest kept checkpoint."""
-    if stored is None and found.begins and run.compacted is not None:
-        found.problem(f"{named(run.compacted.segment_count)}, which the journal names, is missing; restore a backup")
+    if stored is None and found.begins and run.identity.compacted is not None:
+        found.problem(
+            f"{named(run.identity.compacted.segment_count)}, which the journal names, is missing; restore a backup"
+        )
     if stored is not None:
         with contextlib.suppress(StoreFailed):  # it is damaged, and noted
             if not is_named_by(run, stored):

@@ -201,8 +201,10 @@ def _base(proofs: tuple[StoredProof, ...], run: Run) -> StoredProof | None:
     """
     exact = next((proof for proof in proofs if is_named(run, proof)), None)
     found = exact or next((proof for proof in reversed(proofs) if is_named_by(run, proof)), None)
-    if found is None and run.compacted is not None:
-        raise StoreFailed(f"{named(run.compacted.segment_count)}, which the journal names, is missing or damaged")
+    if found is None and run.identity.compacted is not None:
+        raise StoreFailed(
+            f"{named(run.identity.compacted.segment_count)}, which the journal names, is missing or damaged"
+        )
     return found
 
 

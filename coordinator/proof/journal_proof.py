@@ -3,10 +3,8 @@
 Theory of operation. Whoever compacts a journal replays the segments first, as an audit does, and keeps the result:
 which batches were applied, how often, and the chains of digests (`coordinator/proof/ledger.py`). The proof names the
 snapshot with which the journal goes on, and the proof that it continues; the run's own journal names the proof
-(`Run.compacted`). So an audit can go on counting where the proof ends, and a proof that was changed, is missing or
-belongs elsewhere is found.
-
-The journal may name the proof before the one that is kept: the process may end between keeping it and naming it.
+(`RunIdentity.compacted`). So an audit can go on counting where the proof ends, and a proof that was changed, is
+missing or belongs elsewhere is found.
 """
 
 from dataclasses import dataclass
@@ -158,14 +156,14 @@ def join_problems(proof: JournalProof, opening: Replayed, snapshot: Snapshot) ->
 
 def is_named(run: Run, stored: StoredProof) -> bool:
     """Whether the run's journal names this very proof."""
-    return run.compacted is not None and run.compacted.proof_sha256 == sha256_hex(stored.body)
+    return run.identity.compacted is not None and run.identity.compacted.proof_sha256 == sha256_hex(stored.body)
 
 
 def is_named_by(run: Run, stored: StoredProof) -> bool:
     """Whether the run's journal names this proof; or the one that it continues, and the run no newer one."""
     before = parse_proof(stored).previous_sha256
-    if run.compacted is None:
+    if run.identity.compacted is None:
         return before is None
-    if run.compacted.segment_count < stored.segment_count:
-        return run.compacted.proof_sha256 == before
+    if run.identity.compacted.segment_count < stored.segment_count:
+        return run.identity.compacted.proof_sha256 == before
     return is_named(run, stored)

@@ -9,9 +9,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from epochal.coordinator.machine.instructions import EvaluationRecorded, Instruction, OutcomeDecided
+from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, Recorded
 from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.stimuli import EvaluationReported
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
 from epochal.state.wire import Sha256, document_digest, sha256_hex
@@ -64,7 +65,7 @@ class Ledger:
 
     def take(self, instructions: Sequence[Instruction]) -> list[Outcome]:
         """Add the outcomes among a stimulus's instructions, and count its evaluations; return the outcomes."""
-        self.evaluations += sum(isinstance(instruction, EvaluationRecorded) for instruction in instructions)
+        self.evaluations += sum(_is_evaluation(instruction) for instruction in instructions)
         outcomes = [
             instruction.outcome
             for instruction in instructions
@@ -139,3 +140,7 @@ def known_digests(run: Run) -> Mapping[int, Sha256]:
     """Return the digests of replicas that a run knows, by step: of its checkpoints, and as its outcomes attest."""
     attested = {outcome.step - 1: outcome.replica_digest for outcome in run.models.outcomes.values()}
     return attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.models.checkpoints}
+
+
+def _is_evaluation(instruction: Instruction) -> bool:
+    return isinstance(instruction, Recorded) and isinstance(instruction.stimulus, EvaluationReported)

@@ -63,6 +63,12 @@ class Evaluation(WireDocument):
     data_fingerprint: HexSha256
     recorded_s: float
 
+    @classmethod
+    def of(cls, report: EvaluationReport, recorded_s: float) -> "Evaluation":
+        """Return the evaluation that was reported at this time."""
+        told = report.loss, report.tokens, report.samples, report.data_fingerprint
+        return cls(report.name, report.step, *told, recorded_s=recorded_s)
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluationHistory(WireDocument):

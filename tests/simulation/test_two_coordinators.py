@@ -11,9 +11,16 @@ import pytest
 
 from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.journal_records import JournalRecord
-from epochal.coordinator.machine.operator_stimuli import KeyAdmitted, KeyRemoved
 from epochal.coordinator.machine.records import RecordBody, replay
-from epochal.coordinator.machine.stimuli import STIMULI, ClientJoined, ClientWithdrew, PauseRequested, ResumeRequested
+from epochal.coordinator.machine.stimuli import (
+    STIMULI,
+    ClientJoined,
+    ClientWithdrew,
+    KeyAdmitted,
+    KeyRemoved,
+    PauseRequested,
+    ResumeRequested,
+)
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
 from epochal.coordinator.store.memory import MemoryJournal, MemoryStore

@@ -29,7 +29,6 @@ MAX_MODULES_IN_FOLDER = 24
 MAX_TEST_MODULES_IN_FOLDER = 30
 MAX_SHARED_FILE_NAMES = 25
 """Maximum number of names that more than one module of the product has."""
-FLAT_FOLDERS_BEING_PARTED = {"coordinator/machine"}
 MAX_FUNCTION_LINES = 70
 MAX_TEST_NAME_CHARS = 70
 VAGUE_FIRST_WORDS = ("What", "Nothing", "Whoever")
@@ -63,8 +62,7 @@ def test_modules_stay_within_their_size() -> None:
 )
 def test_folders_hold_no_more_modules_than_can_be_surveyed(rooms: tuple[str, ...], bound: int) -> None:
     counts = Counter(path.parent.as_posix() for path in modules(*rooms) if path.name != "__init__.py")
-    full = {folder: count for folder, count in counts.items() if count > bound}
-    assert {folder: count for folder, count in full.items() if folder not in FLAT_FOLDERS_BEING_PARTED} == {}
+    assert {folder: count for folder, count in counts.items() if count > bound} == {}
 
 
 def test_names_of_modules_seldom_need_their_folder() -> None:

@@ -1,4 +1,4 @@
-"""The identity of a run: its state file, and the names under which it is known."""
+"""The identity of a run: its state file, its names, and the proof with which its journal begins."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +12,23 @@ LINEAGE_CHARACTERS = 32
 
 
 @dataclass(frozen=True, slots=True)
+class CompactedJournal:
+    """The part of the journal in whose place a proof is kept (`coordinator/proof/journal_proof.py`).
+
+    Attributes:
+        segment_count: number of segments that the proof covers, from the first.
+        proof_sha256: digest of the proof's bytes.
+    """
+
+    segment_count: int
+    proof_sha256: Sha256
+
+    def unless_shorter_than(self, known: "CompactedJournal | None") -> "CompactedJournal":
+        """Return this one; the known one if that covers as many segments."""
+        return self if known is None or self.segment_count > known.segment_count else known
+
+
+@dataclass(frozen=True, slots=True)
 class RunIdentity(WireDocument):
     """The identity of a run.
 
@@ -20,6 +37,7 @@ class RunIdentity(WireDocument):
         config_sha256: the digest of what clients see of it.
         lineage: 16 random bytes in hex, anew whenever later documents become void.
         coordinator_key: the coordinator's raw Ed25519 public key in hex.
+        compacted: the part of the journal that is kept as a proof; None if all of it is kept.
         rules_version: the rules of the machine by which the run was made.
     """
 
@@ -27,7 +45,13 @@ class RunIdentity(WireDocument):
     config_sha256: Sha256
     lineage: str
     coordinator_key: str
+    compacted: CompactedJournal | None = None
     rules_version: int = RULES_VERSION
+
+    def with_compacted(self, found: CompactedJournal) -> "RunIdentity":
+        """Return the identity with this part of the journal as a proof; the same if a longer one is known."""
+        compacted = found.unless_shorter_than(self.compacted)
+        return self if compacted is self.compacted else replace(self, compacted=compacted)
 
     def with_state_file(self, state_file: StateFile) -> "RunIdentity":
         """Return the identity with an edited state file, and the digest of what clients see of it."""

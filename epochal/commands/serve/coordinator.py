@@ -210,7 +210,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
         if spans is not None:
             served.handlers.insight.history.on_ended(partial(trace_round, state.run_id, sink=spans))
         unpinned = unpinned_data(state)
-        if unpinned is not None and served.handlers.status().data_decided_by in UNDECIDED:
+        if unpinned is not None and served.handlers.insight.status().data_decided_by in UNDECIDED:
             log.warning("data_not_pinned", extra={"reason": unpinned})
         if served.admin_token is not None:
             say(f"{ADMIN_TOKEN_SHOWN}{served.admin_token}")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import epochal.coordinator.notify.notifier as notifier_module
+from epochal.coordinator.machine.stimuli import PauseRequested
 from epochal.coordinator.notify.addresses import Address, addresses_of
 from epochal.coordinator.notify.notifier import Notifier
 from epochal.coordinator.notify.sending import (
@@ -173,7 +174,7 @@ async def test_webhook_that_hangs_is_not_in_the_way(webhooks: WebhookServer, tmp
     async with asyncio.timeout(BOUND_S), serving(state, options) as running:
         await next_of(webhooks)
         service = running.handlers.service
-        await running.handlers.pause()
+        await running.handlers.submit(PauseRequested())
         assert service.run.progress.pause_pending
 
 

@@ -13,6 +13,7 @@ import httpx
 
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.machine.stimuli import ClientWithdrew
 from epochal.coordinator_client.api import DocumentMark, ResultsQuery
 from epochal.coordinator_client.follow import parse_immutable
 from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
@@ -101,7 +102,7 @@ class InProcessCoordinator:
 
     async def withdraw(self) -> None:
         with self._asking() as handlers:
-            await handlers.withdraw(handlers.authenticate(self._token))
+            await handlers.submit(ClientWithdrew(handlers.authenticate(self._token)))
 
     async def config(self, sha256: Sha256) -> StateFile:
         return parse_immutable(StateFile, sha256, self._immutable(sha256))

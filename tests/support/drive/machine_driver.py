@@ -9,9 +9,9 @@ import pytest
 
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.parts.reliability import NEWCOMER_SHARE_UNITS, Conduct
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.provisional_round import complete_look

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.store.memory import MemoryStore
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs

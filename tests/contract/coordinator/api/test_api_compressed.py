@@ -10,6 +10,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from epochal.coordinator.api.encoded_documents import MAX_DOCUMENTS, EncodedDocuments, takes_gzip
+from epochal.coordinator.machine import stimuli
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.wire import Sha256, canonical_json
@@ -58,7 +59,7 @@ async def test_status_is_compressed_for_those_who_take_it(tmp_path: Path, monkey
 async def test_status_of_a_changed_run_is_not_an_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with in_a_round(tmp_path, monkeypatch) as (run, _):
         for is_pausing in (True, False):
-            await (run.handlers.pause() if is_pausing else run.handlers.resume())
+            await run.handlers.submit(stimuli.PauseRequested() if is_pausing else stimuli.ResumeRequested())
             answer = await run.http.get(f"{run.run_url}/status", headers={"Accept-Encoding": "gzip"})
             assert answer.headers["content-encoding"] == "gzip"
             assert answer.json()["pausing"] is is_pausing

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.state.config.model_table import Architecture, ModelSpec

@@ -2,7 +2,7 @@
 
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.operator_stimuli import AuditReported, FinishRequested, InvitationMade, KeyAdmitted
+from epochal.coordinator.machine.stimuli import AuditReported, FinishRequested, InvitationMade, KeyAdmitted
 from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.shown.operator_actions import OperatorAction
 from tests.support.data.states import state_file

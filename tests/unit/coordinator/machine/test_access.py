@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 
 from epochal.coordinator.insight.projection import Projection
-from epochal.coordinator.machine.operator_stimuli import InvitationMade, InvitationRevoked, KeyAdmitted, KeyRemoved
 from epochal.coordinator.machine.parts.admissions import Admissions
-from epochal.coordinator.machine.stimuli import ClientEjected, ClientWithdrew, ConfigChanged
+from epochal.coordinator.machine.stimuli import (
+    ClientEjected,
+    ClientWithdrew,
+    ConfigChanged,
+    InvitationMade,
+    InvitationRevoked,
+    KeyAdmitted,
+    KeyRemoved,
+)
 from epochal.state.errors import Refused
 from epochal.state.wire import Sha256
 from tests.support.data.states import state_file

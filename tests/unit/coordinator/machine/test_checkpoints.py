@@ -2,8 +2,8 @@
 
 import pytest
 
-from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.machine.instructions import SweepBlobs
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.stimuli import (
     BlobsNearedBound,
     CheckpointHeld,

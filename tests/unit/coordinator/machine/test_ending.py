@@ -6,8 +6,7 @@ import pytest
 
 from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.instructions import PhaseChanged
-from epochal.coordinator.machine.operator_stimuli import FinishRequested
-from epochal.coordinator.machine.stimuli import PauseRequested, ResumeRequested
+from epochal.coordinator.machine.stimuli import FinishRequested, PauseRequested, ResumeRequested
 from epochal.coordinator.machine.views import document_of
 from epochal.state.errors import Refused
 from epochal.state.phase_names import RunState

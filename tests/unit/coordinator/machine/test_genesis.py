@@ -1,7 +1,7 @@
 """The run's first checkpoint: the operator provides it before anybody trains; members only where they are trusted."""
 
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.checkpointers import current_checkpointer
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.views import blobs_needed, document_of
 from epochal.state.documents import CheckpointRef
 from epochal.state.messages.requests import CheckpointReport

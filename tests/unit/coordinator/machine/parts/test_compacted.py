@@ -1,7 +1,6 @@
 """The run names the proof of its journal's first segments, and clients do not see it."""
 
-from epochal.coordinator.machine.parts.compacted import CompactedJournal
-from epochal.coordinator.machine.parts.run_identity import config_json
+from epochal.coordinator.machine.parts.run_identity import CompactedJournal, config_json
 from epochal.coordinator.machine.stimuli import JournalCompacted
 from epochal.coordinator.machine.views import document_of
 from tests.support.data.states import state_file
@@ -13,7 +12,7 @@ def test_run_names_the_proof_of_the_most_segments() -> None:
     before = document_of(driver.run, 1)
     for count, proof in ((2, "two"), (1, "one"), (2, "another")):
         driver.send(JournalCompacted(count, digest_of(proof)))
-    assert driver.run.compacted == CompactedJournal(2, digest_of("two"))
+    assert driver.run.identity.compacted == CompactedJournal(2, digest_of("two"))
     assert document_of(driver.run, 1) == before
 
 

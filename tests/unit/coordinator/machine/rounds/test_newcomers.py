@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.machine.checkpoints import TURN_PARTS
 from epochal.coordinator.machine.pace import (
     MAX_WAIT_DOUBLINGS,
@@ -15,6 +14,7 @@ from epochal.coordinator.machine.pace import (
     train_limit_s,
     with_pace,
 )
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.parts.reliability import NEWCOMER_SHARE_UNITS
 from epochal.coordinator.machine.parts.round import Round
 from epochal.state.intervals import total_batches

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.checkpointers import current_checkpointer
 from epochal.coordinator.machine.instructions import SentToRest
+from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.parts.reliability import (
     FIRST_REST_S,
     MISSES_BEFORE_REST,
