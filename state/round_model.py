@@ -428,8 +428,8 @@ class RoundModel:
             pieces, begun_s = [], 0.0
             for from_s, count in one.pieces:
                 listed_s = round_trip_s * (0.5 if is_witness else 1.0) + ENTRY_BYTES * count / rate
-                if is_witness and len(one.pieces) > 1:
-                    listed_s += PAGE_S_PER_CLIENT * self.client_count
+                if is_witness and count > 1:  # they hardly come at once: the list is asked for again, or was just then
+                    listed_s += round_trip_s / 2 + PAGE_S_PER_CLIENT * self.client_count
                 asked = max(0.0, count - bundled)
                 turns = math.ceil(asked / MAX_CONCURRENT_FETCHES)
                 latency_s = turns * round_trip_s + (self.costs.message_s if asked else 0.0)

@@ -10,10 +10,21 @@ from typing import ParamSpec, Protocol, TypeVar
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator_client.api import CoordinatorApi, DocumentMark, ForwardedRequests
 from epochal.coordinator_client.http import ANSWER_TIMEOUT_S
+from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
+from epochal.state import round_model
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, EpochalError
-from epochal.state.messages.requests import Challenge, ChallengeRequest, JoinRequest, Report, Session, Standing
+from epochal.state.messages.requests import (
+    Challenge,
+    ChallengeRequest,
+    JoinRequest,
+    Report,
+    ResultCommitment,
+    Session,
+    Standing,
+)
+from epochal.state.wire import Sha256
 from tests.support.drive.in_process import InProcessCoordinator
 
 MAX_REPEAT_DELAY_S = 20.0
@@ -31,11 +42,15 @@ def no_faults(name: str, leg: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How bad the network is. Probabilities are per request or answer; `delay_s` is a range, one way."""
+    """How bad the network is. Probabilities are per request or answer; `delay_s` is a range, one way.
+
+    `speed` is that of each client's link, as plans have it, for results and checkpoints.
+    """
 
     loss: float = 0.0
     repeat: float = 0.0
     delay_s: tuple[float, float] = (0.0005, 0.0005)
+    speed: round_model.Link = round_model.UNLIMITED
 
 
 @dataclass
@@ -55,6 +70,8 @@ class Link:
     closed: bool = False
     faults: Faults = no_faults
     requests: list[str] = field(default_factory=list)
+    free_s: dict[str, float] = field(default_factory=dict)
+    """When each direction has moved all that it was asked to."""
 
     async def pass_leg(self, name: str, leg: str) -> None:
         """Pass one request or answer on.
@@ -67,6 +84,12 @@ class Link:
             await asyncio.sleep(self.chance.choice([0.0, ANSWER_TIMEOUT_S]))
             raise CoordinatorUnreachable("lost on the way")
         self.faults(name, leg)
+
+    async def move(self, size_bytes: int, bytes_per_s: float, direction: str) -> None:
+        """Wait until bytes have passed in a direction, after those that were asked to before."""
+        now_s = asyncio.get_running_loop().time()
+        self.free_s[direction] = max(now_s, self.free_s.get(direction, 0.0)) + size_bytes / bytes_per_s
+        await asyncio.sleep(self.free_s[direction] - now_s)
 
     async def pieces(self, data: bytes) -> AsyncIterator[bytes]:
         """Yield an upload's bytes in pieces, each of which may be the last that arrives."""
@@ -158,6 +181,19 @@ class SimulatedApi(ForwardedApi):
     async def report(self, report: Report) -> Standing:
         self._link.requests.append(type(report).__name__)
         return await super().report(report)
+
+    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
+        await self._link.move(len(data), self._link.weather.speed.up_bytes_per_s, "up")
+        return await super().send_result(commitment, data)
+
+    async def put_blob(self, sha256: Sha256, file: SentBytes) -> None:
+        await self._link.move(file.size_bytes, self._link.weather.speed.up_bytes_per_s, "up")
+        await super().put_blob(sha256, file)
+
+    async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
+        held_bytes = file.size_bytes
+        await super().get_blob(sha256, file)
+        await self._link.move(file.size_bytes - held_bytes, self._link.weather.speed.down_bytes_per_s, "down")
 
     async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         name, link = getattr(request, "__name__", ""), self._link
