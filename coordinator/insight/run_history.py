@@ -12,7 +12,7 @@ reading the history; segments are short enough for that (`run_journal.SEGMENT_RE
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import aclosing
 from functools import partial
 
@@ -29,7 +29,7 @@ from epochal.coordinator.proof.compaction import Fold
 from epochal.coordinator.store.journal import Journal
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.messages.history_rows import Moment, RoundDetail
+from epochal.state.messages.history_rows import Moment
 from epochal.state.refusals import Refusal
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,6 @@ ROWS_PER_ROUND_KEPT = 16
 MAX_LOOKS = 16
 """Maximum number of looks back that wait or are under way; one at a time is."""
 ASK_AGAIN_S = 2.0
-
-Ended = Callable[[RoundDetail], None]
 
 
 class RunHistory:
@@ -70,7 +68,6 @@ class RunHistory:
         self._is_read_due.set()
         self._look = asyncio.Lock()
         self._look_count = 0
-        self._on_ended: list[Ended] = []
         self._keep_due = asyncio.Event()
         self._kept_next = 0
         """Number of the round that followed those that were kept last."""
@@ -79,10 +76,6 @@ class RunHistory:
         self.explanations = SpeedExplanations(worker)
         self.is_read = asyncio.Event()
         """Set while the history is complete."""
-
-    def on_ended(self, told: Ended) -> None:
-        """Call `told` with each round that ends from now on, while the history is complete."""
-        self._on_ended.append(told)
 
     @property
     def history(self) -> Projection:
@@ -136,12 +129,9 @@ class RunHistory:
             self.read_again()
 
     def _add(self, read: JournalHistory, one: Told, kept: Kept) -> None:
-        ended = read.history.take((one,), kept.version)
+        read.history.take((one,), kept.version)
         read.mark = RecordMark(kept.sequence, kept.document_sha256)
         self._note_due(read)
-        for detail in ended:
-            for told in self._on_ended:
-                told(detail)
 
     def _note_due(self, read: JournalHistory) -> None:
         """Have the history kept if many rounds have ended since the last time."""

@@ -26,7 +26,6 @@ from epochal.data_providers.tcp.frames import ANY_VERSION
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.connections.throttled_log import RareLog
 from epochal.runtime.retry import RetryPolicy
-from epochal.runtime.tracing.trace_ids import TracedRound
 from epochal.state.assignment import DataAssignments, assign_data_for_state, proven_ahead
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Roster, RoundAhead, RunDocument
@@ -96,14 +95,6 @@ class CoordinatorGate:
     def document_version(self) -> int:
         """Version of the last run document; -1 before the first one."""
         return -1 if self._document is None else self._document.version
-
-    @property
-    def traced_round(self) -> TracedRound | None:
-        """The round that the last run document names; None if it names none."""
-        document = self._document
-        if document is None or document.round is None:
-            return None
-        return TracedRound(document.run_id, document.round.step, document.round.attempt)
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         """Admit a client, as `Gate.admit`, by a JWT that the coordinator signed for data servers (EdDSA, RFC 8037)."""

@@ -28,7 +28,6 @@ from epochal.data_providers.tcp.client_connection import (
 )
 from epochal.data_providers.tcp.frames import Welcome
 from epochal.runtime.retry import RetryPolicy, system_jitter
-from epochal.runtime.tracing.request_spans import traced_request
 from epochal.state.errors import DataError, InternalError, InvalidInput
 from epochal.state.intervals import DataIds
 
@@ -191,8 +190,7 @@ class TcpDataProvider:
             server, connection = self._ready(failed) or await self._connected(failed, due_s)
         except _NoServer:
             raise _first_failure(failed) from None
-        with traced_request("ask data server", str(server.address)):
-            return await self._answered(server, connection, missing, failed, due_s)
+        return await self._answered(server, connection, missing, failed, due_s)
 
     async def _answered(
         self,

@@ -17,7 +17,6 @@ from epochal.data_providers.open_data import open_described
 from epochal.data_providers.protocol import DataProvider
 from epochal.data_providers.providers.growing_data import FollowingDataProvider, FollowingFiles
 from epochal.data_providers.tcp.answer_pieces import GivesBytes
-from epochal.data_providers.tcp.answer_traces import DataServerTraces
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
 from epochal.data_providers.tcp.server import DataServer
 from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
@@ -27,7 +26,6 @@ from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.http_server import WouldBeUnencrypted
 from epochal.runtime.retry import RetryPolicy
-from epochal.runtime.tracing.spans import SpanSink
 from epochal.state.config.data_file import check_sequence_length, check_together
 from epochal.state.config.data_location import Server
 from epochal.state.config.state_file import StateFile
@@ -135,7 +133,6 @@ async def serving_data(
     options: DataServerOptions,
     coordinator: RunRequests,
     registry: CollectorRegistry,
-    spans: SpanSink | None = None,
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve data until the context is left; yield the host and port.
 
@@ -144,7 +141,6 @@ async def serving_data(
         options: the files to serve, and the address.
         coordinator: decides which client may read which samples.
         registry: the data server adds its metrics to it.
-        spans: takes spans of its answers.
 
     Raises:
         InvalidInput: the data file is wrong or does not fit the run, the run's model does not know its tokens, or the
@@ -171,8 +167,6 @@ async def serving_data(
     gate = CoordinatorGate(coordinator, growing.observe)
     server = DataServer(provider, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
     DataServerMetrics(registry).watch(server, gate)
-    if spans is not None:
-        server.watch(DataServerTraces(gate, spans).observe)
     try:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(gate.follow())

@@ -20,7 +20,6 @@ from epochal.data_providers.sources.http.target import Target
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.http.environment_proxies import Proxies
 from epochal.runtime.http.session import open_session
-from epochal.runtime.tracing.request_spans import traced_request
 from epochal.state.errors import DataError
 
 MAX_CONNECTIONS = 16
@@ -119,8 +118,7 @@ class Requester:
                 begun_s = asyncio.get_running_loop().time()
                 try:
                     async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                        with traced_request("ask data source", self._target(url).netloc) as parent:
-                            return await self._ask(url, ranges, choose, parent)
+                        return await self._ask(url, ranges, choose)
                 finally:
                     took(asyncio.get_running_loop().time() - begun_s)
         except DataError:
@@ -159,7 +157,7 @@ class Requester:
             self._targets[url] = Target.of(httpx.URL(url))
         return self._targets[url]
 
-    async def _ask(self, url: str, ranges: str, choose: Choose, parent: str | None) -> ClientResponse:
+    async def _ask(self, url: str, ranges: str, choose: Choose) -> ClientResponse:
         begin = target = self._target(url)
         led_to, until_s = self._led_to.get(url, (begin, 0.0))
         is_remembered = until_s > asyncio.get_running_loop().time()
@@ -168,8 +166,6 @@ class Requester:
         redirects = 0
         while True:
             fields = {**self._fields(begin, target), "range": ranges}
-            if parent is not None and target.server in self._own:
-                fields["traceparent"] = parent
 
             def chosen(answer: ClientResponse, is_remembered: bool = is_remembered) -> Body | None:
                 is_elsewhere = is_remembered and answer.status not in WITH_BYTES

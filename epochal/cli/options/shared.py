@@ -27,15 +27,6 @@ ViewOption = Annotated[
     bool,
     typer.Option("--view/--no-view", help="Show what the client does below its log, where that is text on a terminal."),
 ]
-OtelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--otel-endpoint",
-        metavar="URL",
-        help="Send traces of rounds to this OpenTelemetry collector over OTLP/HTTP, such as http://host:4318 (needs "
-        "epochal\\[otel]). Default: OTEL_EXPORTER_OTLP_ENDPOINT.",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CoordinatorCaOption = Annotated[
     Path | None,

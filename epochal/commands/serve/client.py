@@ -36,7 +36,6 @@ from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_
 from epochal.cli.options.shared import (
     LogFormatOption,
     MetricsHostOption,
-    OtelOption,
     UrlArgument,
     VerboseOption,
     ViewOption,
@@ -67,7 +66,6 @@ from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.http_client import check_url
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
-from epochal.runtime.tracing.otlp import endpoint_of
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.client_names import software_version
 from epochal.state.codecs.codecs_by_name import SPOKEN
@@ -212,7 +210,6 @@ def client(
     save: SaveOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
-    otel_endpoint: OtelOption = None,
     view: ViewOption = True,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
@@ -241,7 +238,7 @@ def client(
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
-    observed = ObserverOptions(metrics_address, may_have_view(log_format, wanted=view), endpoint_of(otel_endpoint))
+    observed = ObserverOptions(metrics_address, may_have_view(log_format, wanted=view))
     show_permissions(permissions, data, log_format)
     with contextlib.closing(own_trainer):
         run_to_end(_run(url, verify, profile, dependencies, RunOptions(observed, leave_bound_s)))
@@ -320,7 +317,7 @@ async def _run(
     reach = dependencies.permissions.reach
     with _Leaving(options.leave_bound_s) as leaving:
         async with (
-            observing(options.observed, url, profile.key.client_id) as observer,
+            observing(options.observed, url) as observer,
             await CoordinatorClient.connect(url, dependencies.retry_policy, verify, reach) as api,
         ):
             agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -19,7 +18,6 @@ from epochal.cli.options.shared import (
     HostOption,
     InsecureOption,
     LogFormatOption,
-    OtelOption,
     PortOption,
     TlsCertOption,
     TlsKeyOption,
@@ -29,7 +27,6 @@ from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
 from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
-from epochal.coordinator.round_traces import trace_round
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.http import CoordinatorClient
@@ -38,7 +35,6 @@ from epochal.runtime.garbage import collect_rarely, share_one_heap
 from epochal.runtime.http.http_client import check_url
 from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
-from epochal.runtime.tracing.otlp import endpoint_of, exported_spans
 from epochal.runtime.worker_thread import SharedThreads
 from epochal.state.config.data_file import check_together
 from epochal.state.config.data_location import Server
@@ -132,7 +128,6 @@ def coordinator(
     insecure: InsecureOption = False,
     allowed_host: AllowedHostOption = None,
     advertise: AdvertiseOption = None,
-    otel_endpoint: OtelOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -161,7 +156,7 @@ def coordinator(
         new_coordinator_key=new_coordinator_key,
         genesis=_genesis_of(state, seed, waits=no_genesis),
     )
-    run_to_end(_serve_run(state, options, data_config, endpoint_of(otel_endpoint)))
+    run_to_end(_serve_run(state, options, data_config))
 
 
 def _genesis_of(state: StateFile, seed: int | None, *, waits: bool) -> Genesis:
@@ -203,12 +198,9 @@ def _data_options(state: StateFile, options: ServeOptions, data_config: Path) ->
     return DataServerOptions(data_config, insecure=endpoint.insecure)
 
 
-async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None, traces_to: str | None) -> None:
+async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        spans = None if traces_to is None else stack.enter_context(exported_spans(traces_to, "epochal-coordinator"))
         served = await stack.enter_async_context(serving(state, options))
-        if spans is not None:
-            served.handlers.insight.history.on_ended(partial(trace_round, state.run_id, sink=spans))
         unpinned = unpinned_data(state)
         if unpinned is not None and served.handlers.insight.status().data_decided_by in UNDECIDED:
             log.warning("data_not_pinned", extra={"reason": unpinned})
@@ -220,7 +212,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             itself = await stack.enter_async_context(await CoordinatorClient.connect(served.url, RetryPolicy(), verify))
             itself.use_token(served.handlers.data_server_token().token)
             data_options = _data_options(state, options, data_config)
-            serving_them = serving_data(state, data_options, itself, served.registry, spans)
+            serving_them = serving_data(state, data_options, itself, served.registry)
             host, port = await stack.enter_async_context(serving_them)
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
         collect_rarely()

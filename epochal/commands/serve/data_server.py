@@ -12,7 +12,6 @@ from epochal.cli.options.shared import (
     CoordinatorCaOption,
     LogFormatOption,
     MetricsHostOption,
-    OtelOption,
     TlsKeyOption,
     VerboseOption,
     trusted,
@@ -28,7 +27,6 @@ from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.metrics_server import serving_metrics
 from epochal.runtime.metrics.metrics_registry import new_registry
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
-from epochal.runtime.tracing.otlp import endpoint_of, exported_spans
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from epochal.state.refusals import Refusal, Retry
@@ -89,7 +87,6 @@ def data_server(
             "the server goes on without it for any time.",
         ),
     ] = DEFAULT_BOUND_S,
-    otel_endpoint: OtelOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -102,7 +99,7 @@ def data_server(
     read_data_config(data_path)
     options = DataServerOptions(data_path, host, port, tls_cert, tls_key, insecure)
     asked = _Asked(coordinator_url, trusted(tls_ca), token, RetryPolicy(bound_s=reconnect_s))
-    run_to_end(_serve_data(options, asked, (metrics_port, metrics_host), endpoint_of(otel_endpoint)))
+    run_to_end(_serve_data(options, asked, (metrics_port, metrics_host)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +112,9 @@ class _Asked:
     retry_policy: RetryPolicy
 
 
-async def _serve_data(
-    options: DataServerOptions, asked: _Asked, metrics_address: tuple[int, str], traces_to: str | None
-) -> None:
+async def _serve_data(options: DataServerOptions, asked: _Asked, metrics_address: tuple[int, str]) -> None:
     allow_connections()
     async with contextlib.AsyncExitStack() as stack:
-        spans = None if traces_to is None else stack.enter_context(exported_spans(traces_to, "epochal-data-server"))
         coordinator = await stack.enter_async_context(
             await CoordinatorClient.connect(asked.url, asked.retry_policy, asked.verify)
         )
@@ -128,7 +122,7 @@ async def _serve_data(
         state = await _state_file(coordinator, asked)
         registry = new_registry()
         metrics_url = await stack.enter_async_context(serving_metrics(registry, *metrics_address))
-        host, port = await stack.enter_async_context(serving_data(state, options, coordinator, registry, spans))
+        host, port = await stack.enter_async_context(serving_data(state, options, coordinator, registry))
         say(f"metrics at {metrics_url}")
         with interruption() as stop:
             await serve_until(stop, f"data server for run {state.run_id} {LISTENING}{host}:{port}")

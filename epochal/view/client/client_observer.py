@@ -11,8 +11,6 @@ from epochal.cli.output.logs import LogFormat
 from epochal.cli.output.printing import say
 from epochal.cli.output.screens import can_be_drawn_on
 from epochal.run_manager.events import Event, Observer
-from epochal.runtime.tracing.request_spans import requests_traced_by
-from epochal.state.wire import ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +20,10 @@ class ObserverOptions:
     Attributes:
         metrics_address: port and host of metrics; None for nowhere.
         has_view: whether they are shown in a view on standard error.
-        traces_to: where traces are sent, as `endpoint_of` returns it; None for nowhere.
     """
 
     metrics_address: tuple[int, str] | None
     has_view: bool
-    traces_to: str | None
 
 
 def may_have_view(log_format: LogFormat, *, wanted: bool) -> bool:
@@ -36,13 +32,12 @@ def may_have_view(log_format: LogFormat, *, wanted: bool) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def observing(options: ObserverOptions, url: str, client_id: ClientId) -> AsyncIterator[Observer]:
+async def observing(options: ObserverOptions, url: str) -> AsyncIterator[Observer]:
     """Yield an observer that logs the client's events, and shows them and counts them as the options say.
 
     Args:
         options: where else they go.
         url: the coordinator's, whose page of this client the log names.
-        client_id: of the client.
     """
     observers: list[Observer] = [partial(log_event, url=url)]
 
@@ -60,14 +55,6 @@ async def observing(options: ObserverOptions, url: str, client_id: ClientId) -> 
             observers.append(ClientMetrics(registry).observe)
             place = await stack.enter_async_context(serving_metrics(registry, *options.metrics_address))
             say(f"metrics at {place}")
-        if options.traces_to is not None:
-            from epochal.run_manager.traces import ClientTraces
-            from epochal.runtime.tracing.otlp import exported_spans
-
-            traces = ClientTraces(stack.enter_context(exported_spans(options.traces_to, "epochal-client")), client_id)
-            observers.append(traces.observe)
-            stack.enter_context(requests_traced_by(traces))
-            stack.callback(traces.end)
         if options.has_view:
             from epochal.view.client.client_view import open_view
 
