@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.process_usage import cpu_s, memory_bytes
 from benchmarks.servers import RUN_ID, coordinator_of
+from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.tools.testnet.child_processes import Child, Children
 from tests.support.servers.postgres_server import PostgresServer
 
@@ -56,7 +57,7 @@ class InFiles:
     run_dir: Path
 
     def journal_bytes(self) -> int:
-        return sum(path.stat().st_size for path in (self.run_dir / "journal").iterdir())
+        return sum(path.stat().st_size for path in self.run_dir.glob(f"{DATABASE_FILE}*"))
 
     def wal_bytes(self) -> int:
         return 0

@@ -4,8 +4,10 @@ The run has three clients that do no arithmetic; the machine plays it alone, int
 """
 
 import asyncio
+import contextlib
+import sqlite3
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -17,19 +19,19 @@ from epochal.coordinator.insight.run_history import RunHistory, read_history
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction, SegmentEnded
-from epochal.coordinator.machine.journal_records import Segment, Snapshot
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.run import new_run
 from epochal.coordinator.machine.stimuli import Stamped, Stimulus
 from epochal.coordinator.machine.views import blobs_kept
 from epochal.coordinator.run.opening import signing_key_of
 from epochal.coordinator.run.run_journal import RunJournal
-from epochal.coordinator.store.blobs import BlobStore
-from epochal.coordinator.store.directory.journal_files import segment_file
-from epochal.coordinator.store.directory.run_directory import RunDirectory
-from epochal.coordinator.store.directory.segments import encode_mark, encode_segment
+from epochal.coordinator.store.blobs import BlobStore, one_piece
+from epochal.coordinator.store.files.folder import DATABASE_FILE
+from epochal.coordinator.store.files.opening import UNNAMED_RUN, open_folder_store
 from epochal.coordinator.store.memory import MemoryJournal
 from epochal.coordinator.store.open import open_store_reader
+from epochal.coordinator.store.sql.schema import hash_of_record, hash_of_snapshot
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
@@ -86,7 +88,8 @@ class Player:
     async def keep_blobs(self, blobs: BlobStore) -> None:
         """Keep the blobs that the run needs, so that a coordinator serves it."""
         for blob in blobs_kept(self._journal.run):
-            await blobs.keep(blob.sha256, self._contents[blob.sha256])
+            data = self._contents[blob.sha256]
+            await blobs.receive(blob.sha256, len(data), one_piece(data))
 
     async def send(self, stimulus: Stimulus) -> tuple[Instruction, ...]:
         """Keep what the machine makes of a stimulus."""
@@ -161,25 +164,28 @@ class Player:
         await self.send(stimuli.ResultReceived(client_id, report, CheckVerdict(digest, 1.0)))
 
 
-class _WrittenJournal(MemoryJournal):
-    """A journal of which each segment is written to a run directory as a whole: one that syncs each record is slow."""
+def _write(folder: Path, segments: Sequence[Segment]) -> None:
+    """Write a journal into the database of a run directory at once: a journal that syncs each record is slow."""
+    with contextlib.closing(sqlite3.connect(folder / DATABASE_FILE)) as connection, connection:
+        head, size_bytes, run = b"", 0, UNNAMED_RUN
+        for segment in segments:
+            number, snapshot = segment.number, segment.snapshot
+            own = hash_of_snapshot(head, snapshot.sequence, snapshot.body)
+            row: tuple[object, ...] = (run, number, snapshot.sequence, head, snapshot.body, own)
+            connection.execute("INSERT INTO epochal_segments VALUES (?, ?, ?, ?, ?, ?)", row)
+            head, size_bytes = head or own, size_bytes + len(snapshot.body)
+            for record in segment.records:
+                head, size_bytes = _head(head, record), size_bytes + len(record.body)
+                row = (run, record.sequence, number, record.version, record.body, head)
+                connection.execute("INSERT INTO epochal_records VALUES (?, ?, ?, ?, ?, ?)", row)
+        last = segment.records[-1] if segment.records else None
+        sequence, version = (snapshot.sequence, 0) if last is None else (last.sequence, last.version)
+        row = (run, sequence, head, version, number, snapshot.sequence, size_bytes, 0.0)
+        connection.execute("INSERT INTO epochal_runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
 
-    async def open_segment(self, snapshot: Snapshot) -> None:
-        await super().open_segment(snapshot)
-        for segment in self.segments[:-1]:
-            self._write(segment, encode_mark(segment.number + 1))
-        self.segments = self.segments[-1:]
-
-    def write_last(self) -> None:
-        """Write the segment that is appended to."""
-        self._write(self.segments[-1], b"")
-
-    def _write(self, segment: Segment, mark: bytes) -> None:
-        (self._folder / segment_file(segment.number)).write_bytes(encode_segment(segment) + mark)
+def _head(before: bytes, record: JournalRecord) -> bytes:
+    return hash_of_record(before, record.sequence, record.version, record.body)
 
 
 def _checkpoint(step: int) -> bytes:
@@ -205,15 +211,15 @@ def state_of(rounds: int) -> StateFile:
 
 async def played(folder: Path, rounds: int) -> None:
     """Play a run of so many rounds into a run directory, which a coordinator can serve."""
-    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
+    store = await open_folder_store(folder, MAX_BLOB_BYTES)
     key = await signing_key_of(store, anew=False)
-    journal = _WrittenJournal(folder)
+    journal = MemoryJournal()
     run = new_run(state_of(rounds), lineage="ab" * 16, coordinator_key=key.public_key_hex, now_s=1000.0)
     player = Player(await RunJournal.begin(journal, run))
     await player.begin()
     for _ in range(rounds):
         await player.play_round()
-    journal.write_last()
+    _write(folder, journal.segments)
     await player.keep_blobs(store.blobs)
     await store.aclose()
 
@@ -230,7 +236,7 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
     offline = open_store_reader(str(folder)).journal
     whole_s, found = await _timed(read_history(offline))
     assert found.history.next == rounds
-    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
+    store = await open_folder_store(folder, MAX_BLOB_BYTES)
     try:
         first = RunHistory(store.journal, InlineWorker())
         async with asyncio.TaskGroup() as tasks:

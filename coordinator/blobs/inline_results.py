@@ -1,7 +1,6 @@
 """Small results that come with their commitments: checked, kept together with others, and counted as one stimulus.
 
-The bytes are kept with the record that counts them, where the store does that; it is so where other coordinators may
-sweep. Elsewhere they are kept before.
+The bytes are kept with the record that counts them.
 """
 
 from collections.abc import Mapping
@@ -54,11 +53,8 @@ class BytesWithCommitment:
         if verdict.rule is not None:
             return verdict
         spare_bytes = await intake.make_room(expected)
-        if service.recorded_blobs is None:
-            await service.blobs.keep(sha256, self._data, spare_bytes)
-        else:
-            needed_bytes = service.blobs.total_bytes + len(self._data) + spare_bytes
-            check_room(needed_bytes, service.run.state_file.blobs.max_total_bytes)
-            self.with_record = {sha256: self._data}
+        needed_bytes = service.blobs.total_bytes + len(self._data) + spare_bytes
+        check_room(needed_bytes, service.run.state_file.blobs.max_total_bytes)
+        self.with_record = {sha256: self._data}
         intake.recent.add((commitment.step, commitment.attempt), sha256, self._data)
         return verdict

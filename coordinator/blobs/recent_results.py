@@ -26,7 +26,7 @@ class RecentResults:
         kept_bytes: their size, at most `MAX_RECENT_BYTES`.
     """
 
-    def __init__(self, blobs: BlobReader, recorded: RecordedBlobReader | None = None) -> None:
+    def __init__(self, blobs: BlobReader, recorded: RecordedBlobReader) -> None:
         self._blobs = blobs
         self._recorded = recorded
         self._kept: OrderedDict[Sha256, bytes] = OrderedDict()
@@ -74,7 +74,7 @@ class RecentResults:
 
     async def _read_recorded(self, run: Run, digests: Sequence[Sha256]) -> Mapping[Sha256, bytes]:
         """Return those of these results that another coordinator has kept with a record, and remember them."""
-        if self._recorded is None or not digests:
+        if not digests:
             return {}
         try:
             read = await self._recorded.read(digests)

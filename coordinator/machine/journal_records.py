@@ -20,8 +20,8 @@ class JournalRecord:
         sequence: its number: 1, 2, 3, … over the whole run.
         body: it, as JSON.
         version: of the run document that was published after it; 0 where a journal does not tell. The body says it too.
-        blobs: small blobs that the run needs from it on, kept in its transaction by a store that has `recorded_blobs`;
-            they are no part of what is read back.
+        blobs: small blobs that the run needs from it on, kept in its transaction; they are no part of what is read
+            back.
     """
 
     sequence: int

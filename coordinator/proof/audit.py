@@ -51,8 +51,6 @@ class AuditReport:
         quarantined: batches that failed too often and are skipped.
         unapplied: batches that are carried, suspected, or in the round under way.
         replay_identical: whether every published document was replayed to the same bytes.
-        torn_bytes: size of an incomplete last record, which nobody was told of.
-        damaged_bytes: size of a complete last record with a wrong checksum, which somebody may have been told of.
         blobs: number of blobs that the run relies on, each of which was read.
         wrong_blobs: number of those that are missing, have another size or other bytes.
         evaluations: number of evaluations that were reported.
@@ -74,8 +72,6 @@ class AuditReport:
     quarantined: int
     unapplied: int
     replay_identical: bool
-    torn_bytes: int
-    damaged_bytes: int
     blobs: int
     wrong_blobs: int
     evaluations: int
@@ -168,11 +164,8 @@ async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
     found = _Findings()
     stored = max(await store.journal.proofs(), key=lambda proof: proof.segment_count, default=None)
     last = await _replayed(store.journal, stored, found)
-    if store.journal.damaged_bytes:
-        found.problem(
-            f"the journal's last record is damaged ({store.journal.damaged_bytes} bytes), and clients may have seen "
-            "what it said; a start drops it and takes them back to the state before it"
-        )
+    for problem in await store.journal.problems():
+        found.problem(problem)
     _check_named(last.run, stored, found)
     async for wrong in wrong_blobs(last.run, store.blobs):
         found.blobs += 1
@@ -188,7 +181,7 @@ async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
         recomputed = await recompute(last.run, store.blobs, found.attested, found.ledger.rounds)
         if recomputed.problem is not None:
             found.problem(recomputed.problem)
-    return _report(last.run, found.ledger, found, store.journal, recomputed)
+    return _report(last.run, found.ledger, found, recomputed)
 
 
 async def _replayed(journal: JournalReader, stored: StoredProof | None, found: _Findings) -> Replayed:
@@ -202,7 +195,7 @@ async def _replayed(journal: JournalReader, stored: StoredProof | None, found: _
     newest = await journal.newest_segment()
     total = None if newest is None else newest + 1 - begins
     with long_work(REPLAYING, total, "segments") as work:
-        async for segment in journal.history(None if stored is None else begins):
+        async for segment in journal.history():
             try:
                 opening = replay(Segment(segment.number, segment.snapshot, ()))
                 if last is None:
@@ -266,9 +259,7 @@ async def _wrong_key(run: Run, keys: CoordinatorKeyReader) -> str | None:
     return f"the coordinator's key is {found}, but the run's is {run.identity.coordinator_key}; {KEY_LOST}"
 
 
-def _report(
-    run: Run, ledger: Ledger, found: _Findings, journal: JournalReader, recomputed: Recomputed | None
-) -> AuditReport:
+def _report(run: Run, ledger: Ledger, found: _Findings, recomputed: Recomputed | None) -> AuditReport:
     batches = balance(ledger, run)
     for problem in batches.problems:
         found.problem(problem)
@@ -284,8 +275,6 @@ def _report(
         quarantined=batches.quarantined,
         unapplied=batches.unapplied,
         replay_identical=found.replay_identical,
-        torn_bytes=journal.torn_bytes,
-        damaged_bytes=journal.damaged_bytes,
         blobs=found.blobs,
         wrong_blobs=found.wrong_blobs,
         evaluations=ledger.evaluations,

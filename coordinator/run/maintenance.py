@@ -59,14 +59,21 @@ class PausedUploads(Protocol):
         ...
 
 
+async def _know_all() -> None: ...
+
+
+async def _drop_none(_: frozenset[Sha256]) -> frozenset[Sha256]:
+    return frozenset()
+
+
 class Maintenance:
     """Keeps the state file and the blobs of one service in order.
 
     Args:
         run_now: returns the run as it is kept at the moment.
         fail: called when the store fails.
-        catch_up: reads what other coordinators of the run have kept; None if there are none.
-        drop_blobs: deletes blobs that are kept with records; None if there are none.
+        catch_up: reads what other coordinators of the run have kept.
+        drop_blobs: deletes blobs that are kept with records.
 
     Attributes:
         paused: uploads that may be given up; None until there may be some.
@@ -77,8 +84,8 @@ class Maintenance:
         store: StoreUpkeep,
         run_now: Callable[[], Run],
         fail: Callable[[StoreFailed], None],
-        catch_up: Callable[[], Awaitable[object]] | None = None,
-        drop_blobs: DropBlobs | None = None,
+        catch_up: Callable[[], Awaitable[object]] = _know_all,
+        drop_blobs: DropBlobs = _drop_none,
     ) -> None:
         self._store = store
         self._run_now = run_now
@@ -265,8 +272,7 @@ class Maintenance:
         await self._store.blobs.drop_unfinished()
         recorded = await self._sweep_recorded_blobs()
         held = await self._store.blobs.held() - recorded
-        if self._catch_up is not None:  # whatever is held was announced before, perhaps to another coordinator
-            await self._catch_up()
+        await self._catch_up()  # whatever is held was announced before, perhaps to another coordinator
         needed_by = self._run_now()
         needed = blobs_needed(needed_by)
         unneeded = held - needed
@@ -284,8 +290,6 @@ class Maintenance:
 
     async def _sweep_recorded_blobs(self) -> frozenset[Sha256]:
         """Delete unneeded blobs that are kept with records; return which of those are left, or were there."""
-        if self._store.recorded_blobs is None or self._catch_up is None or self._drop_blobs is None:
-            return frozenset()
         listed = held = await self._store.recorded_blobs.held()
         conflicts = 0
         while held and conflicts < MAX_DROP_CONFLICTS:

@@ -101,7 +101,7 @@ async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:
         return SigningKey(await store.keys.replace_private_key())
     kept = await store.keys.private_key()
     if kept is None:
-        if await store.journal.load(is_restored=True) is not None:
+        if await store.journal.load() is not None:
             raise StoreFailed(f"{store.name} holds a run, but not its coordinator's key; {KEY_LOST}")
         kept = await store.keys.create_private_key()
     return SigningKey(kept)
@@ -124,7 +124,7 @@ async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restore
         StoreFailed: the journal is gone or damaged; the coordinator's key is not the run's; or blobs are missing.
     """
     store = options.store
-    journal = await RunJournal.load(store.journal, is_restored=is_restored)  # who cannot replay it takes no lease
+    journal = await RunJournal.load(store.journal)  # who cannot replay it takes no lease
     others = () if store.replication is None else (await store.replication.meet(Heartbeats())).others
     is_live, asked_s = bool(others), options.clock.monotonic_s()
     if is_live and (is_restored or options.replaces_key):
@@ -169,16 +169,6 @@ async def _stimuli_of_start(
     store = options.store
     if store.is_backup and not is_restored:
         raise InvalidInput(f"{store.name} is a backup; start from it with --restored: clients return to what it holds")
-    if store.journal.torn_bytes:
-        log.warning("journal_torn_record_dropped", extra={"torn_bytes": store.journal.torn_bytes})
-    if store.journal.damaged_bytes:
-        log.warning(
-            "journal_damaged_record_dropped",
-            extra={
-                "damaged_bytes": store.journal.damaged_bytes,
-                "consequence": "clients return to the state before it",
-            },
-        )
     if journal.is_doubtful:
         log.warning("journal_may_have_gone_back", extra={"consequence": "clients return to the state that it holds"})
     _check_edited(journal.run, state_file, store.blobs.total_bytes, options.source)
@@ -188,7 +178,7 @@ async def _stimuli_of_start(
     else:
         await check_blobs_are_there(journal.run, store.blobs, store.name)
     stimuli: list[Stimulus] = [] if is_live else [CoordinatorStarted()]  # nobody was away where others served it
-    if is_restored or journal.is_doubtful or store.journal.damaged_bytes:  # clients may have seen what was lost
+    if is_restored or journal.is_doubtful:  # clients may have seen what was lost
         stimuli.append(RunRestored(lineage_of(options.new_seed())))
     if options.coordinator_key != journal.run.identity.coordinator_key:
         log.warning("coordinator_key_replaced", extra={"before": journal.run.identity.coordinator_key})

@@ -81,16 +81,13 @@ class RunJournal:
         return Kept(self._sequence, self.published.version, self.published.sha256)
 
     @classmethod
-    async def load(cls, journal: Journal, *, is_restored: bool = False) -> "RunJournal | None":
+    async def load(cls, journal: Journal) -> "RunJournal | None":
         """Return the journal of a run that was started before, or None.
-
-        Args:
-            is_restored: the journal is a copy that may lack later segments.
 
         Raises:
             StoreFailed: the journal is damaged, or was written under other rules.
         """
-        segment = await journal.load(is_restored=is_restored)
+        segment = await journal.load()
         if segment is None:
             return None
         loaded = cls(journal, replay_segment(segment), len(segment.records), is_doubtful=segment.may_lack_last)
@@ -120,7 +117,7 @@ class RunJournal:
 
         Args:
             ends_segment: whether a new segment is due after them.
-            blobs: kept with them, where the store has `recorded_blobs`.
+            blobs: kept with them.
 
         Raises:
             StoreConflict: another coordinator has appended first, or the run is doubtful and they give it no new

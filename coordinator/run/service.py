@@ -150,16 +150,14 @@ class CoordinatorService:
 
         Args:
             stimulus: a message, or news of the coordinator's own.
-            blobs: small blobs that the run needs if it changes by the stimulus, kept in the same transaction; none
-                where the store has no `recorded_blobs`.
+            blobs: small blobs that the run needs if it changes by the stimulus, kept in the same transaction.
 
         Raises:
             Refused: the machine refuses it, or `overloaded`, or `store-failed`.
         """
         if self.health.problem is not None:
             raise self.health.refusal()
-        recorded, size_bytes = self.recorded_blobs, sum(map(len, blobs.values()))
-        with contextlib.nullcontext() if recorded is None else recorded.arriving(size_bytes):
+        with self.recorded_blobs.arriving(sum(map(len, blobs.values()))):
             await self._queue.submit(stimulus, blobs)
 
     async def _commit_groups(self) -> None:
@@ -196,7 +194,6 @@ class CoordinatorService:
 
         Raise `StoreConflict` if another coordinator appended first: then nothing is deleted.
         """
-        assert self.recorded_blobs is not None, "they are listed where there are some"
         async with self._writing:
             unneeded = sorted(held - blobs_needed(self._journal.run))[:DROPPED_AT_A_TIME]
             if unneeded:

@@ -81,13 +81,6 @@ class BlobWriter(BlobReader, Protocol):
             Refused: `blob-mismatch`, `blob-too-large` or `blobs-full`.
         """
 
-    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
-        """Keep a few bytes durably, which hash to `sha256`. Those that arrive together may share a file and a sync.
-
-        Raises:
-            Refused: `blobs-full`, with `spare_bytes` as for `receive`.
-        """
-
 
 class BlobSweeper(Protocol):
     """Blobs that are counted, and deleted once the run needs them no longer."""
@@ -173,10 +166,6 @@ class BlobStore(BlobWriter, BlobSweeper, DirectBlobs, Protocol):
 
 class ServedBlobs:
     """The part of `BlobStore` that is the same wherever all bytes pass through the coordinator."""
-
-    async def keep(self: BlobWriter, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
-        """Keep a few bytes as any others."""
-        await self.receive(sha256, len(data), one_piece(data), spare_bytes)
 
     async def signed_get(self, _: Sha256) -> None:
         """Return None: the coordinator serves the bytes."""

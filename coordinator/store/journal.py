@@ -1,7 +1,5 @@
 """The journal of a run: numbered records, cut into segments, each of which begins with a snapshot of the whole run.
 
-Each segment names the one that follows it, so that a missing newest one is noticed.
-
 The rule kept here: when `append` or `open_segment` returns, the record or snapshot survives a power failure; when it
 raises `StoreBlocked`, the caller goes on as if nothing was kept, and may repeat the same call; when it raises another
 `StoreFailed`, the caller assumes nothing and stops accepting messages. Writing is a compare-and-swap. So where several
@@ -49,23 +47,14 @@ class StoredProof:
 class JournalReader(Protocol):
     """A journal that is only read; meanwhile a coordinator may append to it.
 
-    Reading raises `StoreFailed` if a record other than the last is damaged, a segment is missing, or the medium cannot
-    be read.
+    Reading raises `StoreFailed` if a record is damaged or missing, which it names, or the medium cannot be read.
     """
-
-    @property
-    def torn_bytes(self) -> int:
-        """Size of an incomplete last record that the latest reading left out: nobody was told that it was kept."""
-
-    @property
-    def damaged_bytes(self) -> int:
-        """Size of a complete last record with a wrong checksum that the latest reading left out.
-
-        Somebody may have been told that it was kept.
-        """
 
     async def proofs(self) -> tuple[StoredProof, ...]:
         """Return the kept proofs, the one of the fewest segments first: one, or more while the journal is compacted."""
+
+    async def problems(self) -> tuple[str, ...]:
+        """Return what is wrong with the rest of what is kept: notes, counts, and the medium as far as it can tell."""
 
     async def newest_segment(self) -> int | None:
         """Return the number of the newest segment; None if there is none."""
@@ -93,12 +82,8 @@ class Journal(JournalReader, Protocol):
     def size_bytes(self) -> int:
         """Size of all segments."""
 
-    async def load(self, *, is_restored: bool = False) -> Segment | None:
-        """Return the newest segment, or None if the run was never started. It says whether the journal went back.
-
-        Args:
-            is_restored: the journal is a copy that may lack later segments; go on with the newest one that it has.
-        """
+    async def load(self) -> Segment | None:
+        """Return the newest segment, or None if the run was never started. It says whether the journal went back."""
 
     async def tail(self, after: int) -> Tail | None:
         """Return what was appended after the record that this object read or appended last.

@@ -97,12 +97,6 @@ class LayeredBlobs(LayeredReader[BlobStore]):
     async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         return await self._first.add(size_bytes, body, spare_bytes + self._other_bytes)
 
-    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
-        for layer in self._others:
-            if await layer.size(sha256) is not None:
-                return
-        await self._first.keep(sha256, data, spare_bytes + self._other_bytes)
-
     async def delete(self, sha256: Sha256) -> None:
         await self._each(lambda layer: layer.delete(sha256))
 

@@ -1,4 +1,4 @@
-"""A store in memory, for tests and simulations. It passes the same contract tests as the run directory."""
+"""A store in memory, for tests and simulations. It passes the same contract tests as the others."""
 
 import asyncio
 import contextlib
@@ -30,9 +30,6 @@ from epochal.state.wire import Sha256, sha256_hex
 class MemoryJournal:
     """The `Journal` protocol over a list of segments, which a simulated restart finds again."""
 
-    torn_bytes = 0
-    damaged_bytes = 0
-
     def __init__(self) -> None:
         self.segments: list[Segment] = []
         self.appended = Broadcast()
@@ -50,8 +47,7 @@ class MemoryJournal:
         snapshots = sum(len(segment.snapshot.body) for segment in self.segments)
         return proofs + snapshots + sum(len(record.body) for segment in self.segments for record in segment.records)
 
-    async def load(self, *, is_restored: bool = False) -> Segment | None:
-        del is_restored
+    async def load(self) -> Segment | None:
         return self.segments[-1] if self.segments else None
 
     async def tail(self, after: int) -> Tail | None:
@@ -83,6 +79,10 @@ class MemoryJournal:
 
     async def proofs(self) -> tuple[StoredProof, ...]:
         return tuple(StoredProof(count, body) for count, body in sorted(self.stored_proofs.items()))
+
+    async def problems(self) -> tuple[str, ...]:
+        """Return nothing: memory does not fail."""
+        return ()
 
     async def newest_segment(self) -> int | None:
         return self.segments[-1].number if self.segments else None
@@ -292,15 +292,15 @@ class MemoryStore:
         self, max_blob_bytes: int, journal: MemoryJournal | None = None, private_key: bytes | None = None
     ) -> None:
         self.journal = journal or MemoryJournal()
-        self.blobs: BlobStore = MemoryBlobs(max_blob_bytes)
-        self.recorded_blobs: RecordedBlobs | None = None
+        self._others = MemoryBlobs(max_blob_bytes)
+        self.record_blobs(MemoryRecordedBlobs(self.journal))
         self.keys = MemoryKeys(private_key)
         self._copies = 0
 
-    def record_blobs(self, recorded: RecordedBlobs | None = None) -> None:
-        """Keep small blobs with the records of the journal, as coordinators that share it do."""
-        self.recorded_blobs = recorded or MemoryRecordedBlobs(self.journal)
-        self.blobs = WithRecordedBlobs(self.recorded_blobs, self.blobs)
+    def record_blobs(self, recorded: RecordedBlobs) -> None:
+        """Keep small blobs with the records of the journal there."""
+        self.recorded_blobs: RecordedBlobs = recorded
+        self.blobs: BlobStore = WithRecordedBlobs(recorded, self._others)
 
     is_backup = False
     replication: Replication | None = None

@@ -10,15 +10,15 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from epochal.coordinator.store.blobs import BlobReader, BlobStore, BlobSweeper
-from epochal.coordinator.store.directory.backup_folder import refuse_unfinished
-from epochal.coordinator.store.directory.moved import refuse_moved
-from epochal.coordinator.store.directory.run_directory import RunDirectory, RunDirectoryReader, run_directory_in
+from epochal.coordinator.store.files.backup_folder import refuse_unfinished
+from epochal.coordinator.store.files.folder import run_directory_in
+from epochal.coordinator.store.files.opening import open_folder_reader, open_folder_store
 from epochal.coordinator.store.journal import Journal, JournalReader
 from epochal.coordinator.store.kept_runs import KeptRun
 from epochal.coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
-from epochal.coordinator.store.object_store.opening import NoteInFile, reader_with_object_stores, with_object_stores
 from epochal.coordinator.store.recorded_blobs import RecordedBlobs
 from epochal.coordinator.store.replication import Program, Replication
+from epochal.coordinator.store.sql.store import SqlReader, SqlStore
 from epochal.runtime.clock import Clock
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.config.blob_place import BlobPlace
@@ -96,11 +96,8 @@ class StoreUpkeep(Protocol):
     def blobs(self) -> BlobSweeper: ...
 
     @property
-    def recorded_blobs(self) -> RecordedBlobs | None:
-        """Those of its blobs that the journal keeps with its records; None if it keeps none, and all are kept before.
-
-        A store that several coordinators share has them.
-        """
+    def recorded_blobs(self) -> RecordedBlobs:
+        """Those of its blobs that the journal keeps with its records."""
 
     def sweeping(self) -> AbstractAsyncContextManager[bool]:
         """Yield whether blobs may be deleted; False while somebody copies the run. Nobody begins to meanwhile.
@@ -165,25 +162,16 @@ async def open_store(
     """
     if is_database(url):
         opening = _database_opening(url)
-        opened: Store = await opening.open_database_store(url, max_blob_bytes, blobs, run_id, blobs_folder, program)
+        opened: SqlStore = await opening.open_database_store(url, max_blob_bytes, blobs, run_id, blobs_folder, program)
         return opened
     if blobs_folder is not None:
         raise InvalidInput(f"--blobs goes with a store in a database; {without_password(url)} keeps its blobs itself")
     folder, run_dir = _folders_of(url)
     refuse_unfinished(run_dir or folder)
-    refuse_moved(run_dir or folder)
-    store = await RunDirectory.open(run_dir or folder, max_blob_bytes)
-    try:
-        refuse_moved(run_dir or folder)  # a move may have ended before the lock was taken
-        note = NoteInFile(run_dir or folder)
-        store.blobs = await with_object_stores(note, store.blobs, run_id, blobs, max_blob_bytes)
-    except BaseException:
-        await store.aclose()
-        raise
-    return store
+    return await open_folder_store(run_dir or folder, max_blob_bytes, blobs, run_id)
 
 
-def open_store_reader(url: str) -> StoreReader:
+def open_store_reader(url: str) -> SqlReader:
     """Open a store to read its run, without a lock and without changing it.
 
     Raises:
@@ -191,12 +179,9 @@ def open_store_reader(url: str) -> StoreReader:
         StoreFailed: a database cannot be read.
     """
     if is_database(url):
-        found: StoreReader = _database_opening(url).open_database_reader(url)
+        found: SqlReader = _database_opening(url).open_database_reader(url)
         return found
-    run_dir = run_directory_of(url)
-    reader = RunDirectoryReader(run_dir)
-    reader.blobs = reader_with_object_stores(NoteInFile(run_dir), reader.blobs)
-    return reader
+    return open_folder_reader(run_directory_of(url))
 
 
 def run_directory_of(url: str) -> Path:

@@ -118,9 +118,6 @@ class WithRecordedBlobs(LayeredReader[BlobReader]):
     async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         return await self._others.add(size_bytes, body, spare_bytes + self._recorded.total_bytes)
 
-    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
-        await self._others.keep(sha256, data, spare_bytes + self._recorded.total_bytes)
-
     async def delete(self, sha256: Sha256) -> None:
         await self._others.delete(sha256)
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Self
 
-from epochal.coordinator.store.directory.run_directory import TESTNET_FOLDER
+from epochal.coordinator.store.files.folder import TESTNET_FOLDER
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.remote.background_loop import BackgroundLoop

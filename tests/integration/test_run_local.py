@@ -62,7 +62,7 @@ async def test_run_trains_inside_an_event_loop_and_leaves_nothing(tmp_path: Path
     assert [pid for pid in pids if lives(pid)] == []
     with pytest.raises(EpochalError, match="was stopped"):
         run.connect()
-    assert (run.store / "journal").is_dir()
+    assert (run.store / "run.sqlite").is_file()
 
 
 async def test_process_that_fails_is_told_with_its_log(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from epochal.cli.main import app
 from epochal.cli.options.secret_files import FILE_SUFFIX, SECRET_VARIABLES
 from epochal.coordinator.api.operator_routes import health_routes
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
+from epochal.coordinator.store.sql.database import GRACE_S, STATEMENT_S
 from epochal.runtime.http.http_server import MAX_UNREAD_BYTES, SHUTDOWN_TIMEOUT_S
 from epochal.runtime.metrics.metrics_registry import MetricsEndpoint
 

@@ -28,7 +28,6 @@ from epochal.coordinator.store.blobs import (
     check_content,
     check_growth,
     check_room,
-    one_piece,
 )
 from epochal.coordinator.store.object_store.granted_puts import GrantedPuts
 from epochal.coordinator.store.object_store.objects import OWNER, SIGNED_FOR_S, ObjectMissing, Objects, StoredObject
@@ -141,9 +140,6 @@ class ObjectBlobs(ObjectReader):
         async with putting as (_, version), self._locks.of(sha256):
             if sha256 not in self._sizes:  # somebody who has put other bytes there may have overwritten these
                 await self._check_kept(sha256, size_bytes, version)
-
-    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
-        await self.receive(sha256, len(data), one_piece(data), spare_bytes)
 
     async def _check_kept(self, sha256: Sha256, size_bytes: int, version: str | None) -> None:
         """Hold what was put under a blob's name, if it is still there. Raise `Refused` (`body-incomplete`) if not."""

@@ -1,20 +1,18 @@
 """Which object stores hold a run's blobs: the one that the state file names, and those that it named before.
 
-A note (`RUN_DIR/object-stores.json`, or a value in a database) lists them, and holds a random name by which the run's
+A note of the run's database lists them, and holds a random name by which the run's
 store is known in each. So a run moves by an edit of its state file, in any direction, and two stores never share a
 folder, in which each would delete the other's blobs. Each folder has a random name too, in the object that names its
 owner: so one that is reached under another address (`endpoint`, `region`) is known to be the same. One that holds
 nothing any more is left.
 """
 
-import asyncio
 import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Annotated, Protocol
 
 from pydantic import Field, ValidationError
@@ -25,14 +23,11 @@ from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.objects import OWNER, ObjectMissing, Objects
 from epochal.coordinator.store.object_store.reading import ObjectReader
 from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
-from epochal.runtime.files.durable_files import PRIVATE_MODE, replace_file
 from epochal.state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs, S3Blobs
 from epochal.state.config.schema import Section, TaggedEnum
 from epochal.state.errors import StoreFailed
 
 log = logging.getLogger(__name__)
-
-NOTE_FILE = "object-stores.json"
 
 
 class KeptNote(Protocol):
@@ -55,31 +50,6 @@ class KeptNote(Protocol):
 
     async def write(self, data: bytes) -> None:
         """Replace it."""
-
-
-class NoteInFile:
-    """The `KeptNote` protocol over a file of a run directory."""
-
-    is_shared = False
-
-    def __init__(self, run_dir: Path) -> None:
-        self.owner = str(run_dir)
-        self._path = run_dir / NOTE_FILE
-        self.place = str(self._path)
-
-    async def read(self) -> bytes | None:
-        try:
-            return await asyncio.to_thread(self._path.read_bytes)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StoreFailed(f"{self.place}: {error.strerror or error}") from error
-
-    async def write(self, data: bytes) -> None:
-        try:
-            await asyncio.to_thread(partial(replace_file, self._path, data, mode=PRIVATE_MODE))
-        except OSError as error:
-            raise StoreFailed(f"{self.place}: {error.strerror or error}") from error
 
 
 class StoresNote(Section):

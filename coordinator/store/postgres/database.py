@@ -10,18 +10,19 @@ or data (no connection, no place for one, a read-only server, a full disk, a sta
 import asyncio
 import contextlib
 import os
+import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncClientCursor, AsyncConnection, AsyncCursor
 
-from epochal.coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
+from epochal.coordinator.store.sql.database import GRACE_S, STATEMENT_S, Row, Statement
+from epochal.coordinator.store.sql.schema import TABLES, check_schema
 from epochal.state.errors import StoreBlocked, StoreFailed
 
-BULK_S = 30.0
-"""Maximum time of a statement that reads or deletes a part of a history."""
 CONNECT_WITHIN_S = 10.0
 """Maximum time to connect, whichever of its addresses the database has."""
 DISK_FULL = "53100"
@@ -40,19 +41,40 @@ SELECT set_config('lock_timeout', %(limit)s, false),
 """What every session sets: no wait without a limit, and no commit that is told before it is durable."""
 
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
-T = TypeVar("T")
 
 
-class Database:
-    """One connection, used by one caller at a time.
+LOCK = 0x45504F4348414C00
+"""Number of the advisory lock that is held while tables are made."""
+OWN_TABLES = (
+    """CREATE UNLOGGED TABLE IF NOT EXISTS epochal_replicas (
+        run_id text NOT NULL,
+        replica text NOT NULL,
+        url text,
+        program text,
+        rules integer,
+        heartbeats bytea NOT NULL,
+        seen_at timestamptz NOT NULL,
+        PRIMARY KEY (run_id, replica)
+    )""",
+    """CREATE UNLOGGED TABLE IF NOT EXISTS epochal_leases (
+        run_id text NOT NULL PRIMARY KEY,
+        holder text NOT NULL,
+        ends_at timestamptz NOT NULL
+    )""",
+    "ALTER TABLE epochal_blobs ALTER COLUMN body SET STORAGE EXTERNAL",
+)
+"""Tables that only coordinators need which meet, and how blobs are stored, which do not compress."""
+_HAS_TABLES = "SELECT to_regclass('epochal_schema') IS NOT NULL"
+_SCHEMA = "SELECT max(number) FROM epochal_schema"
+
+
+class PostgresDatabase:
+    """The `Database` protocol over a connection to PostgreSQL.
 
     Args:
         conninfo: what libpq connects with.
         name: the database in messages.
         is_kept: whether the connection stays open until `aclose`; else it is closed after each use.
-
-    Attributes:
-        connection_count: number of connections so far; another one may lead to another server.
     """
 
     def __init__(self, conninfo: str, name: str, *, is_kept: bool = True) -> None:
@@ -62,23 +84,23 @@ class Database:
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
         self._is_closed = False
-        self.connection_count = 0
 
-    async def run(
+    async def transact(
         self,
-        work: Callable[[Connection], Awaitable[T]],
+        *statements: Statement,
         limit_s: float = STATEMENT_S,
-        *,
         is_repeatable: bool = True,
         within_s: float | None = None,
-    ) -> T:
-        """Return what the work returns that executes statements on the connection.
+    ) -> list[list[Row]]:
+        """Execute statements in one transaction, as `Database.transact` says.
+
+        Repeatable ones are executed again where the connection had broken since the last use, as after a restart of the
+        server.
 
         Args:
-            work: its statements are each a transaction of their own, unless it opens one.
+            statements: in order.
             limit_s: maximum time of each statement, and nearly that of all.
-            is_repeatable: whether the work does no harm if it is done twice. It then is where the connection had broken
-                since the last use, as after a restart of the server.
+            is_repeatable: as `Database.transact`.
             within_s: maximum time of all if it is shorter; `GRACE_S` more than `limit_s` by default.
 
         Raises:
@@ -87,22 +109,43 @@ class Database:
         """
         is_old, within_s = self._connection is not None, within_s or limit_s + GRACE_S
         try:
-            return await self._run(work, limit_s, within_s)
+            return await self._transact(statements, limit_s, within_s)
         except StoreBlocked as blocked:
             if not (is_old and is_repeatable and _is_loss(blocked.__cause__)):
                 raise
-        return await self._run(work, limit_s, within_s)
+        return await self._transact(statements, limit_s, within_s)
 
-    async def _run(self, work: Callable[[Connection], Awaitable[T]], limit_s: float, within_s: float) -> T:
+    async def _transact(self, statements: Sequence[Statement], limit_s: float, within_s: float) -> list[list[Row]]:
         async with self._lock, self._failures():
             connection = await self._connected()
             with limited(connection, within_s):
+                await self._check_server(connection)
                 if limit_s == STATEMENT_S:
-                    return await work(connection)
+                    return await executed(connection, statements)
                 await connection.execute(_LIMIT, (_limit(limit_s),))
-                found = await work(connection)
+                found = await executed(connection, statements)
                 await connection.execute(_LIMIT, (_limit(STATEMENT_S),))
                 return found
+
+    async def _check_server(self, connection: Connection) -> None:
+        """Do nothing: any server that answers will do."""
+
+    async def make_tables(self) -> None:
+        if await self.schema() is None:
+            lock = Statement("SELECT pg_advisory_xact_lock(:lock)", {"lock": LOCK})
+            await self.transact(lock, *map(Statement, TABLES), *map(Statement, OWN_TABLES))
+        check_schema(await self.schema(), self.name)
+
+    async def schema(self) -> int | None:
+        ((row,),) = await self.transact(Statement(_HAS_TABLES))
+        if not row[0]:
+            return None
+        ((row,),) = await self.transact(Statement(_SCHEMA))
+        return None if row[0] is None else int(row[0])
+
+    async def problems(self) -> tuple[str, ...]:
+        """Return nothing: the server checks its pages (`data_checksums`)."""
+        return ()
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[Connection]:
@@ -143,7 +186,6 @@ class Database:
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
             self._connection = connection
-            self.connection_count += 1
             with limited(connection, STATEMENT_S):
                 await connection.execute(_LIMIT, (_limit(STATEMENT_S),))
                 await connection.execute(_SESSION, {"limit": _limit(STATEMENT_S)})
@@ -153,6 +195,31 @@ class Database:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+async def executed(connection: Connection, statements: Sequence[Statement]) -> list[list[Row]]:
+    """Execute statements in one transaction. Several are sent as one query, which the server takes as a whole."""
+    if len(statements) == 1:
+        sql, values = _named(statements[0].sql).encode(), statements[0].values or None
+        cursor = await connection.execute(sql, values, binary=True)
+        return [await _rows(cursor)]
+    merging = AsyncClientCursor(connection)
+    query = ";".join(merging.mogrify(_named(one.sql).encode(), one.values) for one in statements)
+    await merging.execute(query.encode())
+    found = [await _rows(merging)]
+    while merging.nextset():
+        found.append(await _rows(merging))
+    return found
+
+
+async def _rows(cursor: AsyncCursor[Row]) -> list[Row]:
+    return [] if cursor.description is None else await cursor.fetchall()
+
+
+@lru_cache(maxsize=128)
+def _named(sql: str) -> str:
+    """Return SQL whose parameters psycopg knows: `%(name)s` for `:name`."""
+    return re.sub(r"(?<!:):(\w+)", r"%(\1)s", sql)
 
 
 @contextlib.contextmanager

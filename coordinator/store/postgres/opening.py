@@ -3,40 +3,39 @@
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
-import psycopg
-
-from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.blobs import BlobReader
+from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.kept_runs import KeptRun, KnownCoordinator
 from epochal.coordinator.store.layered_blobs import layered_reader
-from epochal.coordinator.store.memory import MemoryBlobs
 from epochal.coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
 from epochal.coordinator.store.postgres.address import DatabaseAddress, parse_address
-from epochal.coordinator.store.postgres.database import Connection, Database
-from epochal.coordinator.store.postgres.migrations import LAST_STEP, check_readable
-from epochal.coordinator.store.postgres.notes import BLOBS, BLOBS_OWNER, NoteInDatabase
-from epochal.coordinator.store.postgres.store import PostgresReader, PostgresStore
+from epochal.coordinator.store.postgres.appending import AppendingDatabase
+from epochal.coordinator.store.postgres.database import PostgresDatabase
+from epochal.coordinator.store.postgres.place import ServerPlace
+from epochal.coordinator.store.postgres.replication import PostgresReplication
 from epochal.coordinator.store.replication import LEASE_S, Program
+from epochal.coordinator.store.sql.database import Row, Statement
+from epochal.coordinator.store.sql.notes import BLOBS, BLOBS_OWNER, StoresNote
+from epochal.coordinator.store.sql.schema import check_schema
+from epochal.coordinator.store.sql.store import SqlReader, SqlStore
 from epochal.state.config.blob_place import BlobPlace
-from epochal.state.errors import InvalidInput
+from epochal.state.errors import InvalidInput, StoreBlocked, StoreFailed
 
 UNBOUNDED_BYTES = 2**62
 MAX_LISTED = 20
 """Maximum number of runs that a message names."""
 
 _RUNS = """
-SELECT run.run_id, run.version, run.sequence, run.journal_bytes, extract(epoch FROM run.changed_at)::float8, note.value
-FROM epochal_runs run LEFT JOIN epochal_notes note ON note.run_id = run.run_id AND note.name = %s
+SELECT run.run_id, run.version, run.sequence, run.journal_bytes, run.changed_s, note.value
+FROM epochal_runs run LEFT JOIN epochal_notes note ON note.run_id = run.run_id AND note.name = :blobs
 ORDER BY run.run_id
 """
-
-
 _SERVING = """
 SELECT run_id, url, program, rules, lease.holder IS NOT DISTINCT FROM replica AND lease.ends_at > clock_timestamp()
 FROM epochal_replicas LEFT JOIN epochal_leases lease USING (run_id)
-WHERE seen_at > clock_timestamp() - make_interval(secs => %(lease)s) ORDER BY run_id, url
+WHERE seen_at > clock_timestamp() - make_interval(secs => :lease) ORDER BY run_id, url
 """
 
 
@@ -47,7 +46,7 @@ async def open_database_store(
     run_id: str,
     folder: Path | None,
     program: Program | None = None,
-) -> PostgresStore:
+) -> SqlStore:
     """Open a run in a database to serve it; others may be serving it.
 
     Args:
@@ -59,7 +58,7 @@ async def open_database_store(
         program: the one that serves the run here.
 
     Raises:
-        InvalidInput: the URL names another run, or there is no place for blobs; the tables are newer than this program.
+        InvalidInput: the URL names another run, or there is no place for blobs; the tables are another version's.
         StoreFailed: the database, the folder or the object store cannot be used.
     """
     address = parse_address(url)
@@ -71,14 +70,14 @@ async def open_database_store(
             f"{address.name} keeps no results and checkpoints. Name an object store for them (`[blobs] store` in the "
             "state file), or a folder that all coordinators of the run share (--blobs DIR)"
         )
-    store = await PostgresStore.open(address, run_id, MemoryBlobs(0), program)
+    store = await open_journal(address, run_id, program)
     try:
         own = None
         if folder is not None:
             owner = await store.notes.create(BLOBS_OWNER, os.urandom(16).hex().encode())
             own = await DirectoryBlobs.shared(folder.absolute(), run_id, owner, max_blob_bytes)
-            store.blobs_note = str(folder.absolute()).encode()
-        note = NoteInDatabase(store.notes, store.name)
+            store.blobs_folder = str(folder.absolute()).encode()
+        note = StoresNote(store.notes, store.name, is_shared=True)
         store.take_blobs(await with_object_stores(note, own, run_id, place, max_blob_bytes))
     except BaseException:
         await store.aclose()
@@ -86,24 +85,27 @@ async def open_database_store(
     return store
 
 
-async def shared_folder(folder: Path, run_id: str) -> tuple[DirectoryBlobs, bytes]:
-    """Return a run's blobs in a folder that coordinators share, and the random name by which they are its store's.
-
-    Raises:
-        InvalidInput: the folder holds blobs of such a run already.
-        StoreFailed: it is missing, or cannot be written.
-    """
-    if await asyncio.to_thread((folder / run_id).exists):
-        raise InvalidInput(f"{folder / run_id} exists; allowed: a folder that holds no blobs of this run")
-    owner = os.urandom(16).hex().encode()
-    return await DirectoryBlobs.shared(folder, run_id, owner, UNBOUNDED_BYTES), owner
+async def open_journal(address: DatabaseAddress, run_id: str, program: Program | None = None) -> SqlStore:
+    """Open a run in a database as `open_database_store` does, before it is known where its blobs are."""
+    name, conninfo = address.name_of(run_id), address.writing()
+    writing = AppendingDatabase(conninfo, name, run_id)
+    other, meeting, listening = (PostgresDatabase(conninfo, name) for _ in range(3))
+    replication = PostgresReplication(meeting, listening, run_id)
+    replication.program = program
+    store = SqlStore((writing, other), run_id, ServerPlace(address, other, run_id, replication), name, replication)
+    try:
+        await store.begin()
+    except BaseException:
+        await store.aclose()
+        raise
+    return store
 
 
 def kept_runs(url: str) -> list[KeptRun]:
     """Return the runs in the database at a URL, those of others than it names too.
 
     Raises:
-        InvalidInput: the URL is wrong, or the database holds tables of no run, or newer ones than this program's.
+        InvalidInput: the URL is wrong, or the database holds tables of no run, or another version's.
         StoreFailed: the database cannot be read.
     """
     return _kept_runs(parse_address(url))
@@ -115,38 +117,29 @@ def _kept_runs(address: DatabaseAddress) -> list[KeptRun]:
 
 
 async def _listed(address: DatabaseAddress) -> list[KeptRun]:
-    """Return the runs in a database, within the limits of `Database`."""
-    database = Database(address.conninfo, address.name, is_kept=False)
-    return await database.run(partial(_read_runs, address.name))
-
-
-async def _read_runs(name: str, connection: Connection) -> list[KeptRun]:
-    try:
-        row = await (await connection.execute(LAST_STEP)).fetchone()
-    except psycopg.errors.UndefinedTable:
-        row = None
-    check_readable(0 if row is None else row[0], name)
-    rows = await (await connection.execute(_RUNS, (BLOBS,))).fetchall()
-    serving = await _coordinators(connection)
+    """Return the runs in a database, within the limits of `PostgresDatabase`."""
+    database = PostgresDatabase(address.conninfo, address.name, is_kept=False)
+    check_schema(await database.schema(), address.name)
+    (rows,) = await database.transact(Statement(_RUNS, {"blobs": BLOBS}))
+    serving = await _coordinators(database)
     return [
-        KeptRun(
-            run_id,
-            version,
-            records,
-            size_bytes,
-            changed_s,
-            None if folder is None else bytes(folder).decode(),
-            tuple(serving.get(run_id, ())),
-        )
-        for run_id, version, records, size_bytes, changed_s, folder in rows
+        KeptRun(run_id, version, records, size_bytes, changed_s, _folder_in(note), tuple(serving.get(run_id, ())))
+        for run_id, version, records, size_bytes, changed_s, note in rows
     ]
 
 
-async def _coordinators(connection: Connection) -> dict[str, list[KnownCoordinator]]:
+def _folder_in(note: bytes | None) -> str | None:
+    return None if note is None else bytes(note).decode()
+
+
+async def _coordinators(database: PostgresDatabase) -> dict[str, list[KnownCoordinator]]:
     """Return the coordinators that serve each run now."""
+    rows: list[Row] = []
     try:
-        rows = await (await connection.execute(_SERVING, {"lease": LEASE_S})).fetchall()
-    except psycopg.errors.FeatureNotSupported:  # a standby has no unlogged tables
+        (rows,) = await database.transact(Statement(_SERVING, {"lease": LEASE_S}))
+    except StoreBlocked:
+        raise
+    except StoreFailed:  # a standby has no unlogged tables
         return {}
     found: dict[str, list[KnownCoordinator]] = {}
     for run_id, url, program, rules, is_ticking in rows:
@@ -154,8 +147,12 @@ async def _coordinators(connection: Connection) -> dict[str, list[KnownCoordinat
     return found
 
 
-def open_database_reader(url: str) -> PostgresReader:
+def open_database_reader(url: str, *, writes: bool = False) -> SqlReader:
     """Open a run in a database to read it. The URL names it, unless it is the only one.
+
+    Args:
+        url: the database.
+        writes: whether notes may be written.
 
     Raises:
         InvalidInput: there is no such run, or there are several and the URL names none.
@@ -169,10 +166,14 @@ def open_database_reader(url: str) -> PostgresReader:
         wanted = "no run" if address.run_id is None else f"run {address.run_id!r}"
         raise InvalidInput(f"{address.name} names {wanted}; allowed: ?run=RUN_ID with one of its runs: {listed}")
     run = named[0]
-    folder = address.blobs or run.blobs
-    reader = PostgresReader(address, run.run_id)
-    reader.blobs_folder = None if folder is None else Path(folder) / run.run_id
-    own = None if reader.blobs_folder is None else DirectoryBlobs.for_reading(reader.blobs_folder)
-    others = reader_with_object_stores(NoteInDatabase(reader.notes, reader.name), own)
+    folder, name = address.blobs or run.blobs, address.name_of(run.run_id)
+    database = PostgresDatabase(address.writing() if writes else address.conninfo, name, is_kept=False)
+    reader = SqlReader(database, run.run_id, ServerPlace(address, database, run.run_id), name)
+    files: BlobReader | None = None
+    if folder is not None:
+        reader.blobs_folder = Path(folder) / run.run_id
+        files = DirectoryBlobs.for_reading(reader.blobs_folder)
+    reader.own_blobs = reader.recorded_blobs if files is None else layered_reader(files, reader.recorded_blobs)
+    others = reader_with_object_stores(StoresNote(reader.notes, name, is_shared=True), files)
     reader.blobs = layered_reader(others, reader.recorded_blobs)
     return reader

@@ -14,10 +14,10 @@ from contextlib import aclosing
 
 from psycopg.sql import SQL, Identifier
 
-from epochal.coordinator.store.postgres.database import Connection, Database, limited
-from epochal.coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
+from epochal.coordinator.store.postgres.database import PostgresDatabase, limited
 from epochal.coordinator.store.postgres.names import channel_of
 from epochal.coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Program
+from epochal.coordinator.store.sql.database import GRACE_S, STATEMENT_S, Statement
 from epochal.state.errors import StoreBlocked, StoreFailed
 
 log = logging.getLogger(__name__)
@@ -34,37 +34,37 @@ FORGOTTEN_AFTER_S = 3600.0
 _MEET = """
 WITH present AS (
   INSERT INTO epochal_replicas (run_id, replica, url, program, rules, heartbeats, seen_at)
-  VALUES (%(run)s, %(replica)s, %(url)s, %(program)s, %(rules)s, %(mine)s, clock_timestamp())
+  VALUES (:run, :replica, :url, :program, :rules, :mine, clock_timestamp())
   ON CONFLICT (run_id, replica)
   DO UPDATE SET url = excluded.url, program = excluded.program, rules = excluded.rules,
     heartbeats = excluded.heartbeats, seen_at = excluded.seen_at
 ), lease AS (
   INSERT INTO epochal_leases AS held (run_id, holder, ends_at)
-  VALUES (%(run)s, %(replica)s, clock_timestamp() + make_interval(secs => %(lease)s))
+  VALUES (:run, :replica, clock_timestamp() + make_interval(secs => :lease))
   ON CONFLICT (run_id) DO UPDATE SET holder = excluded.holder, ends_at = excluded.ends_at
   WHERE held.holder = excluded.holder OR held.ends_at < clock_timestamp()
-    OR held.ends_at > clock_timestamp() + make_interval(secs => 2 * %(lease)s)  -- the server's clock was set back
+    OR held.ends_at > clock_timestamp() + make_interval(secs => 2 * :lease)  -- the server's clock was set back
   RETURNING holder
 )
-SELECT EXISTS (SELECT FROM lease), (SELECT sequence FROM epochal_runs WHERE run_id = %(run)s), other.heartbeats
-FROM (SELECT) one LEFT JOIN epochal_replicas other ON other.run_id = %(run)s AND other.replica <> %(replica)s
-  AND other.seen_at > clock_timestamp() - make_interval(secs => %(lease)s)
+SELECT EXISTS (SELECT FROM lease), (SELECT sequence FROM epochal_runs WHERE run_id = :run), other.heartbeats
+FROM (SELECT) one LEFT JOIN epochal_replicas other ON other.run_id = :run AND other.replica <> :replica
+  AND other.seen_at > clock_timestamp() - make_interval(secs => :lease)
 """
 _LEAVE = """
-WITH left_ AS (DELETE FROM epochal_replicas WHERE run_id = %(run)s AND replica = %(replica)s)
-DELETE FROM epochal_leases WHERE run_id = %(run)s AND holder = %(replica)s
+WITH left_ AS (DELETE FROM epochal_replicas WHERE run_id = :run AND replica = :replica)
+DELETE FROM epochal_leases WHERE run_id = :run AND holder = :replica
 """
 _FORGET = """
-DELETE FROM epochal_replicas WHERE run_id = %(run)s
-AND seen_at < clock_timestamp() - make_interval(secs => %(after)s)
+DELETE FROM epochal_replicas WHERE run_id = :run
+AND seen_at < clock_timestamp() - make_interval(secs => :after)
 """
 _IS_SERVED = """
-SELECT FROM epochal_replicas WHERE run_id = %(run)s
-AND seen_at > clock_timestamp() - make_interval(secs => %(lease)s) LIMIT 1
+SELECT FROM epochal_replicas WHERE run_id = :run
+AND seen_at > clock_timestamp() - make_interval(secs => :lease) LIMIT 1
 """
 _SERVED_AT = """
 SELECT url FROM epochal_replicas replica LEFT JOIN epochal_leases lease USING (run_id)
-WHERE run_id = %(run)s AND url IS NOT NULL AND seen_at > clock_timestamp() - make_interval(secs => %(lease)s)
+WHERE run_id = :run AND url IS NOT NULL AND seen_at > clock_timestamp() - make_interval(secs => :lease)
 ORDER BY lease.holder IS NOT DISTINCT FROM replica DESC, seen_at DESC LIMIT 1
 """
 
@@ -82,7 +82,7 @@ class PostgresReplication:
         program: which one it is.
     """
 
-    def __init__(self, meeting: Database, listening: Database, run_id: str) -> None:
+    def __init__(self, meeting: PostgresDatabase, listening: PostgresDatabase, run_id: str) -> None:
         self._meeting = meeting
         self._listening = listening
         self._run_id = run_id
@@ -115,11 +115,8 @@ class PostgresReplication:
         rules = None if self.program is None else self.program.rules
         values = self._values() | {"url": self.url, "program": program, "rules": rules, "mine": _encoded(mine)}
 
-        async def meet(connection: Connection) -> list[tuple[bool, int | None, bytes | None]]:
-            return await (await connection.execute(_MEET, values)).fetchall()
-
         self._has_met = True
-        rows = await self._meeting.run(meet, within_s=LEASE_S)  # a later answer tells of a lease that is over
+        (rows,) = await self._meeting.transact(Statement(_MEET, values), within_s=LEASE_S)  # a later lease is over
         is_ticking, sequence, _ = rows[0]
         others = tuple(_decoded(heartbeats) for _, _, heartbeats in rows if heartbeats is not None)
         return MeetingResult(is_ticking, sequence or 0, others)
@@ -128,40 +125,35 @@ class PostgresReplication:
         if not self._has_met:
             return
 
-        async def leave(connection: Connection) -> None:
-            await connection.execute(_LEAVE, self._values())
-            await connection.execute(_FORGET, {"run": self._run_id, "after": FORGOTTEN_AFTER_S})
-
+        leaving = Statement(_LEAVE, self._values())
+        forgetting = Statement(_FORGET, {"run": self._run_id, "after": FORGOTTEN_AFTER_S})
         with contextlib.suppress(StoreFailed, TimeoutError):
             async with asyncio.timeout(2 * LEAVE_WITHIN_S):  # another one may be waiting for the connection
-                await self._meeting.run(leave, within_s=LEAVE_WITHIN_S)
+                await self._meeting.transact(leaving, forgetting, within_s=LEAVE_WITHIN_S)
                 self._has_met = False
+
+    async def aclose(self) -> None:
+        """Close both connections for good. May be called again."""
+        await self._meeting.aclose()
+        await self._listening.aclose()
 
     def _values(self) -> dict[str, object]:
         return {"run": self._run_id, "replica": self._replica, "lease": LEASE_S}
 
 
-async def served_at(database: Database, run_id: str) -> str | None:
+async def served_at(database: PostgresDatabase, run_id: str) -> str | None:
     """Return the address of a coordinator that serves the run now, of the one that ticks if it is known."""
-
-    async def read(connection: Connection) -> str | None:
-        row = await (await connection.execute(_SERVED_AT, {"run": run_id, "lease": LEASE_S})).fetchone()
-        return None if row is None else row[0]
-
     try:
-        return await database.run(read)
+        (rows,) = await database.transact(Statement(_SERVED_AT, {"run": run_id, "lease": LEASE_S}))
     except StoreFailed:  # a standby has no unlogged tables
         return None
+    return rows[0][0] if rows else None
 
 
-async def is_served(database: Database, run_id: str) -> bool:
+async def is_served(database: PostgresDatabase, run_id: str) -> bool:
     """Return whether a coordinator was seen lately that serves the run. Raise `StoreFailed` if nobody can tell."""
-
-    async def read(connection: Connection) -> bool:
-        row = await (await connection.execute(_IS_SERVED, {"run": run_id, "lease": LEASE_S})).fetchone()
-        return row is not None
-
-    return await database.run(read)
+    (rows,) = await database.transact(Statement(_IS_SERVED, {"run": run_id, "lease": LEASE_S}))
+    return bool(rows)
 
 
 def _sequence_in(payload: str) -> int | None:

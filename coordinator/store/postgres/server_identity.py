@@ -6,20 +6,16 @@ whether records may be missing that clients have seen.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import psycopg
-
-from epochal.coordinator.store.postgres.database import Connection
-
-NOTE = "server"
-"""Name of the note with the server on which the run's last records were kept."""
+from epochal.coordinator.store.sql.database import Row
 
 IS_SYNCHRONOUS = (
     "current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'"
 )
 """SQL: whether a commit is answered only once a standby has it."""
-_IDENTITY = f"""
+IDENTITY = f"""
 SELECT (SELECT system_identifier FROM pg_control_system())::text,
   ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int, {IS_SYNCHRONOUS}
 WHERE NOT pg_is_in_recovery()
@@ -68,16 +64,6 @@ def parse_identity(note: bytes | None) -> ServerIdentity | None:
         return None
 
 
-async def identity_of(connection: Connection) -> ServerIdentity | None:
-    """Return the server of a connection; None if it takes no writes, or is not one that tells (some services' do not).
-
-    Raises:
-        psycopg.OperationalError: it cannot be asked now.
-    """
-    try:
-        row = await (await connection.execute(_IDENTITY.encode())).fetchone()
-    except psycopg.OperationalError:
-        raise
-    except psycopg.Error:
-        return None
-    return None if row is None else ServerIdentity(str(row[0]), int(row[1]), bool(row[2]))
+def identity_in(rows: Sequence[Row]) -> ServerIdentity | None:
+    """Return the server that has answered `IDENTITY`; None if it takes no writes."""
+    return ServerIdentity(str(rows[0][0]), int(rows[0][1]), bool(rows[0][2])) if rows else None

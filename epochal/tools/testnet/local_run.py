@@ -21,7 +21,7 @@ from epochal.cli.options.shared import DATA_SERVER_TOKEN_VARIABLE
 from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN
 from epochal.coordinator.auth.data_server_tokens import data_server_token_from
 from epochal.coordinator.proof.audit import AuditReport, audit_store
-from epochal.coordinator.store.directory.run_directory import TESTNET_FOLDER
+from epochal.coordinator.store.files.folder import TESTNET_FOLDER
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.retry import RetryPolicy

@@ -11,8 +11,9 @@ from epochal.coordinator.machine.journal_records import Snapshot
 from epochal.coordinator.machine.run import new_run
 from epochal.coordinator.run.maintenance import Maintenance
 from epochal.coordinator.store.blobs import BlobReader
-from epochal.coordinator.store.object_store.opening import NOTE_FILE
+from epochal.coordinator.store.files.opening import open_folder_reader
 from epochal.coordinator.store.open import Store, open_store, open_store_reader
+from epochal.coordinator.store.sql.notes import OBJECT_STORES
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import InvalidInput, Refused, StoreFailed
 from epochal.state.wire import Sha256, sha256_hex
@@ -37,7 +38,7 @@ async def start_and_keep(run_dir: Path, place: BlobPlace | None, *data: bytes) -
 
 
 async def _keep(store: Store, run_dir: Path, *data: bytes) -> frozenset[Sha256]:
-    if not (run_dir / "journal" / "00000000.log").exists():
+    if await store.journal.newest_segment() is None:
         await store.journal.open_segment(Snapshot(0, b"start"))
     for piece in data:
 
@@ -49,6 +50,12 @@ async def _keep(store: Store, run_dir: Path, *data: bytes) -> frozenset[Sha256]:
     for sha256 in held:
         assert sha256_hex(await blob_bytes(store.blobs, sha256)) == sha256
     return held
+
+
+async def note_in(run_dir: Path) -> str | None:
+    """Returns the note on object stores of a run in a folder."""
+    note = await open_folder_reader(run_dir).notes.read(OBJECT_STORES)
+    return None if note is None else note.decode()
 
 
 async def keys_of(bucket: Any) -> list[str]:
@@ -66,7 +73,7 @@ async def assert_reads(blobs: BlobReader, *data: bytes) -> None:
 async def test_run_moves_to_a_bucket_and_back_and_holds_all_its_blobs(bucket: Any, s3_url: str, tmp_path: Path) -> None:
     place = s3_place(s3_url)
     await start_and_keep(tmp_path, None, PIECES[0])
-    assert not (tmp_path / NOTE_FILE).exists()
+    assert await note_in(tmp_path) is None
     await start_and_keep(tmp_path, place, PIECES[1])
     assert f"training/{RUN_ID}/blobs/{sha256_hex(PIECES[1])}" in await keys_of(bucket)
     assert len(list((tmp_path / "blobs").glob("??/*"))) == 1
@@ -83,7 +90,7 @@ async def test_bucket_that_holds_nothing_more_is_forgotten(bucket: Any, s3_url: 
     await store.blobs.delete(sha256_hex(PIECES[1]))
     await store.aclose()
     assert await start_and_keep(tmp_path, None) == frozenset()
-    assert s3_url not in (tmp_path / NOTE_FILE).read_text()
+    assert s3_url not in (await note_in(tmp_path) or "")
 
 
 async def test_blobs_of_all_places_count_towards_the_maximum(bucket: Any, s3_url: str, tmp_path: Path) -> None:
@@ -116,8 +123,11 @@ async def test_bucket_without_credentials_is_refused(
 
 
 async def test_damaged_note_of_the_stores_is_named(tmp_path: Path) -> None:
-    (tmp_path / NOTE_FILE).write_text("{")
-    with pytest.raises(StoreFailed, match=NOTE_FILE):
+    await start_and_keep(tmp_path, None)
+    writing = open_folder_reader(tmp_path, writes=True)
+    await writing.notes.write(OBJECT_STORES, b"{")
+    await writing.aclose()
+    with pytest.raises(StoreFailed, match=OBJECT_STORES):
         await start_and_keep(tmp_path, None)
 
 
@@ -129,7 +139,7 @@ async def test_folder_under_another_address_is_the_same_one(bucket: Any, s3_url:
         assert store.blobs.total_bytes == len(PIECES[0])
         await assert_reads(store.blobs, PIECES[0])
         await store.aclose()
-    assert (tmp_path / NOTE_FILE).read_text().count(s3_url) == 1
+    assert (await note_in(tmp_path) or "").count(s3_url) == 1
     await assert_reads(open_store_reader(str(tmp_path)).blobs, PIECES[0])
 
 
@@ -157,7 +167,7 @@ async def test_bucket_is_left_once_a_sweep_has_emptied_it(bucket: Any, s3_url: s
         running = tasks.create_task(maintenance.run())
         maintenance.sweep()
         async with asyncio.timeout(BOUND_S):
-            while s3_url in await asyncio.to_thread((tmp_path / NOTE_FILE).read_text) or await keys_of(bucket):
+            while s3_url in (await note_in(tmp_path) or "") or await keys_of(bucket):
                 continue
         running.cancel()
     async with httpx.AsyncClient(timeout=BOUND_S) as http:

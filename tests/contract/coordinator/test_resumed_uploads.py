@@ -14,7 +14,7 @@ from epochal.coordinator.auth import request_rates as rates
 from epochal.coordinator.blobs import resumable_uploads, transfers
 from epochal.coordinator.blobs.intake import MAX_CHECKS
 from epochal.coordinator.run.genesis import Genesis
-from epochal.coordinator.store.directory.run_directory import RunDirectory
+from epochal.coordinator.store.files.folder import FolderPlace
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.resumed_uploads import ASKED_FROM_BYTES
 from epochal.coordinator_client.session import ClientProfile, CoordinatorSession, RequestRepeated, SessionEvent
@@ -324,7 +324,7 @@ async def test_broken_upload_ends_with_its_senders_membership(tmp_path: Path) ->
 async def test_broken_upload_gives_its_room_to_a_run_that_a_full_disk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunDirectory, "retry_s", 0.01)
+    monkeypatch.setattr(FolderPlace, "retry_s", 0.01)
     async with uploading(tmp_path) as upload, upload.process() as api:
         before = upload.run.service.blobs.total_bytes
         await upload.break_off(api, BROKEN_AT)

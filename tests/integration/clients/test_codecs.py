@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.state.results import METADATA_BOUND_BYTES
 from tests.support.bounds import BOUND_S
 from tests.support.drive.cli import PLAIN_OUTPUT, Ran

@@ -11,7 +11,7 @@ import pytest
 
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
-from epochal.coordinator.store.directory.keys import DirectoryKeys
+from epochal.coordinator.store.files.opening import open_folder_reader
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.run_manager.round_view import round_of
 from epochal.state.errors import Refused
@@ -41,7 +41,9 @@ async def post(run: RealRun, place: str, token: str | None, content: bytes) -> d
 
 
 async def own_key(run: RealRun) -> SigningKey:
-    return SigningKey(await DirectoryKeys(run.run_dir).create_private_key())
+    private_key = await open_folder_reader(run.run_dir).keys.private_key()
+    assert private_key is not None
+    return SigningKey(private_key)
 
 
 async def test_invalid_tokens_are_unauthorized(tmp_path: Path) -> None:

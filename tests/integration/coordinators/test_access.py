@@ -47,7 +47,7 @@ async def test_invitation_admits_one_client_as_often_as_it_comes(tmp_path: Path)
             0, "null_trainer_of_a_real_model"
         )
         assert "a secret code" not in "".join(
-            path.read_text(errors="replace") for path in (run.run_dir / "journal").iterdir()
+            path.read_text(errors="replace") for path in run.run_dir.glob("run.sqlite*")
         )
 
 

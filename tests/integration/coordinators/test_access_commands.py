@@ -69,6 +69,6 @@ async def test_invitation_is_made_used_listed_and_revoked(tmp_path: Path) -> Non
         shown_id = listed.out.split()[0]
         (await run.command_here("invite", run.url, "--revoke", shown_id, **token)).expect(0, "had admitted 1 of 2")
         (await run.command_here("invite", run.url, "--list", **token)).expect(0, "no invitation was made")
-        kept = b"".join(path.read_bytes() for path in (run.run_dir / "journal").iterdir())
+        kept = b"".join(path.read_bytes() for path in run.run_dir.glob("run.sqlite*"))
         assert code.encode() not in kept
         assert code not in run.coordinator.log_tail()

@@ -32,7 +32,7 @@ STOPPED_S = 8.0
 RETRY_HEADER = "retry-after"
 APPEND_WAITS = """
 SELECT EXISTS (SELECT FROM pg_stat_activity
-  WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO epochal_records%')
+  WHERE wait_event_type = 'Lock' AND query LIKE '%UPDATE epochal_runs%')
 """
 
 

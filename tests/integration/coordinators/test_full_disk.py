@@ -25,8 +25,8 @@ ONE_CHECKPOINT_BYTES = 29_000
 
 
 def fill_disk(run: RealRun, room_bytes: int) -> None:
-    """Let no file of the coordinator grow beyond the journal's present length and `room_bytes` more."""
-    length = max((run.run_dir / "journal").glob("*.log")).stat().st_size + room_bytes
+    """Let no file of the coordinator grow beyond the present length of its database's log and `room_bytes` more."""
+    length = (run.run_dir / "run.sqlite-wal").stat().st_size + room_bytes
     resource.prlimit(run.coordinator.process.pid, resource.RLIMIT_FSIZE, (length, resource.RLIM_INFINITY))
 
 
@@ -55,11 +55,11 @@ async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -
         assert refusal.headers["retry-after"] == "1"
         ready = await run.http.get("/readyz")
         assert ready.status_code == 503
-        assert "File too large" in ready.text
+        assert "no room on the disk" in ready.text
         assert (await run.http.get("/healthz")).status_code == 200
         assert "epochal_coordinator_store_problem 1.0" in (await run.http.get("/metrics")).text
-        assert "File too large" in str((await run.status()).store_problem)
-        assert "File too large" in (await run.command("status", run.url)).out.replace("\n", " ")
+        assert "no room on the disk" in str((await run.status()).store_problem)
+        assert "no room on the disk" in (await run.command("status", run.url)).out.replace("\n", " ")
         shown = (await run.http.get("/v1/runs/test-run")).json()
         assert shown["version"] == before.version, "nothing is published that could not be kept"
         assert (await run.http.get("/v1/runs/test-run/clients/me", headers=bearer(hand))).json()
@@ -78,7 +78,7 @@ async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -
         for client in run.clients:
             (said,) = run.events(client, "coordinator_refuses_for_now")
             assert said["level"] == "warning"
-            assert "File too large" in said["reason"]
+            assert "no room on the disk" in said["reason"]
 
 
 @pytest.mark.nightly

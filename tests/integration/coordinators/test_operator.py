@@ -11,6 +11,7 @@ import pytest
 from epochal.coordinator.proof.audit import audit_store
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
+from tests.support.data.stored_rows import flip
 from tests.support.drive.by_hand import hold_in, joined_by_hand
 from tests.support.drive.processes import PATIENT, RealRun, at_round, in_phase, in_training, prepared_run, real_run
 from tests.support.thinned import thinned
@@ -147,10 +148,7 @@ async def test_audit_proves_a_run_and_disproves_a_damaged_one(tmp_path: Path) ->
             blob.write_bytes(blob.read_bytes()[:-1] + b"\x7f")
         (await run.command_here("audit", str(run.run_dir), "--recompute")).expect(1, "damaged")
         (await run.command_here("audit", str(run.run_dir))).expect(1, "damaged")
-        journal = run.run_dir / "journal" / "00000000.log"
-        content = bytearray(journal.read_bytes())
-        content[len(content) // 2] ^= 1
-        journal.write_bytes(content)
+        flip(run.run_dir, "epochal_records", "body", "sequence = 3")
         (await run.command_here("audit", str(run.run_dir), "--json")).expect(1, "damaged")
         (await run.command_here("audit", str(tmp_path / "nowhere"))).expect(2)
 

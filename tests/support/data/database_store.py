@@ -1,17 +1,28 @@
-"""The store of a run in a database, with blobs in memory."""
+"""Stores of a run in databases: in PostgreSQL with blobs in memory, and in a folder."""
 
 import secrets
+from pathlib import Path
 
+from epochal.coordinator.store.files.opening import open_folder_store
 from epochal.coordinator.store.memory import MemoryBlobs
 from epochal.coordinator.store.postgres.address import parse_address
-from epochal.coordinator.store.postgres.store import PostgresStore
+from epochal.coordinator.store.postgres.opening import open_journal
 from epochal.coordinator.store.replication import Program
+from epochal.coordinator.store.sql.notes import KEY
+from epochal.coordinator.store.sql.store import SqlStore
 
 
 async def database_store(
     url: str, run_id: str | None = None, max_blob_bytes: int = 0, program: Program | None = None
-) -> PostgresStore:
+) -> SqlStore:
     """Open the store of a run, by default a new one, in the database at a URL."""
-    return await PostgresStore.open(
-        parse_address(url), run_id or secrets.token_hex(8), MemoryBlobs(max_blob_bytes), program
-    )
+    store = await open_journal(parse_address(url), run_id or secrets.token_hex(8), program)
+    store.take_blobs(MemoryBlobs(max_blob_bytes))
+    return store
+
+
+async def keep_private_key(run_dir: Path, private_key: bytes) -> None:
+    """Keep a coordinator's key in the run directory of a run."""
+    store = await open_folder_store(run_dir, 0)
+    await store.notes.write(KEY, private_key)
+    await store.aclose()

@@ -11,8 +11,10 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import Stamped, Stimulus
 from epochal.coordinator.proof.compaction import Compaction
 from epochal.coordinator.run.run_journal import RunJournal
-from epochal.coordinator.store.directory.run_directory import RunDirectory
+from epochal.coordinator.store.files.opening import open_folder_store
 from epochal.coordinator.store.memory import MemoryStore
+from epochal.coordinator.store.sql.notes import KEY
+from epochal.coordinator.store.sql.store import SqlStore
 from epochal.runtime.files.durable_files import REAL_DISK, Disk
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import StateFile
@@ -63,30 +65,29 @@ async def _pieces(data: bytes) -> AsyncIterator[bytes]:
 
 async def keep_in(folder: Path, kept: KeptRun) -> None:
     """Write a run into a new run directory, as a coordinator would have."""
-    store = await RunDirectory.open(folder, MAX_BLOB_BYTES)
+    store = await open_folder_store(folder, MAX_BLOB_BYTES)
     for segment in kept.segments:
         await store.journal.open_segment(segment.snapshot)
         for record in segment.records:
             await store.journal.append(record)
     for sha256, data in kept.blobs.items():
         await store.blobs.receive(sha256, len(data), _pieces(data))
+    await store.notes.write(KEY, kept.private_key)
     await store.aclose()
-    (folder / "keys").mkdir(exist_ok=True)
-    (folder / "keys" / "coordinator.key").write_bytes(kept.private_key)
 
 
 class OpenedRun:
     """A run directory and its run, whose stimuli are kept one at a time, without a service."""
 
-    def __init__(self, store: RunDirectory, journal: RunJournal) -> None:
+    def __init__(self, store: SqlStore, journal: RunJournal) -> None:
         self.store = store
         self._journal = journal
 
     @classmethod
-    async def open(cls, folder: Path, disk: Disk = REAL_DISK, *, is_restored: bool = False) -> "OpenedRun":
-        store = await RunDirectory.open(folder, MAX_BLOB_BYTES, disk)
+    async def open(cls, folder: Path, disk: Disk = REAL_DISK) -> "OpenedRun":
+        store = await open_folder_store(folder, MAX_BLOB_BYTES, disk=disk)
         try:
-            journal = await RunJournal.load(store.journal, is_restored=is_restored)
+            journal = await RunJournal.load(store.journal)
         except BaseException:
             await store.aclose()
             raise

@@ -206,7 +206,6 @@ class SimulatedReplicas:
         """The run's store, for an audit."""
         store = MemoryStore(0, self.journal, self._private_key)
         store.blobs = self.database.blobs
-        store.record_blobs()
         return store
 
     def door(self, chance: random.Random) -> Door:

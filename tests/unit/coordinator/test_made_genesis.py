@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from epochal.coordinator.run.genesis import Genesis, GenesisRules, keep_made_genesis
-from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.state.errors import InvalidInput
 from epochal.state.model.first_model import FirstModel, first_checkpoint_bytes
 from epochal.state.model.replica import parse_checkpoint, replica_digest

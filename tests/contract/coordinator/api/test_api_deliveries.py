@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from epochal.coordinator.store.blobs import one_piece
 from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryReplication, MemoryStore
 from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
@@ -46,7 +47,6 @@ async def test_result_is_kept_with_the_record_that_counts_it() -> None:
     journal = MemoryJournal()
     store = MemoryStore(LIMIT, journal, bytes(32))
     store.replication = MemoryReplication(MemoryMeetings(), journal)
-    store.record_blobs()
     async with served(STATE, store=store) as run:
         member, _ = await training(run)
         data = member.result(REPLICA, DIFFERENCE)
@@ -61,7 +61,6 @@ async def test_result_is_kept_with_the_record_that_counts_it() -> None:
 
 async def test_recorded_blobs_that_the_run_does_not_need_are_swept() -> None:
     store = MemoryStore(LIMIT, None, bytes(32))
-    store.record_blobs()
     unneeded = b"unneeded"
     async with served(STATE, store=store) as run:
         member, _ = await training(run)
@@ -74,7 +73,6 @@ async def test_recorded_blobs_that_the_run_does_not_need_are_swept() -> None:
 
 async def test_result_that_finds_no_room_beside_recorded_blobs_is_not_kept() -> None:
     store = MemoryStore(LIMIT, None, bytes(32))
-    store.record_blobs()
     async with served(STATE, store=store) as run:
         member, _ = await training(run)
         data = member.result(REPLICA, DIFFERENCE)
@@ -131,8 +129,8 @@ async def test_result_that_is_kept_is_not_swept_before_it_counts() -> None:
         maintenance, blobs = run.service.maintenance, run.service.blobs
         digest, other = sha256_hex(b"kept"), sha256_hex(b"unneeded")
         with maintenance.taking_in(digest):
-            await blobs.keep(digest, b"kept")
-            await blobs.keep(other, b"unneeded")
+            for data in (b"kept", b"unneeded"):
+                await blobs.receive(sha256_hex(data), len(data), one_piece(data))
             await maintenance._sweep_blobs()
             assert await blobs.size(digest) == len(b"kept")
             assert await blobs.size(other) is None

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator.store.blobs import BlobStore
-from epochal.coordinator.store.directory.arriving import MAX_PIECE_BYTES
-from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.files.arriving import MAX_PIECE_BYTES
+from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.layered_blobs import LayeredBlobs
 from epochal.coordinator.store.memory import MemoryBlobs
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
 from epochal.state.errors import Refused
-from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.object_blobs import object_blobs
 from tests.support.data.stored_blobs import blob_bytes
@@ -69,30 +68,6 @@ async def test_opened_blob_is_read_in_parts_and_its_view_outlives_it(blobs: Blob
         async with blobs.opened(sha256_hex(b"unknown")):
             pass
     assert refused.value.kind == "not-found"
-
-
-async def test_small_blob_is_kept_at_once_and_is_like_any_other(blobs: BlobStore) -> None:
-    data = b"a few bytes" * 100
-    digest = sha256_hex(data)
-    for _ in range(2):
-        await blobs.keep(digest, data)
-    assert await blobs.size(digest) == len(data)
-    assert await blob_bytes(blobs, digest) == data
-    assert b"".join([piece async for piece in blobs.stream(digest, 10, 500)]) == data[10:500]
-    async with blobs.opened(digest) as opened:
-        assert bytes(opened.view()) == data
-    assert await put(blobs, data) == digest
-    assert (blobs.total_bytes, await blobs.held()) == (len(data), frozenset({digest}))
-    await blobs.delete(digest)
-    await blobs.swept()
-    assert (await blobs.size(digest), blobs.total_bytes, await blobs.held()) == (None, 0, frozenset())
-
-
-async def test_small_blob_that_leaves_too_little_room_is_refused(blobs: BlobStore) -> None:
-    with pytest.raises(Refused) as caught:
-        await blobs.keep(sha256_hex(b"x" * 1000), b"x" * 1000, LIMIT - 999)
-    assert caught.value.kind is Refusal.BLOBS_FULL
-    assert await blobs.held() == frozenset()
 
 
 async def test_blob_received_again_changes_nothing(blobs: BlobStore) -> None:

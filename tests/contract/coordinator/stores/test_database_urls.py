@@ -5,7 +5,8 @@ import pytest
 
 from epochal.coordinator.store.open import runs_in
 from epochal.coordinator.store.postgres.address import parse_address
-from epochal.coordinator.store.postgres.migrations import MIGRATIONS
+from epochal.coordinator.store.postgres.database import OWN_TABLES
+from epochal.coordinator.store.sql.schema import TABLES
 from epochal.state.errors import InvalidInput, StoreFailed
 from tests.support.servers.postgres_server import PostgresServer
 
@@ -23,9 +24,8 @@ def test_url_with_a_wrong_password_is_refused_without_it(rest: str) -> None:
 def test_list_of_runs_does_not_wait_for_a_lock_without_bound(database_server: PostgresServer) -> None:
     url = database_server.new_database()
     with psycopg.connect(url, autocommit=True) as locking:
-        for sql in ("CREATE TABLE epochal_migrations (number integer)", *MIGRATIONS):
+        for sql in (*TABLES, *OWN_TABLES):
             locking.execute(sql.encode())
-        locking.execute("INSERT INTO epochal_migrations VALUES (%s)", (len(MIGRATIONS),))
         with locking.transaction():
             locking.execute("LOCK TABLE epochal_runs")
             with pytest.raises(StoreFailed, match="timeout"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
-from epochal.coordinator.store.directory.run_directory import RunDirectory
+from epochal.coordinator.store.files.opening import open_folder_store
 from epochal.coordinator.store.journal import Journal, StoredProof, Tail
 from epochal.coordinator.store.memory import MemoryJournal
 from epochal.coordinator.store.open import Store
@@ -21,7 +21,7 @@ async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         return
     opened: Store
     if request.param == "directory":
-        opened = await RunDirectory.open(tmp_path, max_blob_bytes=0)
+        opened = await open_folder_store(tmp_path, max_blob_bytes=0)
     else:
         opened = await database_store(request.getfixturevalue("database_server").url())
     yield opened.journal

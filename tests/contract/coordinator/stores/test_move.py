@@ -11,7 +11,10 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.proof.migrate_store import move
 from epochal.coordinator.serve import ServeOptions, serving
+from epochal.coordinator.store.files.opening import open_folder_reader
 from epochal.coordinator.store.open import open_store_reader, runs_in
+from epochal.coordinator.store.postgres.opening import open_database_reader
+from epochal.coordinator.store.sql.notes import MOVED
 from epochal.runtime.http.http_server import Endpoint
 from epochal.state.errors import InvalidInput, StoreFailed
 from epochal.state.phase_names import RunState
@@ -76,7 +79,7 @@ async def test_run_moves_into_a_database_and_back_with_its_history(
     assert before.passed
     await moved(run_dir, url, shared)
     assert await audit_store(url, recompute=True) == before
-    with pytest.raises(InvalidInput, match=f"moved to {url}"):
+    with pytest.raises(InvalidInput, match=f"was moved, to {url}"):
         await served_again(str(run_dir))
     there = await served_again(url, shared)
     assert there.clock.phase is RunState.ROUND_TRAIN
@@ -132,11 +135,12 @@ async def test_folder_that_was_moved_is_not_moved_again(
     await moved(run_dir, url, shared)
     other = tmp_path / "other"
     other.mkdir()
-    for target, folder in ((url, shared), (database_server.new_database(), other)):
-        with pytest.raises(InvalidInput, match=f"was moved to {url}: serve it from there"):
-            await moved(run_dir, target, folder)
-        with pytest.raises(InvalidInput, match="was moved to"):
-            await served_again(str(run_dir))
+    with pytest.raises(InvalidInput, match="allowed: a folder that holds no blobs of this run"):
+        await moved(run_dir, url, shared)
+    with pytest.raises(InvalidInput, match=f"was moved, to {url}: serve it from there"):
+        await moved(run_dir, database_server.new_database(), other)
+    with pytest.raises(InvalidInput, match=f"was moved, to {url}"):
+        await served_again(str(run_dir))
     assert os.listdir(other) == []
     assert (await served_again(url, shared)).clock.phase is RunState.ROUND_TRAIN
 
@@ -144,27 +148,27 @@ async def test_folder_that_was_moved_is_not_moved_again(
 async def test_move_that_was_killed_may_be_repeated_to_the_same_place(
     run_dir: Path, url: str, shared: Path, database_server: PostgresServer
 ) -> None:
-    (run_dir / "moving-to").write_text(f"{url}\n")
+    reader = open_folder_reader(run_dir, writes=True)
+    await reader.notes.write(MOVED, url.encode())
     elsewhere = database_server.new_database()
     for target in (elsewhere, None):
-        with pytest.raises(InvalidInput, match=f"is being moved to {url}, or was until"):
+        with pytest.raises(InvalidInput, match=f"is being moved, or was moved, to {url}"):
             await (served_again(str(run_dir)) if target is None else moved(run_dir, target, shared))
     with pytest.raises(InvalidInput, match="name a folder for them"):
         await moved(run_dir, url)
-    assert (run_dir / "moving-to").exists(), "the move that was killed may have brought the run there"
+    assert await reader.notes.read(MOVED) == url.encode(), "the move that was killed may have brought the run there"
     await moved(run_dir, url, shared)
-    assert not (run_dir / "moving-to").exists()
-    assert (run_dir / "moved-to").read_text() == f"{url}\n"
+    assert await reader.notes.read(MOVED) == url.encode()
+    await reader.aclose()
 
 
 async def test_mark_in_a_database_is_taken_back_only_by_its_move(
-    run_dir: Path, url: str, shared: Path, tmp_path: Path, database_server: PostgresServer
+    run_dir: Path, url: str, shared: Path, tmp_path: Path
 ) -> None:
     await moved(run_dir, url, shared)
     back = tmp_path / "back"
-    mark = f"INSERT INTO epochal_notes (run_id, name, value) VALUES ('test-run', 'moved-to', '{back}')"
-    database_server.execute(mark, url)
-    with pytest.raises(InvalidInput, match=f"is being moved to {back}, or was until"):
+    await open_database_reader(url, writes=True).notes.write(MOVED, str(back).encode())
+    with pytest.raises(InvalidInput, match=f"is being moved, or was moved, to {back}"):
         await moved(url, tmp_path / "elsewhere")
     back.write_text("in the way")
     with pytest.raises(InvalidInput, match="allowed: a folder that does not exist yet"):

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import epochal.coordinator.store.postgres.database
-import epochal.coordinator.store.postgres.journal
+import epochal.coordinator.store.sql.journal
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
-from epochal.coordinator.store.postgres.limits import STATEMENT_S
-from epochal.coordinator.store.postgres.store import PostgresStore
+from epochal.coordinator.store.sql.database import STATEMENT_S
+from epochal.coordinator.store.sql.store import SqlStore
 from epochal.state.errors import StoreBlocked, StoreConflict
 from tests.support.data.database_store import database_store
 from tests.support.servers.postgres_server import PostgresServer, hosts_url, postgres_server, standby_of
@@ -25,7 +25,7 @@ def primary() -> Iterator[PostgresServer]:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, count: int = 2) -> AsyncIterator[list[PostgresStore]]:
+async def opened(url: str, count: int = 2) -> AsyncIterator[list[SqlStore]]:
     """Yield stores of one run; the first has begun it, with one record, and all know that."""
     stores = [await database_store(url, "run") for _ in range(count)]
     try:
@@ -42,7 +42,7 @@ async def opened(url: str, count: int = 2) -> AsyncIterator[list[PostgresStore]]
 async def test_failover_to_a_synchronous_standby_lacks_nothing(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.coordinator.store.postgres.journal, "PASSING_S", 0.0)
+    monkeypatch.setattr(epochal.coordinator.store.sql.journal, "PASSING_S", 0.0)
     name = primary.new_database().rpartition("/")[2]
     with standby_of(primary, is_synchronous=True) as standby:
         async with opened(hosts_url([primary, standby], name)) as (one, other):
@@ -98,7 +98,7 @@ async def test_failover_that_loses_records_is_noticed_also_by_others(primary: Po
 async def test_record_that_no_standby_takes_is_not_told_as_kept(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.coordinator.store.postgres.journal, "PASSING_S", 0.0)
+    monkeypatch.setattr(epochal.coordinator.store.sql.journal, "PASSING_S", 0.0)
     monkeypatch.setattr(epochal.coordinator.store.postgres.database, "GRACE_S", 1.0 - STATEMENT_S)
     async with opened(primary.new_database(), 1) as (store,):
         primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")

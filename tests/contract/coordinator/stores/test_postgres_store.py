@@ -6,18 +6,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-import epochal.coordinator.store.postgres.journal
-import epochal.coordinator.store.postgres.migrations
+import epochal.coordinator.store.sql.journal
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
-from epochal.coordinator.machine.stimuli import RULES_VERSION
 from epochal.coordinator.run.opening import signing_key_of
 from epochal.coordinator.run.replicas import FRESH_WITHIN_S
 from epochal.coordinator.store.open import open_store_reader, runs_in
 from epochal.coordinator.store.postgres.address import parse_address
-from epochal.coordinator.store.postgres.limits import GRACE_S, STATEMENT_S
-from epochal.coordinator.store.postgres.migrations import MIGRATIONS
-from epochal.coordinator.store.postgres.store import PostgresStore
-from epochal.coordinator.store.replication import Heartbeats, Program
+from epochal.coordinator.store.replication import Heartbeats, Replication
+from epochal.coordinator.store.sql.database import GRACE_S, STATEMENT_S
+from epochal.coordinator.store.sql.schema import SCHEMA_NUMBER, hash_of_record, hash_of_snapshot
+from epochal.coordinator.store.sql.store import SqlStore
 from epochal.state.errors import InvalidInput, StoreBlocked, StoreConflict, StoreFailed
 from tests.support.bounds import BOUND_S
 from tests.support.data.database_store import database_store
@@ -33,7 +31,7 @@ def url(database_server: PostgresServer) -> str:
 
 
 @asynccontextmanager
-async def opened(*urls: str) -> AsyncIterator[list[PostgresStore]]:
+async def opened(*urls: str) -> AsyncIterator[list[SqlStore]]:
     """Yield the stores of one run at these URLs."""
     stores = [await database_store(url, "run") for url in urls]
     try:
@@ -44,10 +42,15 @@ async def opened(*urls: str) -> AsyncIterator[list[PostgresStore]]:
 
 
 @asynccontextmanager
-async def relayed(url: str, server: PostgresServer) -> AsyncIterator[tuple[DatabaseRelay, PostgresStore]]:
+async def relayed(url: str, server: PostgresServer) -> AsyncIterator[tuple[DatabaseRelay, SqlStore]]:
     """Yield a relay before the server, and the store of a run by way of it."""
     async with database_relay(server) as relay, opened(relay.url(server, url.rpartition("/")[2])) as (store,):
         yield relay, store
+
+
+def meetings_of(store: SqlStore) -> Replication:
+    assert store.replication is not None
+    return store.replication
 
 
 async def bodies(url: str) -> list[bytes]:
@@ -88,7 +91,7 @@ async def test_record_that_arrives_late_after_its_repetition_changes_nothing(
 async def test_record_in_doubt_for_long_is_blocked_and_found_by_who_reads(
     url: str, database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.coordinator.store.postgres.journal, "PASSING_S", 0.0)
+    monkeypatch.setattr(epochal.coordinator.store.sql.journal, "PASSING_S", 0.0)
     async with relayed(url, database_server) as (relay, store):
         await store.journal.open_segment(Snapshot(0, b"start"))
         relay.lost_answers = 1
@@ -130,7 +133,7 @@ async def test_tail_does_not_follow_a_record_other_than_the_known_one(
         await one.journal.append(FIRST)
         assert await other.journal.load() is not None
         await one.journal.append(SECOND)
-        database_server.execute("UPDATE epochal_records SET body = 'other' WHERE sequence = 1", url)
+        database_server.execute("UPDATE epochal_records SET hash = 'other' WHERE sequence = 1", url)
         assert await other.journal.tail(1) is None
 
 
@@ -141,7 +144,7 @@ def test_request_waits_for_news_for_longer_than_a_statement_may_take() -> None:
 async def test_two_coordinators_that_begin_a_run_at_once_begin_it_once(url: str) -> None:
     async with opened(url, url) as stores:
 
-        async def begin(store: PostgresStore, body: bytes) -> bool:
+        async def begin(store: SqlStore, body: bytes) -> bool:
             try:
                 await store.journal.open_segment(Snapshot(0, body))
             except StoreConflict:
@@ -159,8 +162,10 @@ async def test_journal_of_a_database_that_was_taken_back_is_not_appended_to(
     async with opened(url) as (store,):
         await store.journal.open_segment(Snapshot(0, b"start"))
         await store.journal.append(FIRST)
-        database_server.execute("UPDATE epochal_records SET body = 'other'", url)
-        database_server.execute("UPDATE epochal_runs SET head = sha256('other')", url)
+        before = hash_of_snapshot(b"", 0, b"start")
+        other = hash_of_record(before, 1, 0, b"other").hex()
+        database_server.execute(f"UPDATE epochal_records SET body = 'other', hash = '\\x{other}'", url)
+        database_server.execute(f"UPDATE epochal_runs SET head = '\\x{other}'", url)
         with pytest.raises(StoreConflict):
             await store.journal.append(SECOND)
         assert await store.journal.tail(1) is None
@@ -174,7 +179,7 @@ async def test_record_that_was_changed_in_the_database_is_named(url: str, databa
         await store.journal.open_segment(Snapshot(0, b"start"))
         await store.journal.append(FIRST)
         database_server.execute("UPDATE epochal_records SET body = 'other'", url)
-        with pytest.raises(StoreFailed, match="record 1 of run is not the one that was kept"):
+        with pytest.raises(StoreFailed, match="record 1 of run is damaged"):
             await store.journal.load()
         database_server.execute("DELETE FROM epochal_records", url)
         with pytest.raises(StoreFailed, match="lacks record 1"):
@@ -201,7 +206,7 @@ async def test_clock_of_a_store_is_the_databases(url: str, database_server: Post
 async def test_database_that_only_reads_blocks_and_later_takes_the_record(
     url: str, database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.coordinator.store.postgres.journal, "PASSING_S", 0.0)
+    monkeypatch.setattr(epochal.coordinator.store.sql.journal, "PASSING_S", 0.0)
     name = url.rpartition("/")[2]
     async with opened(url) as (store,):
         await store.journal.open_segment(Snapshot(0, b"start"))
@@ -225,14 +230,14 @@ async def test_lost_connections_are_replaced_without_a_word(url: str, database_s
             database_server.disconnect(url.rpartition("/")[2])
             await store.journal.append(record)
             await store.save_state_file("state")
-            await store.replication.meet(Heartbeats())
+            await meetings_of(store).meet(Heartbeats())
     assert await bodies(url) == [b"first", b"second"]
 
 
 async def test_role_without_privileges_serves_and_waits_for_connections(
     url: str, database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochal.coordinator.store.postgres.journal, "PASSING_S", 0.0)
+    monkeypatch.setattr(epochal.coordinator.store.sql.journal, "PASSING_S", 0.0)
     name = url.rpartition("/")[2]
     role = name.replace("runs", "role")
     database_server.execute(f"CREATE ROLE {role} LOGIN")
@@ -285,18 +290,18 @@ async def test_password_of_a_database_is_in_no_message() -> None:
 
 
 def applied(url: str, server: PostgresServer) -> list[int]:
-    """Return the numbers of the steps that were applied."""
-    return [number for (number,) in server.execute("SELECT number FROM epochal_migrations ORDER BY number", url)]
+    """Return the versions of the tables."""
+    return [number for (number,) in server.execute("SELECT number FROM epochal_schema ORDER BY number", url)]
 
 
 async def test_key_of_a_run_that_others_serve_is_not_replaced(url: str) -> None:
     serving, starting = await database_store(url, "run"), await database_store(url, "run")
     key = await serving.keys.create_private_key()
-    await serving.replication.meet(Heartbeats())
+    await meetings_of(serving).meet(Heartbeats())
     with pytest.raises(InvalidInput, match="--new-coordinator-key: other coordinators serve the run"):
         await signing_key_of(starting, anew=True)
     assert await starting.keys.private_key() == key
-    await serving.replication.leave()
+    await meetings_of(serving).leave()
     await signing_key_of(starting, anew=True)
     assert await starting.keys.private_key() != key
     for store in (serving, starting):
@@ -308,55 +313,16 @@ async def test_coordinators_that_start_at_once_make_the_tables_once(url: str, da
         opening = [tasks.create_task(database_store(url, "run")) for _ in range(4)]
     for task in opening:
         await task.result().aclose()
-    assert applied(url, database_server) == list(range(1, len(MIGRATIONS) + 1))
+    assert applied(url, database_server) == [SCHEMA_NUMBER]
 
 
-async def test_tables_of_an_older_program_are_brought_up_to_date_once(
-    url: str, database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(epochal.coordinator.store.postgres.migrations, "MIGRATIONS", MIGRATIONS[:1])
-        store = await database_store(url, "run")
-        await store.journal.open_segment(Snapshot(0, b"start"))
-        await store.aclose()
-    assert applied(url, database_server) == [1]
-    with pytest.raises(StoreFailed, match=f"tables of step 1, and this program reads those of step {len(MIGRATIONS)}"):
-        open_store_reader(url)
-    async with asyncio.TaskGroup() as tasks:
-        opening = [tasks.create_task(database_store(url, "run")) for _ in range(4)]
-    for task in opening:
-        found = await task.result().journal.load()
-        assert found is not None
-        assert found.snapshot.body == b"start"
-        await task.result().aclose()
-    assert applied(url, database_server) == list(range(1, len(MIGRATIONS) + 1))
-
-
-@pytest.mark.parametrize("rules", [RULES_VERSION - 1, RULES_VERSION])
-async def test_run_of_other_rules_keeps_the_tables_of_its_coordinators(
-    url: str, database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, rules: int
-) -> None:
-    with monkeypatch.context() as older:
-        older.setattr(epochal.coordinator.store.postgres.migrations, "MIGRATIONS", MIGRATIONS[:1])
-        store = await database_store(url, "run")
-        await store.journal.open_segment(Snapshot(0, b'{"rules_version":%d}' % rules))
-        await store.aclose()
-    store = await database_store(url, "run", program=Program("1", RULES_VERSION))
-    assert await store.journal.load() is not None
-    assert not await store.is_served()
-    await store.aclose()
-    assert applied(url, database_server) == list(range(1, 2 if rules < RULES_VERSION else len(MIGRATIONS) + 1))
-
-
-async def test_tables_that_are_newer_than_the_program_are_refused(url: str, database_server: PostgresServer) -> None:
+async def test_tables_of_another_version_are_refused(url: str, database_server: PostgresServer) -> None:
     async with opened(url):
         pass
-    database_server.execute(f"INSERT INTO epochal_migrations (number) VALUES ({len(MIGRATIONS) + 1})", url)
-    with pytest.raises(
-        InvalidInput, match=f"of step {len(MIGRATIONS) + 1}, made by a newer version .* up to {len(MIGRATIONS)}"
-    ):
+    database_server.execute(f"UPDATE epochal_schema SET number = {SCHEMA_NUMBER + 1}", url)
+    with pytest.raises(InvalidInput, match=f"version {SCHEMA_NUMBER + 1}, made by another version of Epochal"):
         await database_store(url, "run")
-    with pytest.raises(InvalidInput, match="newer version"):
+    with pytest.raises(InvalidInput, match="another version"):
         open_store_reader(url)
 
 

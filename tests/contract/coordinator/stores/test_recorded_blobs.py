@@ -36,8 +36,7 @@ async def opening(request: pytest.FixtureRequest) -> AsyncIterator[Opening]:
             if url:
                 store: Store = await database_store(url, "run", LIMIT)
             else:
-                store = in_memory = MemoryStore(LIMIT, journal)
-                in_memory.record_blobs()
+                store = MemoryStore(LIMIT, journal)
             stack.push_async_callback(store.aclose)
             return store
 
@@ -53,7 +52,6 @@ async def begun(opening: Opening) -> Store:
 
 
 def recorded(store: Store) -> RecordedBlobs:
-    assert store.recorded_blobs is not None
     return store.recorded_blobs
 
 

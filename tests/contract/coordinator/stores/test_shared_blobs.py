@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from epochal.coordinator.store.blobs import BlobStore, one_piece
-from epochal.coordinator.store.directory.blobs import FORGOTTEN_AFTER_S, DirectoryBlobs
+from epochal.coordinator.store.files.blobs import FORGOTTEN_AFTER_S, DirectoryBlobs
 from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.refusals import Refusal
@@ -42,7 +42,7 @@ async def put(blobs: BlobStore, data: bytes) -> Sha256:
 async def test_blob_that_one_coordinator_takes_is_held_by_all(opening: Opening) -> None:
     one, other = await opening(), await opening()
     digest = await put(one, DATA)
-    await one.keep(sha256_hex(OTHER), OTHER)
+    await put(one, OTHER)
     assert await other.size(digest) == len(DATA)
     assert await blob_bytes(other, digest) == DATA
     assert await other.held() == {digest, sha256_hex(OTHER)}

@@ -12,7 +12,7 @@ from epochal.coordinator.blobs import resumable_uploads
 from epochal.coordinator.blobs.resumable_uploads import ResumableUploads
 from epochal.coordinator.blobs.transfers import Transfer
 from epochal.coordinator.machine.views import ExpectedBlob, ExpectedPart
-from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.messages.requests import CheckpointReport
 from epochal.state.refusals import Refusal

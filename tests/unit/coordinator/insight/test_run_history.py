@@ -14,9 +14,10 @@ from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.records import Kept, opened_by, replay, replay_tail, replay_unchecked
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.store.directory.journal_files import HISTORY_FILE
+from epochal.coordinator.store.files.opening import open_folder_reader
 from epochal.coordinator.store.memory import MemoryJournal
 from epochal.coordinator.store.open import open_store_reader
+from epochal.coordinator.store.sql.notes import HISTORY
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.documents import RunDocument
 from epochal.state.errors import Refused
@@ -270,6 +271,8 @@ async def test_history_that_is_kept_ends_before_what_was_compacted(
     beside = await kept_beside(kept, monkeypatch, 1)
     await keep_in(tmp_path / "run", kept)
     assert await compact(tmp_path / "run", steps=2)
-    (tmp_path / "run" / HISTORY_FILE).write_bytes(beside.stored_history or b"")
+    writing = open_folder_reader(tmp_path / "run", writes=True)
+    await writing.notes.write(HISTORY, beside.stored_history or b"")
+    await writing.aclose()
     found = await read_history(open_store_reader(str(tmp_path / "run")).journal)
     assert content(found)[:3] == expected[:3]

@@ -1,5 +1,6 @@
 """A backup: complete or not there, read back completely, and made while the run goes on."""
 
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,17 @@ from epochal.coordinator.machine.run import new_run
 from epochal.coordinator.proof.backup import MAX_COPIES, back_up, verify_backup
 from epochal.coordinator.run.opening import ServiceOptions, open_run, signing_key_of
 from epochal.coordinator.run.run_journal import RunJournal
-from epochal.coordinator.store.directory.backup_folder import BackupFolder
+from epochal.coordinator.store.files.backup_folder import BackupFolder
+from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.coordinator.store.open import open_store, open_store_reader
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidInput, StoreFailed
 from epochal.state.wire import Sha256, sha256_hex
+from tests.support.data.database_store import keep_private_key
 from tests.support.data.states import state_file
+from tests.support.data.stored_rows import execute, flip
 
 MAX_BLOB_BYTES = 1_000_000
 BLOBS = (b"the older checkpoint", b"the newer checkpoint")
@@ -61,10 +65,10 @@ async def test_backup_holds_the_whole_run_and_proves_to_be_whole(tmp_path: Path)
     made = await back_up(str(run_dir), to, say_nothing)
     assert (made.blobs, made.blob_bytes) == (2, sum(len(data) for data in BLOBS))
     assert await verify_backup(to) == made
-    for name in ("journal/00000000.log", "keys/admin-token.sha256"):
-        assert (to / name).read_bytes() == (run_dir / name).read_bytes()
     copy, original = open_store_reader(str(to)), open_store_reader(str(run_dir))
+    assert [found async for found in copy.journal.history()] == [found async for found in original.journal.history()]
     assert await copy.keys.private_key() == await original.keys.private_key()
+    assert await copy.keys.admin_token_sha256() == bytes(32)
     assert [path for path in (to, *to.rglob("*")) if path.stat().st_mode & 0o077] == []
     assert not to.with_name("monday.partial").exists()
 
@@ -85,19 +89,21 @@ async def test_backup_is_started_from_with_restored_alone_and_is_none_afterwards
     await store.aclose()
 
 
-def flip(path: Path) -> None:
+def flip_file(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
+def void(_: object) -> None: ...
+
+
 HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "journal": (lambda to: flip(to / "journal" / "00000000.log"), "00000000.log is damaged"),
-    "no journal": (lambda to: (to / "journal" / "00000000.log").unlink(), "00000000.log cannot be read"),
-    "blob": (lambda to: flip(blob_file(to, BLOBS[0])), "the checkpoint of step 0) is damaged"),
+    "journal": (lambda to: flip(to, "epochal_segments", "snapshot"), "the snapshot of segment 0 of run is damaged"),
+    "no segment": (lambda to: void(execute(to, "DELETE FROM epochal_segments")), "lacks segment 0"),
+    "blob": (lambda to: flip_file(blob_file(to, BLOBS[0])), "the checkpoint of step 0) is damaged"),
     "no blob": (lambda to: blob_file(to, BLOBS[1]).unlink(), "the checkpoint of step 1) is missing"),
-    "key": (lambda to: flip(to / "keys" / "coordinator.key"), "coordinator.key is damaged"),
-    "state file": (lambda to: flip(to / "state.toml"), "state.toml is damaged"),
+    "key": (lambda to: flip(to, "epochal_notes", "value", "name = 'coordinator.key'"), "coordinator.key is damaged"),
 }
 
 
@@ -114,8 +120,8 @@ async def test_backup_that_has_changed_is_found_out(tmp_path: Path, harm: str) -
 async def test_unfinished_backup_is_refused_and_made_again(tmp_path: Path) -> None:
     run_dir, to = await kept_run(tmp_path / "run"), tmp_path / "backup"
     partial = tmp_path / "backup.partial"
-    (partial / "journal").mkdir(parents=True)
-    (partial / "journal" / "00000000.log").write_bytes(b"half of it")
+    partial.mkdir()
+    shutil.copy(run_dir / DATABASE_FILE, partial)
     (partial / "incomplete-backup").touch()  # what a killed process leaves
     for use in (open_store(str(partial), 0), verify_backup(partial)):
         with pytest.raises(InvalidInput, match="a backup that was not finished"):
@@ -153,8 +159,10 @@ async def test_copy_begins_again_if_a_blob_vanishes_meanwhile(tmp_path: Path) ->
     run_dir = await kept_run(tmp_path / "run")
     path, begun = blob_file(run_dir, BLOBS[0]), 0
 
-    def vanish_once(_: str) -> None:
+    def vanish_once(line: str) -> None:
         nonlocal begun
+        if "blobs" not in line:
+            return
         begun += 1
         if begun == 1:
             path.unlink()
@@ -169,19 +177,19 @@ async def test_copy_begins_again_if_a_blob_vanishes_meanwhile(tmp_path: Path) ->
 async def test_blob_that_stays_away_or_is_damaged_fails_the_backup_by_name(tmp_path: Path) -> None:
     run_dir = await kept_run(tmp_path / "run")
     begun: list[str] = []
-    flip(blob_file(run_dir, BLOBS[0]))
+    flip_file(blob_file(run_dir, BLOBS[0]))
     with pytest.raises(StoreFailed, match=r"the checkpoint of step 0\) is damaged"):
         await back_up(str(run_dir), tmp_path / "backup", begun.append)
     blob_file(run_dir, BLOBS[0]).unlink()
     begun.clear()
     with pytest.raises(StoreFailed, match=r"the checkpoint of step 0\) is missing"):
         await back_up(str(run_dir), tmp_path / "backup", begun.append)
-    assert len(begun) == MAX_COPIES
+    assert len(begun) == 2 * MAX_COPIES
     assert not (tmp_path / "backup.partial").exists()
 
 
 async def test_backup_without_the_runs_key_is_not_made(tmp_path: Path) -> None:
     run_dir = await kept_run(tmp_path / "run")
-    (run_dir / "keys" / "coordinator.key").write_bytes(bytes(range(32)))
+    await keep_private_key(run_dir, bytes(range(32)))
     with pytest.raises(StoreFailed, match="does not hold the key"):
         await back_up(str(run_dir), tmp_path / "backup", say_nothing)

@@ -15,9 +15,9 @@ import pytest
 
 from epochal.coordinator.proof.audit import audit_store
 from epochal.coordinator.proof.backup import back_up, verify_backup
-from epochal.coordinator.store.directory.journal_files import proof_paths, segment_paths
 from epochal.state.errors import StoreFailed
 from epochal.state.wire import canonical_json
+from tests.support.data.stored_rows import count_bytes, execute, flip, proofs_in, put_proof, segments_in
 from tests.support.drive.journaled_run import OpenedRun, compact, compact_state, keep_in, simulated_segments
 from tests.support.simulate.virtual_time import run_virtually
 
@@ -29,8 +29,8 @@ VERY_SHORT_EPOCHS = {
     "config__warmup_time": 0.2,
     "config__max_round_train_time": 0.2,
 }
-WRITES_OF_A_STEP = 7
-"""The proof, its name, its folder's; a record and its sync; the deletion of a segment, and of the proof before."""
+STATEMENTS_OF_A_STEP = 15
+"""Fewer than keep a proof, append a record, and delete a segment and the proof before."""
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,14 @@ def run_dir(whole: Path, tmp_path: Path) -> Path:
 
 def covered(whole: Path) -> int:
     """Return the number of segments that a checkpoint includes."""
-    return len(segment_paths(whole)) - LEFT
+    return len(segments_in(whole)) - LEFT
 
 
 async def problems_of(run_dir: Path) -> tuple[str, ...]:
-    return (await audit_store(str(run_dir), recompute=False)).problems
+    try:
+        return (await audit_store(str(run_dir), recompute=False)).problems
+    except StoreFailed as error:
+        return (error.message,)
 
 
 async def test_audit_of_a_compacted_journal_agrees_with_that_of_all_of_it(whole: Path, run_dir: Path) -> None:
@@ -62,81 +65,55 @@ async def test_audit_of_a_compacted_journal_agrees_with_that_of_all_of_it(whole:
     assert await compact(run_dir) == count > 1
     found = await audit_store(str(run_dir), recompute=True)
     assert (found.compacted_segments, found.rounds, found.problems) == (count, 24, ())
-    assert segment_paths(run_dir)[0].name == f"{count:08d}.log"
-    for path in segment_paths(whole)[:count]:
-        shutil.copy(path, run_dir / "journal")
-    for path in proof_paths(run_dir):
-        path.unlink()
+    assert segments_in(run_dir)[0] == count
+    for table, segment in (("epochal_records", "segment"), ("epochal_segments", "number")):
+        for row in execute(whole, f"SELECT * FROM {table} WHERE {segment} < {count}"):
+            execute(run_dir, f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+    execute(run_dir, "DELETE FROM epochal_proofs")
+    count_bytes(run_dir)
     assert replace(await audit_store(str(run_dir), recompute=True), compacted_segments=count) == found
 
 
 async def test_journal_that_is_compacted_already_stays_as_it_is(run_dir: Path) -> None:
     await compact(run_dir)
-    before = [(path, path.read_bytes()) for path in (*segment_paths(run_dir), *proof_paths(run_dir))]
+    before = segments_in(run_dir), proofs_in(run_dir)
     assert await compact(run_dir) == 0
-    assert before == [(path, path.read_bytes()) for path in (*segment_paths(run_dir), *proof_paths(run_dir))]
-    assert len(proof_paths(run_dir)) == 1
+    assert before == (segments_in(run_dir), proofs_in(run_dir))
+    assert len(proofs_in(run_dir)) == 1
 
 
 async def test_proof_grows_with_the_journal_only_by_figures(run_dir: Path) -> None:
     sizes = []
     while await compact(run_dir, steps=1):
-        bodies = [path.read_bytes() for path in proof_paths(run_dir)]
-        sizes += [len(body) - len(json.loads(body)["history"]) for body in bodies]
+        sizes += [len(body) - len(json.loads(body)["history"]) for body in proofs_in(run_dir).values()]
     assert len(sizes) > 1
     assert max(sizes) < 1200
 
 
-KILLED_AT_EVERY_WRITE = """
-import asyncio, os, shutil, signal, sys
+KILLED_AT_EVERY_STATEMENT = """
+import asyncio, sys
 from pathlib import Path
-from epochal.runtime.files.durable_files import REAL_DISK, Disk
 from tests.support.drive.journaled_run import compact
+from tests.support.drive.killed_statements import killed_at_each
 
-def killing(at):
-    calls = 0
-    def due():
-        nonlocal calls
-        calls += 1
-        return calls == at
-    def write(file, data):
-        if due():
-            REAL_DISK.write(file, data[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        REAL_DISK.write(file, data)
-    def sync(descriptor):
-        if due():
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.fsync(descriptor)
-    return Disk(write, sync)
-
-whole, to = Path(sys.argv[1]), Path(sys.argv[2])
-for at in range(1, 100):
-    folder = Path(shutil.copytree(whole, to / f"{at:02d}"))
-    child = os.fork()
-    if not child:
-        asyncio.run(compact(folder, steps=2, disk=killing(at)))
-        os._exit(0)
-    if os.waitpid(child, 0)[1] == 0:
-        break
+killed_at_each(Path(sys.argv[1]), Path(sys.argv[2]), lambda folder: asyncio.run(compact(folder, steps=2)))
 """
 
 
 @pytest.mark.nightly
-async def test_compaction_killed_at_any_write_loses_and_doubles_nothing(whole: Path, tmp_path: Path) -> None:
+async def test_compaction_killed_at_any_statement_loses_and_doubles_nothing(whole: Path, tmp_path: Path) -> None:
     to = tmp_path / "killed"
-    program = (sys.executable, "-c", KILLED_AT_EVERY_WRITE, str(whole), str(to))
+    program = (sys.executable, "-c", KILLED_AT_EVERY_STATEMENT, str(whole), str(to))
     await asyncio.to_thread(subprocess.run, program, check=True)
-    folders = sorted(path.parent for path in to.glob("*/journal"))
-    assert len(folders) > 2 * WRITES_OF_A_STEP, "one of them was not killed"
+    folders = sorted(to.iterdir())
+    assert len(folders) > 2 * STATEMENTS_OF_A_STEP, "one of them was not killed"
     expected, count = (await audit_store(str(whole), recompute=False)).replica_chain, covered(whole)
     for folder in folders:
         assert (folder.name, await problems_of(folder)) == (folder.name, ())
         await compact(folder)
         found = await audit_store(str(folder), recompute=False)
         assert (found.problems, found.compacted_segments, found.replica_chain) == ((), count, expected)
-        assert [path.name for path in proof_paths(folder)] == [f"{count:08d}.proof"]
-        assert not list(folder.glob("journal/*.new"))
+        assert list(proofs_in(folder)) == [count]
 
 
 Proof = dict[str, Any]
@@ -146,9 +123,9 @@ def edited(edit: Callable[[Proof], Proof]) -> Callable[[Path], None]:
     """Return what changes fields of the proof."""
 
     def change(run_dir: Path) -> None:
-        (path,) = proof_paths(run_dir)
-        proof = json.loads(path.read_bytes())
-        path.write_bytes(canonical_json(proof | edit(proof)))
+        ((count, body),) = proofs_in(run_dir).items()
+        proof = json.loads(body)
+        put_proof(run_dir, count, canonical_json(proof | edit(proof)))
 
     return change
 
@@ -170,14 +147,12 @@ def split(proof: Proof) -> Proof:
 
 
 def remove(run_dir: Path) -> None:
-    proof_paths(run_dir)[0].unlink()
+    execute(run_dir, "DELETE FROM epochal_proofs")
+    count_bytes(run_dir)
 
 
-def flip(run_dir: Path) -> None:
-    (path,) = proof_paths(run_dir)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 128
-    path.write_bytes(data)
+def flip_proof(run_dir: Path) -> None:
+    flip(run_dir, "epochal_proofs", "body")
 
 
 PROOF = r"the proof of the journal's first \d+ segments"
@@ -205,7 +180,7 @@ HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
     "another proof before it": (edited(lambda _: {"previous_sha256": ZEROS}), NOT_NAMED),
     "another format": (edited(lambda _: {"format": 9}), f"{PROOF} has format 9"),
     "other segments": (edited(lambda _: {"segment_count": 1}), f"{PROOF} is of 1 segments"),
-    "a byte": (flip, f"{PROOF} is damaged"),
+    "a bit": (flip_proof, r".*the proof of \d+ segments of \S+ is damaged"),
     "no proof": (remove, f"{PROOF}, which the journal names, is missing"),
 }
 
@@ -224,32 +199,27 @@ async def test_proof_that_is_wrong_is_named_and_not_continued(compacted: Path, t
     change(run_dir)
     problems = await problems_of(run_dir)
     assert any(re.match(said, problem) for problem in problems), problems
-    before = len(segment_paths(run_dir))
+    before = segments_in(run_dir)
     with pytest.raises(StoreFailed, match=r"missing or damaged|is damaged|has format|is of 1"):
         await compact(run_dir)
-    assert len(segment_paths(run_dir)) == before
+    assert segments_in(run_dir) == before
 
 
 async def test_proofs_that_changed_places_are_named(run_dir: Path, compacted: Path, tmp_path: Path) -> None:
     await compact(run_dir, steps=1)
-    (earlier,), (later,) = proof_paths(run_dir), proof_paths(compacted)
+    (earlier,), (count,) = proofs_in(run_dir).values(), proofs_in(compacted)
     folder = Path(shutil.copytree(compacted, tmp_path / "other"))
-    (place,) = proof_paths(folder)
-    shutil.copy(earlier, place)
+    put_proof(folder, count, earlier)
     assert any(re.match(f"{PROOF} is of 1 segments", problem) for problem in await problems_of(folder))
-    count = json.loads(later.read_bytes())["segment_count"]
-    place.write_bytes(canonical_json(json.loads(earlier.read_bytes()) | {"segment_count": count}))
+    put_proof(folder, count, canonical_json(json.loads(earlier) | {"segment_count": count}))
     assert any(re.match(NOT_JOINED, problem) for problem in await problems_of(folder))
 
 
 async def test_segment_that_does_not_replay_is_kept(run_dir: Path) -> None:
-    path = segment_paths(run_dir)[1]
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(StoreFailed, match=r"00000001\.log is damaged"):
+    flip(run_dir, "epochal_records", "body", "segment = 1")
+    with pytest.raises(StoreFailed, match=r"record \d+ of \S+ is damaged"):
         await compact(run_dir)
-    assert segment_paths(run_dir)[0].name == "00000000.log"
+    assert segments_in(run_dir)[0] == 0
 
 
 async def test_journal_is_not_compacted_while_somebody_copies_it(
@@ -260,10 +230,10 @@ async def test_journal_is_not_compacted_while_somebody_copies_it(
     opened = await OpenedRun.open(run_dir)
     async with opened.store.copying():
         await opened.compaction().step()
-        assert segment_paths(run_dir)[0].name == "00000000.log"
+        assert segments_in(run_dir)[0] == 0
     assert await problems_of(run_dir) == ()
     await opened.compaction().step()
-    assert segment_paths(run_dir)[0].name == "00000002.log"
+    assert segments_in(run_dir)[0] == 2
     await opened.store.aclose()
 
 
@@ -272,19 +242,20 @@ async def test_backup_of_a_compacted_run_is_whole_and_goes_on(compacted: Path, t
     await back_up(str(compacted), to, lambda _: None)
     assert (await verify_backup(to)).problems == ()
     copy = Path(shutil.copytree(to, tmp_path / "copy"))
-    flip(copy)
-    assert any(".proof is damaged" in problem for problem in (await verify_backup(copy)).problems)
-    opened = await OpenedRun.open(to, is_restored=True)
+    flip_proof(copy)
+    assert any("segments of run is damaged" in problem for problem in (await verify_backup(copy)).problems)
+    opened = await OpenedRun.open(to)
     assert not await opened.compaction().step()
     await opened.store.aclose()
 
 
 async def test_run_taken_back_to_before_its_proof_was_named_goes_on(run_dir: Path) -> None:
     await compact(run_dir, steps=covered(run_dir) - 1)
-    newest = segment_paths(run_dir)[-1]
-    before = newest.read_bytes()
+    before = Path(shutil.copytree(run_dir, run_dir.with_name("before")))
     await compact(run_dir)
-    newest.write_bytes(before)
+    (((count, body)),) = proofs_in(run_dir).items()
+    put_proof(before, count, body)
+    run_dir = before
     assert await problems_of(run_dir) == ()
     assert await compact(run_dir) == 1
     assert await problems_of(run_dir) == ()

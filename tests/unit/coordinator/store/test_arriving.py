@@ -10,14 +10,14 @@ from typing import BinaryIO
 
 import pytest
 
-from epochal.coordinator.store.directory.arriving import (
+from epochal.coordinator.store.files.arriving import (
     MAX_PIECE_BYTES,
     MIN_PIECE_BYTES,
     PIECES_BYTES,
     SYNC_BYTES,
     piece_bytes,
 )
-from epochal.coordinator.store.directory.blobs import DirectoryBlobs
+from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.runtime.files.durable_files import REAL_DISK, Disk
 from epochal.state.errors import StoreFailed
 from epochal.state.model.tensors import Buffer

@@ -1,6 +1,6 @@
 """Bytes of blobs are counted once at every moment."""
 
-from epochal.coordinator.store.directory.byte_counts import ByteCounts
+from epochal.coordinator.store.files.byte_counts import ByteCounts
 
 
 def test_blob_counts_once_from_its_first_byte_to_its_deletion() -> None:

@@ -1,4 +1,4 @@
-"""The meaning of a failed system call for the run directory, and the patience with what passes by itself."""
+"""The meaning of a failed system call for files, and the patience with what passes by itself."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

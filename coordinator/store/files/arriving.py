@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from epochal.coordinator.store.directory.failures import is_passing, repeated_while_passing, store_failure
+from epochal.coordinator.store.failures import is_passing, repeated_while_passing, store_failure
 from epochal.runtime.files.durable_files import Disk, open_private
 from epochal.state.errors import StoreFailed
 from epochal.state.model.tensors import Buffer

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from epochal.coordinator.store.blobs import (
     STREAM_BYTES,
-    BytesOfBlob,
     OpenBlob,
     ServedBlobs,
     blob_not_found,
@@ -22,10 +21,9 @@ from epochal.coordinator.store.blobs import (
     check_growth,
     check_room,
 )
-from epochal.coordinator.store.directory.arriving import Arriving, in_thread, piece_bytes
-from epochal.coordinator.store.directory.byte_counts import ByteCounts
-from epochal.coordinator.store.directory.failures import store_failure
-from epochal.coordinator.store.directory.packs import MAX_PACKED_BYTES, PackedBlobs, PackedPlace, read_packed
+from epochal.coordinator.store.failures import store_failure
+from epochal.coordinator.store.files.arriving import Arriving, in_thread, piece_bytes
+from epochal.coordinator.store.files.byte_counts import ByteCounts
 from epochal.runtime.files.durable_files import (
     PRIVATE_FOLDER_MODE,
     REAL_DISK,
@@ -46,32 +44,23 @@ _PARTIAL, _NEW = "partial", "new"
 
 
 class DirectoryBlobs(ServedBlobs):
-    """The `BlobStore` protocol over `RUN_DIR/blobs`, in folders of the digest's first two characters, and in packs.
+    """The `BlobStore` protocol over `RUN_DIR/blobs`, in folders of the digest's first two characters.
 
     Args:
-        is_shared: whether other processes add blobs meanwhile.
-        writer: a name of this process in those of arriving blobs, where several receive into the folder. These use no
-            packs: one would not know which blobs of a pack another one needs.
+        folder: holds them.
+        max_total_bytes: maximum size of all blobs.
+        disk: writes and syncs.
+        held_bytes: size of those that it holds.
+        writer: a name of this process in those of arriving blobs, where several receive into the folder.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        max_total_bytes: int,
-        disk: Disk,
-        held_bytes: int,
-        *,
-        is_shared: bool = False,
-        writer: str = "",
-    ) -> None:
+    def __init__(self, folder: Path, max_total_bytes: int, disk: Disk, held_bytes: int, *, writer: str = "") -> None:
         self._folder = folder
-        self._is_shared = is_shared
         self._max_total_bytes = max_total_bytes
         self._disk = disk
         self._numbers = itertools.count()
         self._writer = writer
         self._counts = ByteCounts(held_bytes)
-        self._packs = PackedBlobs(folder, disk, self._counts)
         self._arriving_count = 0
         """Number of blobs that arrive; changed only on the event loop."""
         self._naming = threading.Lock()
@@ -90,9 +79,7 @@ class DirectoryBlobs(ServedBlobs):
         """
         folder = run_dir / BLOBS_FOLDER
         held_bytes = await in_thread(_prepare, folder, disk)
-        blobs = cls(folder, max_total_bytes, disk, held_bytes)
-        await blobs._packs.look()
-        return blobs
+        return cls(folder, max_total_bytes, disk, held_bytes)
 
     @classmethod
     async def shared(
@@ -127,36 +114,20 @@ class DirectoryBlobs(ServedBlobs):
     @classmethod
     def for_reading(cls, run_dir: Path) -> "DirectoryBlobs":
         """Return the blobs of a run directory that another process may be serving; it receives none."""
-        return cls(run_dir / BLOBS_FOLDER, 0, REAL_DISK, 0, is_shared=True)
+        return cls(run_dir / BLOBS_FOLDER, 0, REAL_DISK, 0)
 
     def _path(self, sha256: Sha256) -> Path:
         return self._folder / sha256[:2] / sha256
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
-        is_packed, is_file = self._packs.find(sha256) is not None, self._path(sha256).exists()
-        if is_packed or is_file:
+        if self._path(sha256).exists():
             received = 0
             async for piece in body:
                 received += len(piece)
                 check_growth(received, size_bytes)
-            if is_file:
-                await in_thread(sync_folder, self._path(sha256).parent, self._disk)  # which may have failed before
+            await in_thread(sync_folder, self._path(sha256).parent, self._disk)  # which may have failed before
             return
         await self._keep(sha256, size_bytes, body, spare_bytes)
-
-    async def keep(self, sha256: Sha256, data: bytes, spare_bytes: int = 0) -> None:
-        if self._writer or len(data) > MAX_PACKED_BYTES or self._path(sha256).exists():
-            await super().keep(sha256, data, spare_bytes)
-            return
-        if self._packs.find(sha256) is not None:
-            return
-        check_room(self.total_bytes + len(data) + spare_bytes, self._max_total_bytes)
-        arriving = object()
-        self._counts.arrived(arriving, len(data))
-        try:
-            await self._packs.keep(sha256, data)
-        finally:
-            self._counts.given_up(arriving)
 
     async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         return await self._keep(None, size_bytes, body, spare_bytes)
@@ -207,32 +178,13 @@ class DirectoryBlobs(ServedBlobs):
             self._counts.named(arriving, arriving.received_bytes if is_new else 0)
 
     async def size(self, sha256: Sha256) -> int | None:
-        place = self._packs.find(sha256)
-        if place is None:
-            try:
-                found = self._path(sha256).stat()
-            except FileNotFoundError:
-                place = await self._place(sha256)
-            else:
-                return found.st_size if stat.S_ISREG(found.st_mode) else None
-        return None if place is None else place.size_bytes
-
-    async def _place(self, sha256: Sha256) -> PackedPlace | None:
-        """Return where a blob lies in the packs; None if it is in none, and may be a file."""
-        place = self._packs.find(sha256)
-        if place is None and self._is_shared and not self._path(sha256).exists():
-            await self._packs.look()
-            place = self._packs.find(sha256)
-        return place
+        try:
+            found = self._path(sha256).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     async def stream(self, sha256: Sha256, start: int, stop: int) -> AsyncIterator[bytes]:
-        place = await self._place(sha256)
-        if place is not None:
-            data = await in_thread(_packed, sha256, place)
-            if stop > len(data):
-                raise StoreFailed(f"blob {sha256} is shorter than {stop} bytes")
-            yield data[start:stop]
-            return
         while start < stop:
             piece = await in_thread(self._read, sha256, start, min(STREAM_BYTES, stop - start))
             if not piece:
@@ -242,10 +194,6 @@ class DirectoryBlobs(ServedBlobs):
 
     @contextlib.asynccontextmanager
     async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
-        place = await self._place(sha256)
-        if place is not None:
-            yield BytesOfBlob(await in_thread(_packed, sha256, place))
-            return
         file = await in_thread(self._open, sha256)
         try:
             yield file
@@ -268,7 +216,6 @@ class DirectoryBlobs(ServedBlobs):
             raise blob_not_found(sha256) from None
 
     async def delete(self, sha256: Sha256) -> None:
-        await self._packs.delete(sha256)
         await in_thread(self._remove, self._path(sha256))
 
     def _remove(self, path: Path) -> None:
@@ -278,17 +225,10 @@ class DirectoryBlobs(ServedBlobs):
             self._counts.deleted(size_bytes)
 
     async def recount(self) -> None:
-        files_bytes = await in_thread(_named_bytes, self._folder)
-        self._counts.recounted(files_bytes + self._packs.counted_bytes)
+        self._counts.recounted(await in_thread(_named_bytes, self._folder))
 
     async def held(self) -> frozenset[Sha256]:
-        if self._is_shared:
-            await self._packs.look()
-        files = frozenset(Sha256(path.name) for path in await in_thread(_blob_paths, self._folder))
-        return files | self._packs.held()
-
-    async def swept(self) -> None:
-        await self._packs.begin_another()
+        return frozenset(Sha256(path.name) for path in await in_thread(_blob_paths, self._folder))
 
 
 class _OpenBlob:
@@ -324,13 +264,6 @@ class _OpenBlob:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-def _packed(sha256: Sha256, place: PackedPlace) -> bytes:
-    try:
-        return read_packed(place)
-    except FileNotFoundError:
-        raise blob_not_found(sha256) from None
 
 
 def _blob_paths(folder: Path) -> list[Path]:

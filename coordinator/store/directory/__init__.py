@@ -1,1 +1,0 @@
-"""The run directory: journal, blobs, keys and state file in one folder, for one coordinator."""

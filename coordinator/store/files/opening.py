@@ -1,0 +1,83 @@
+"""Opening a run in a folder: its database in SQLite, its lock, and its blobs."""
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from epochal.coordinator.store.files.blobs import DirectoryBlobs
+from epochal.coordinator.store.files.folder import DATABASE_FILE, FolderPlace
+from epochal.coordinator.store.layered_blobs import layered_reader
+from epochal.coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
+from epochal.coordinator.store.sql.database import Statement
+from epochal.coordinator.store.sql.notes import StoresNote
+from epochal.coordinator.store.sql.schema import check_schema
+from epochal.coordinator.store.sql.sqlite import SqliteDatabase, connect, failure_of
+from epochal.coordinator.store.sql.store import SqlReader, SqlStore
+from epochal.runtime.files.durable_files import REAL_DISK, Disk
+from epochal.state.config.blob_place import BlobPlace
+
+UNNAMED_RUN = "run"
+"""Name in its folder of a run that has none yet."""
+_RUN = "SELECT run_id FROM epochal_runs LIMIT 1"
+
+
+async def open_folder_store(
+    run_dir: Path, max_blob_bytes: int, blobs: BlobPlace | None = None, run_id: str = "", disk: Disk = REAL_DISK
+) -> SqlStore:
+    """Lock a run directory, create it if it does not exist, and delete interrupted uploads.
+
+    Args:
+        run_dir: the folder.
+        max_blob_bytes: maximum size of all blobs.
+        blobs: the object store that takes new blobs; None for the folder.
+        run_id: names a run that is new, and its folder in an object store.
+        disk: writes and syncs blobs.
+
+    Raises:
+        InvalidInput: its run is elsewhere now, or an object store cannot be used like this.
+        StoreFailed: it cannot be created or written, or another coordinator serves it.
+    """
+    name, place, path = str(run_dir), FolderPlace(run_dir, disk), run_dir / DATABASE_FILE
+    await place.lock()
+    writing, other = SqliteDatabase(path, name, writes=True), SqliteDatabase(path, name, writes=True)
+    async with contextlib.AsyncExitStack() as on_failure:
+        for opened in (place, writing, other):
+            on_failure.push_async_callback(opened.aclose)
+        await other.make_tables()
+        (found,) = await other.transact(Statement(_RUN))
+        store = SqlStore((writing, other), found[0][0] if found else run_id or UNNAMED_RUN, place, name)
+        await store.begin()
+        own = await DirectoryBlobs.open(run_dir, max_blob_bytes, disk)
+        note = StoresNote(store.notes, name, is_shared=False)
+        store.take_blobs(await with_object_stores(note, own, run_id, blobs, max_blob_bytes))
+        on_failure.pop_all()
+    return store
+
+
+def open_folder_reader(run_dir: Path, *, writes: bool = False) -> SqlReader:
+    """Open the run in a run directory, which another process may be serving, to read it.
+
+    Args:
+        run_dir: the folder.
+        writes: whether notes may be written; then the caller has locked the run directory.
+
+    Raises:
+        InvalidInput: it holds no run, or tables of another version.
+        StoreFailed: it cannot be read.
+    """
+    name, path = str(run_dir), run_dir / DATABASE_FILE
+    try:
+        with contextlib.closing(connect(path, writes=False)) as connection:
+            tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'epochal_schema'").fetchone()
+            number = connection.execute("SELECT max(number) FROM epochal_schema").fetchone() if tables[0] else (None,)
+            check_schema(number[0], name)
+            found = connection.execute(_RUN).fetchone()
+    except (sqlite3.Error, OSError) as error:
+        raise failure_of(name, error) from error
+    run_id = UNNAMED_RUN if found is None else found[0]
+    reader = SqlReader(SqliteDatabase(path, name, writes=writes), run_id, FolderPlace(run_dir), name)
+    files = DirectoryBlobs.for_reading(run_dir)
+    reader.own_blobs = layered_reader(files, reader.recorded_blobs)
+    note = StoresNote(reader.notes, name, is_shared=False)
+    reader.blobs = layered_reader(reader_with_object_stores(note, files), reader.recorded_blobs)
+    return reader

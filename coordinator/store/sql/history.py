@@ -1,0 +1,163 @@
+"""The journal of a run as it is read: whole segments, a bounded number of records in each statement.
+
+Each snapshot and record is compared with its hash, which includes the hash of the one before.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
+from epochal.coordinator.store.journal import StoredProof
+from epochal.coordinator.store.sql.database import BULK_S, ROWS_AT_A_TIME, Database, Row, Statement
+from epochal.coordinator.store.sql.notes import HISTORY, Notes
+from epochal.coordinator.store.sql.schema import hash_of_record, hash_of_snapshot, hash_of_value
+from epochal.state.errors import StoreFailed
+
+_PROOFS = "SELECT segment_count, body, hash FROM epochal_proofs WHERE run_id = :run ORDER BY segment_count"
+_NEWEST = "SELECT max(number) FROM epochal_segments WHERE run_id = :run"
+_FIRST = """
+SELECT coalesce((SELECT max(segment_count) FROM epochal_proofs WHERE run_id = :run),
+  (SELECT min(number) FROM epochal_segments WHERE run_id = :run))
+"""
+_PLACE = """
+SELECT own.number, own.sequence, own.previous, own.snapshot, own.hash, following.sequence, following.previous,
+  run.sequence, run.segment, run.head, run.opened_at, run.journal_bytes
+FROM epochal_runs run
+LEFT JOIN epochal_segments own ON own.run_id = run.run_id AND own.number = coalesce(:number, run.segment)
+LEFT JOIN epochal_segments following ON following.run_id = run.run_id AND following.number = own.number + 1
+WHERE run.run_id = :run
+"""
+_RECORDS = """
+SELECT sequence, version, body, hash, segment FROM epochal_records
+WHERE run_id = :run AND sequence > :after AND sequence <= :last ORDER BY sequence LIMIT :most
+"""
+JOURNAL_SIZE = """
+coalesce((SELECT sum(length(body)) FROM epochal_records WHERE run_id = :run), 0)
++ coalesce((SELECT sum(length(snapshot)) FROM epochal_segments WHERE run_id = :run), 0)
++ coalesce((SELECT sum(length(body)) FROM epochal_proofs WHERE run_id = :run), 0)
+"""
+"""Expression for the size of all that a journal holds."""
+_COUNTED = f"SELECT journal_bytes, version, {JOURNAL_SIZE} FROM epochal_runs WHERE run_id = :run"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSegment:
+    """A segment as it was read.
+
+    Attributes:
+        segment: with all of its records so far.
+        is_newest: whether it was the journal's newest.
+        head: hash that the next record follows.
+        journal_bytes: size of the journal.
+    """
+
+    segment: Segment
+    is_newest: bool
+    head: bytes
+    journal_bytes: int
+
+
+class SqlHistory:
+    """The `JournalReader` protocol over a database, in which coordinators may write meanwhile."""
+
+    def __init__(self, database: Database, run_id: str) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._notes = Notes(database, run_id)
+
+    async def _rows(self, sql: str, **values: object) -> list[Row]:
+        (rows,) = await self._database.transact(Statement(sql, {"run": self._run_id, **values}), limit_s=BULK_S)
+        return rows
+
+    async def proofs(self) -> tuple[StoredProof, ...]:
+        found = []
+        for count, body, kept in await self._rows(_PROOFS):
+            if hash_of_value(f"proof {count}", bytes(body)) != bytes(kept):
+                raise self._damaged(f"the proof of {count} segments")
+            found.append(StoredProof(count, bytes(body)))
+        return tuple(found)
+
+    async def kept_history(self) -> bytes | None:
+        return await self._notes.read(HISTORY)
+
+    async def newest_segment(self) -> int | None:
+        newest = (await self._rows(_NEWEST))[0][0]
+        return None if newest is None else int(newest)
+
+    async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
+        number = (await self._rows(_FIRST))[0][0] if start is None else start
+        if number is None:
+            await self._found(None)  # a run whose segments are all missing is told
+        while number is not None:
+            found = await self._found(number)
+            if found is None:
+                if number == start:  # nothing has been kept since
+                    return
+                raise StoreFailed(f"{self._database.name} lacks segment {number} of the journal of {self._run_id}")
+            yield found.segment
+            number = None if found.is_newest else number + 1
+
+    async def problems(self) -> tuple[str, ...]:
+        """Return what is wrong with rows that nobody reads in replaying a journal, and with the database's pages."""
+        found = list(await self._database.problems())
+        for name in await self._notes.names():
+            try:
+                await self._notes.read(name)
+            except StoreFailed as failure:
+                found.append(failure.message)
+        for kept, version, counted in await self._rows(_COUNTED):
+            newest = await self._found(None)
+            if kept != counted:
+                found.append(f"{self._database.name}: the journal has {counted} bytes, not {kept}")
+            if newest is not None and newest.segment.records and newest.segment.records[-1].version != version:
+                found.append(f"{self._database.name}: the run's row names another version than its last record")
+        return tuple(found)
+
+    async def _found(self, number: int | None) -> FoundSegment | None:
+        """Return a segment, the newest by default, or None if there is none.
+
+        Raises:
+            StoreFailed: it lacks a record, or one is not the one that was kept.
+        """
+        rows = await self._rows(_PLACE, number=number)
+        if not rows:
+            return None
+        found, opened_at, previous, snapshot, kept, followed_at, followed, last, newest, head, newest_at, size = rows[0]
+        if found is None:
+            if number is None:
+                raise StoreFailed(f"{self._database.name} lacks segment {newest} of the journal of {self._run_id}")
+            return None
+        at = hash_of_snapshot(bytes(previous), opened_at, bytes(snapshot))
+        if at != bytes(kept):
+            raise self._damaged(f"the snapshot of segment {found}")
+        end, is_newest = last if followed_at is None else followed_at, found == newest
+        chained = bytes(previous) or at
+        records, chained = await self._records_of(found, opened_at, end, chained)
+        wanted = head if is_newest else followed
+        if wanted is None or chained != bytes(wanted) or (is_newest and newest_at != opened_at):
+            raise self._damaged(f"the row that follows record {end}")
+        segment = Segment(found, Snapshot(opened_at, bytes(snapshot)), tuple(records))
+        return FoundSegment(segment, is_newest, chained, size)
+
+    async def _records_of(
+        self, number: int, opened_at: int, end: int, chained: bytes
+    ) -> tuple[list[JournalRecord], bytes]:
+        """Return the records of a segment, and the hash of the last one."""
+        records: list[JournalRecord] = []
+        while opened_at + len(records) < end:
+            after = opened_at + len(records)
+            page: list[tuple[Any, ...]] = await self._rows(_RECORDS, after=after, last=end, most=ROWS_AT_A_TIME)
+            if [row[0] for row in page] != list(range(after + 1, after + 1 + len(page))) or not page:
+                raise StoreFailed(f"{self._database.name} lacks record {after + 1} of the journal of {self._run_id}")
+            for sequence, version, body, kept, segment in page:
+                chained = hash_of_record(chained, sequence, version, bytes(body))
+                if chained != bytes(kept) or segment != number:
+                    raise self._damaged(f"record {sequence}")
+                records.append(JournalRecord(sequence, bytes(body), version))
+        return records, chained
+
+    def _damaged(self, what: str) -> StoreFailed:
+        return StoreFailed(
+            f"{self._database.name}: {what} of {self._run_id} is damaged: it is not the one that was kept"
+        )

@@ -1,0 +1,137 @@
+"""A run's secrets and notes: a value for each name, replaced as a whole."""
+
+import os
+
+from epochal.coordinator.store.keys import KEY_LOST
+from epochal.coordinator.store.sql.database import Database, Statement
+from epochal.coordinator.store.sql.schema import hash_of_value
+from epochal.runtime.files.key_file import RAW_KEY_BYTES
+from epochal.state.errors import StoreFailed
+
+KEY = "coordinator.key"
+ADMIN_TOKEN = "admin-token.sha256"
+STATE_FILE = "state.toml"
+ORIGIN = "origin"
+BACKUP = "backup"
+MOVED = "moved-to"
+BLOBS = "blobs"
+BLOBS_OWNER = "blobs-owner"
+HISTORY = "history"
+OBJECT_STORES = "object-stores.json"
+SERVER = "server"
+OF_A_PLACE = (ORIGIN, BACKUP, MOVED, BLOBS, BLOBS_OWNER, SERVER)
+"""Notes that are true of one place of a run, and not of where it is copied to."""
+
+_READ = "SELECT value, hash FROM epochal_notes WHERE run_id = :run AND name = :name"
+_CREATE = """
+INSERT INTO epochal_notes (run_id, name, value, hash) VALUES (:run, :name, :value, :hash) ON CONFLICT DO NOTHING
+"""
+_WRITE = """
+INSERT INTO epochal_notes (run_id, name, value, hash) VALUES (:run, :name, :value, :hash)
+ON CONFLICT (run_id, name) DO UPDATE SET value = excluded.value, hash = excluded.hash
+"""
+_DELETE = "DELETE FROM epochal_notes WHERE run_id = :run AND name = :name"
+_NAMES = "SELECT name FROM epochal_notes WHERE run_id = :run ORDER BY name"
+
+
+class Notes:
+    """The notes of one run. Every method raises `StoreFailed` if the database fails, or has another value than kept."""
+
+    def __init__(self, database: Database, run_id: str) -> None:
+        self._database = database
+        self._run_id = run_id
+
+    async def read(self, name: str) -> bytes | None:
+        """Return the value of this name, or None."""
+        found = await self._found(name)
+        if found is not None and hash_of_value(name, found[0]) != found[1]:
+            raise StoreFailed(f"{self._database.name}: the note {name} is damaged")
+        return None if found is None else found[0]
+
+    async def _found(self, name: str) -> tuple[bytes, bytes] | None:
+        """Return value and hash of this name."""
+        (rows,) = await self._database.transact(Statement(_READ, {"run": self._run_id, "name": name}))
+        return (bytes(rows[0][0]), bytes(rows[0][1])) if rows else None
+
+    async def names(self) -> tuple[str, ...]:
+        """Return the names of all notes."""
+        (rows,) = await self._database.transact(Statement(_NAMES, {"run": self._run_id}))
+        return tuple(name for (name,) in rows)
+
+    async def write(self, name: str, value: bytes) -> None:
+        """Replace the value of this name."""
+        await self._database.transact(self.writing(name, value))
+
+    async def create(self, name: str, value: bytes) -> bytes:
+        """Return the value of this name, which is this one if there was none."""
+        await self._database.transact(Statement(_CREATE, self._values(name, value)))
+        found = await self.read(name)
+        return value if found is None else found
+
+    async def replace(self, name: str, value: bytes) -> None:
+        """Replace the value of this name; the one before, damaged or not, is set aside, numbered."""
+        kept, aside = await self._found(name), [old for old in await self.names() if old.startswith(f"{name}.old-")]
+        old = () if kept is None else (self.writing(f"{name}.old-{len(aside) + 1}", kept[0]),)
+        await self._database.transact(*old, self.writing(name, value))
+
+    async def delete(self, name: str) -> None:
+        """Delete the value of this name, if there is one."""
+        await self._database.transact(Statement(_DELETE, {"run": self._run_id, "name": name}))
+
+    def writing(self, name: str, value: bytes) -> Statement:
+        """Return the statement that replaces the value of this name."""
+        return Statement(_WRITE, self._values(name, value))
+
+    def _values(self, name: str, value: bytes) -> dict[str, object]:
+        return {"run": self._run_id, "name": name, "value": value, "hash": hash_of_value(name, value)}
+
+
+class StoresNote:
+    """The `KeptNote` protocol over the notes of a run (`coordinator/store/object_store/opening.py`)."""
+
+    def __init__(self, notes: Notes, owner: str, *, is_shared: bool) -> None:
+        self.owner = owner
+        self.place = f"{owner}, note {OBJECT_STORES}"
+        self.is_shared = is_shared
+        self._notes = notes
+
+    async def read(self) -> bytes | None:
+        return await self._notes.read(OBJECT_STORES)
+
+    async def write(self, data: bytes) -> None:
+        await self._notes.write(OBJECT_STORES, data)
+
+
+class Keys:
+    """The `CoordinatorKeys` protocol over the notes of a run."""
+
+    def __init__(self, notes: Notes, name: str) -> None:
+        self._notes = notes
+        self._name = name
+
+    async def private_key(self) -> bytes | None:
+        return self._checked(await self._notes.read(KEY), RAW_KEY_BYTES, KEY, KEY_LOST)
+
+    async def create_private_key(self) -> bytes:
+        kept = self._checked(await self._notes.create(KEY, os.urandom(RAW_KEY_BYTES)), RAW_KEY_BYTES, KEY, KEY_LOST)
+        assert kept is not None, "there is one now"
+        return kept
+
+    async def replace_private_key(self) -> bytes:
+        key = os.urandom(RAW_KEY_BYTES)
+        await self._notes.replace(KEY, key)
+        return key
+
+    async def admin_token_sha256(self) -> bytes | None:
+        return self._checked(await self._notes.read(ADMIN_TOKEN), 32, ADMIN_TOKEN, "start with --new-admin-token")
+
+    async def create_admin_token_sha256(self, digest: bytes) -> bytes:
+        return await self._notes.create(ADMIN_TOKEN, digest)
+
+    async def keep_admin_token_sha256(self, digest: bytes) -> None:
+        await self._notes.write(ADMIN_TOKEN, digest)
+
+    def _checked(self, value: bytes | None, size_bytes: int, name: str, advice: str) -> bytes | None:
+        if value is not None and len(value) != size_bytes:
+            raise StoreFailed(f"{self._name}: {name} has {len(value)} bytes, not {size_bytes}; {advice}")
+        return value

@@ -1,0 +1,200 @@
+"""The store of a run in a database, and the place where it lies: a folder of one machine, or a server's database.
+
+Small results lie in the database; all other blobs lie in a folder or in an object store.
+"""
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from epochal.coordinator.store.blobs import BlobReader, BlobStore
+from epochal.coordinator.store.recorded_blobs import RecordedBlobs, WithRecordedBlobs
+from epochal.coordinator.store.replication import Replication
+from epochal.coordinator.store.sql.database import Database, JournalDatabase
+from epochal.coordinator.store.sql.history import SqlHistory
+from epochal.coordinator.store.sql.journal import SqlJournal
+from epochal.coordinator.store.sql.notes import BACKUP, BLOBS, MOVED, ORIGIN, Keys, Notes
+from epochal.coordinator.store.sql.recorded_blobs import SqlBlobReader, SqlRecordedBlobs
+from epochal.runtime.clock import Clock
+from epochal.state.errors import InvalidInput
+
+
+class Place(Protocol):
+    """Where a run lies, beside its tables: what a machine and a server give in different ways.
+
+    Methods raise `StoreFailed` if the medium fails: `StoreBlocked` if the same may succeed later.
+    """
+
+    @property
+    def retry_s(self) -> float:
+        """Time between two attempts to go on while it keeps nothing."""
+
+    def clock(self, system: Clock) -> Clock:
+        """Return the clock that all coordinators of the run share."""
+
+    async def origin(self) -> bytes | None:
+        """Return what tells the tables of a database from all copies of them; None if copies are noted as such."""
+
+    async def is_served(self) -> bool:
+        """Return whether another coordinator serves the run now."""
+
+    async def served_at(self) -> str | None:
+        """Return the address of the coordinator that serves the run now; None if none is known."""
+
+    def note_address(self, url: str) -> None:
+        """Note where the run is served, until the store is closed."""
+
+    def sweeping(self) -> AbstractAsyncContextManager[bool]:
+        """Yield whether blobs may be deleted; False while somebody copies the run."""
+
+    def copying(self) -> AbstractAsyncContextManager[None]:
+        """Let no sweep begin while the context is entered."""
+
+    async def save_state_file(self, text: str) -> None:
+        """Replace the kept `state.toml` atomically."""
+
+    async def check_room(self, size_bytes: int) -> None:
+        """Raise `StoreBlocked` unless this many bytes more can be kept now."""
+
+    async def aclose(self) -> None:
+        """Give the place back. May be called again."""
+
+
+class SqlReader:
+    """The `StoreReader` protocol over a run in a database.
+
+    Args:
+        database: is read.
+        run_id: the run.
+        place: where it lies.
+        name: of the run, for messages.
+
+    Attributes:
+        run_id: the run.
+        own_blobs: those in a folder and in the database.
+        blobs: all of the run's; whoever opens the reader sets both.
+        recorded_blobs: those of them that lie in the database.
+        blobs_folder: that coordinators of the run share; None if there is none.
+        notes: the run's.
+    """
+
+    own_blobs: BlobReader
+    blobs: BlobReader
+    blobs_folder: Path | None = None
+
+    def __init__(self, database: Database, run_id: str, place: Place, name: str) -> None:
+        self.name = name
+        self.run_id = run_id
+        self.database = database
+        self.place = place
+        self.journal = SqlHistory(database, run_id)
+        self.recorded_blobs = SqlBlobReader(database, run_id)
+        self.notes = Notes(database, run_id)
+        self.keys = Keys(self.notes, name)
+
+    def copying(self) -> AbstractAsyncContextManager[None]:
+        return self.place.copying()
+
+    async def served_at(self) -> str | None:
+        return await self.place.served_at()
+
+    async def aclose(self) -> None:
+        """Close the database."""
+        await self.database.aclose()
+
+
+class SqlStore:
+    """The `Store` protocol over a run in a database.
+
+    Args:
+        databases: the connection that appends, and another one for everything else.
+        run_id: the run.
+        place: where it lies.
+        name: of the run, for messages.
+        replication: its meetings with other coordinators; None if there are none.
+
+    Attributes:
+        blobs_folder: shared by coordinators, and noted once one serves the run from there; None if there is none.
+    """
+
+    def __init__(
+        self,
+        databases: tuple[JournalDatabase, Database],
+        run_id: str,
+        place: Place,
+        name: str,
+        replication: Replication | None = None,
+    ) -> None:
+        self.name = name
+        self.place = place
+        self.replication = replication
+        self._databases = databases
+        self.journal = SqlJournal(*databases, run_id)
+        self.notes = Notes(databases[1], run_id)
+        self.keys = Keys(self.notes, name)
+        self.recorded_blobs: RecordedBlobs = SqlRecordedBlobs(databases[1], self.journal, run_id)
+        self.blobs: BlobStore
+        self.is_backup = False
+        self.retry_s = place.retry_s
+        self.blobs_folder: bytes | None = None
+        self._origin: bytes | None = None
+
+    async def begin(self) -> None:
+        """Make the tables, unless they are there, and read what the notes say of this place.
+
+        Raises:
+            InvalidInput: the tables are another version's, or the run is being moved elsewhere, or was.
+            StoreFailed: the database cannot be used.
+        """
+        await self._databases[1].make_tables()
+        await self.recorded_blobs.recount()
+        moved = await self.notes.read(MOVED)
+        if moved is not None:
+            raise InvalidInput(f"{self.name} is being moved, or was moved, to {moved.decode()}: serve it from there")
+        self._origin = await self.place.origin()
+        kept = await self.notes.read(ORIGIN)
+        self.is_backup = kept not in (None, self._origin) or await self.notes.read(BACKUP) is not None
+
+    def take_blobs(self, others: BlobStore) -> None:
+        """Let this store take all blobs that do not lie in the database."""
+        self.blobs = WithRecordedBlobs(self.recorded_blobs, others)
+
+    def clock(self, system: Clock) -> Clock:
+        return self.place.clock(system)
+
+    def note_address(self, url: str) -> None:
+        self.place.note_address(url)
+
+    async def is_served(self) -> bool:
+        return await self.place.is_served()
+
+    async def served_at(self) -> str | None:
+        return await self.place.served_at()
+
+    async def note_served(self) -> None:
+        if self._origin is not None and await self.notes.read(ORIGIN) != self._origin:
+            await self.notes.write(ORIGIN, self._origin)
+        if self.blobs_folder is not None:
+            await self.notes.write(BLOBS, self.blobs_folder)
+        await self.notes.delete(BACKUP)
+        self.is_backup = False
+
+    def sweeping(self) -> AbstractAsyncContextManager[bool]:
+        return self.place.sweeping()
+
+    def copying(self) -> AbstractAsyncContextManager[None]:
+        return self.place.copying()
+
+    async def save_state_file(self, text: str) -> None:
+        await self.place.save_state_file(text)
+
+    async def check_room(self, size_bytes: int) -> None:
+        await self.place.check_room(size_bytes)
+        await self.blobs.check_answers()
+
+    async def aclose(self) -> None:
+        if self.replication is not None:
+            await self.replication.leave()
+        for database in self._databases:
+            await database.aclose()
+        await self.place.aclose()
