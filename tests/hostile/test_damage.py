@@ -1,14 +1,12 @@
 """Parts of what a coordinator keeps are missing or damaged: a start and the audit say which, and what to do."""
 
-import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from epochal.state.documents import RunDocument
 from epochal.state.phase_names import RunState
+from tests.support.data.stored_rows import execute, flip, segments_in
 from tests.support.drive.processes import RealRun, in_training, real_run
 
 LONG = {"config__total_steps": 100_000}
@@ -20,13 +18,16 @@ SHORT_EPOCHS = {
 }
 
 
+LAST = "sequence = (SELECT max(sequence) FROM epochal_records)"
+
+
 async def trained(run: RealRun, steps: int = 3) -> None:
     """Let a run take some steps, and stop its coordinator."""
     await run.until(in_training(steps))
     await run.stop_coordinator()
 
 
-def flip(path: Path, position: int) -> None:
+def flip_byte(path: Path, position: int) -> None:
     """Change one bit of the byte at this position."""
     data = bytearray(path.read_bytes())
     data[position] ^= 1
@@ -59,29 +60,26 @@ async def test_start_without_a_blob_of_the_run_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-async def test_start_without_the_newest_segment_is_refused_unless_restored(tmp_path: Path) -> None:
+async def test_start_without_the_newest_segment_is_refused_and_names_it(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **SHORT_EPOCHS) as run:
         await run.until(lambda document: document.epoch >= 1 and document.run_state is RunState.ROUND_TRAIN)
         await run.stop_coordinator()
-        newest = max((run.run_dir / "journal").glob("*.log"))
-        newest.unlink()
-        said = await run.refused_start()
-        assert f"{newest} is missing" in said
-        assert "--restored" in said
-        (await run.command("audit", str(run.run_dir))).expect(1, newest.name)
+        newest = segments_in(run.run_dir)[-1]
+        execute(run.run_dir, f"DELETE FROM epochal_segments WHERE number = {newest}")
+        assert f"lacks segment {newest} of the journal" in await run.refused_start()
+        (await run.command("audit", str(run.run_dir))).expect(1, f"lacks segment {newest}")
 
 
 async def test_start_without_a_journal_keeps_the_blobs_and_begins_no_run(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)
-        journal, blobs = run.run_dir / "journal", run.run_dir / "blobs"
+        journal, blobs = run.run_dir / "run.sqlite", run.run_dir / "blobs"
         journal.rename(tmp_path / "elsewhere")
         held = sorted(blobs.rglob("*"))
         said = await run.refused_start()
         assert "blobs of a run, but no journal" in said
         assert "restore a backup" in said
         assert sorted(blobs.rglob("*")) == held
-        shutil.rmtree(journal, ignore_errors=True)
         (tmp_path / "elsewhere").rename(journal)
         last_step = run.end_soon()
         await run.start_coordinator()
@@ -92,30 +90,21 @@ async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> Non
     async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)
     checkpoint = newest_checkpoint(run.watch.seen[-1], run)
-    flip(checkpoint, checkpoint.stat().st_size // 2)
+    flip_byte(checkpoint, checkpoint.stat().st_size // 2)
     (await run.command("audit", str(run.run_dir))).expect(1, f"blob {checkpoint.name}", "step 0) is damaged")
-    flip(checkpoint, checkpoint.stat().st_size // 2)
+    flip_byte(checkpoint, checkpoint.stat().st_size // 2)
     whole = await run.command("audit", str(run.run_dir), "--recompute")
     whole.expect(0, "steps, from the run's first checkpoint")
-    newest = max((run.run_dir / "journal").glob("*.log"))
-    flip(newest, -1)
-    (await run.command("audit", str(run.run_dir))).expect(1, "last record is damaged", "clients may have seen")
-    os.truncate(newest, newest.stat().st_size - 1)
-    flipped = await run.command("audit", str(run.run_dir), "--json")
-    flipped.expect(0)
-    assert (json.loads(flipped.out)["torn_bytes"] > 0, json.loads(flipped.out)["damaged_bytes"]) == (True, 0)
+    flip(run.run_dir, "epochal_records", "body", LAST)
+    (await run.command("audit", str(run.run_dir))).expect(1, "record", "is damaged")
 
 
-async def test_damaged_last_record_is_told_and_clients_return(tmp_path: Path) -> None:
+async def test_damaged_last_record_is_named_and_not_continued(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)
-        before = run.watch.seen[-1]
-        flip(max((run.run_dir / "journal").glob("*.log")), -1)
+        flip(run.run_dir, "epochal_records", "body", LAST)
+        assert "is damaged: it is not the one that was kept" in await run.refused_start()
+        flip(run.run_dir, "epochal_records", "body", LAST)
         last_step = run.end_soon()
         await run.start_coordinator()
-        (dropped,) = run.events(run.coordinator, "journal_damaged_record_dropped")
-        assert dropped["level"] == "warning"
-        run.watch.seen.clear()
-        after = await run.watch.next()
-        assert after.lineage != before.lineage
         assert (await run.finish()).rounds == last_step
