@@ -116,7 +116,7 @@ async def test_request_after_ejection_is_refused_for_good() -> None:
     async with waiting_run() as run:
         session, _ = session_of(run)
         await session.join()
-        await run.coordinator.handlers().eject(session.client_id)
+        await run.coordinator.handlers().submit(ClientEjected(session.client_id))
         with pytest.raises(Refused) as caught:
             await session.renew()
         assert caught.value.kind == "ejected"
