@@ -84,7 +84,7 @@ class Handlers:
         if not token:
             raise Refused(Refusal.UNAUTHORIZED, "this needs a session token (Authorization: Bearer …)")
         claims = self.tokens.check_session(token, self.service.now_s())
-        if session_number(self._member(claims.client_id).nonce) != claims.session:
+        if session_number(self._member(claims.client_id).joining.nonce) != claims.session:
             raise Refused(Refusal.UNAUTHORIZED, "a later join of the same key has superseded this session")
         return claims.client_id
 
@@ -110,7 +110,7 @@ class Handlers:
         except Refused:
             return False
         member = self.service.run.members.by_id.get(claims.client_id)
-        return member is not None and session_number(member.nonce) == claims.session
+        return member is not None and session_number(member.joining.nonce) == claims.session
 
     def check_admin(self, token: str | None) -> None:
         """Raise `Refused` unless it is the operator's token: `unauthorized` if there is none, `forbidden` if wrong."""
@@ -200,7 +200,7 @@ class Handlers:
             self.rates.check_new_member(address, self.service.now_s())
         await self.submit(joined)
         member = self.service.run.members.by_id.get(client_id)
-        if member is None or member.nonce != request.nonce:
+        if member is None or member.joining.nonce != request.nonce:
             # Two joins of one key were kept together: only the later one has a session.
             raise Refused(Refusal.UNAUTHORIZED, "this key has joined again since; use the newer session")
         self.service.heard(client_id)
@@ -209,7 +209,7 @@ class Handlers:
     def _check_key_is_free(self, client_id: ClientId, instance: str | None) -> None:
         """Raise `Refused` (`key-in-use`) if another process is this member and was heard lately."""
         member = self.service.run.members.by_id.get(client_id)
-        if member is None or member.instance == instance:
+        if member is None or member.joining.instance == instance:
             return
         free_in_s = self.service.key_free_in_s(client_id)
         if free_in_s > 0:
@@ -226,7 +226,7 @@ class Handlers:
         member, now_s = self._member(client_id), self.service.now_s()
         return messages.Session(
             client_id=client_id,
-            session_token=self.tokens.session_token(client_id, session_number(member.nonce), now_s),
+            session_token=self.tokens.session_token(client_id, session_number(member.joining.nonce), now_s),
             data_ticket=self.tokens.data_ticket(client_id, now_s),
             expires_in_s=SESSION_LIFETIME_S,
             client_timeout_s=self.service.run.state_file.config.client_timeout_s,

@@ -95,7 +95,9 @@ def begin_cooldown(run: Run, seed: Seed) -> Handled:
         if not models.blobs_near_bound:
             return run.with_parts(models), ()
         return run.with_parts(models.keeping(models.checkpoints)), (SweepBlobs(),)
-    ready = run.ready_members() or [member for member in run.members.by_id.values() if member.ready_step is not None]
+    ready = run.ready_members() or [
+        member for member in run.members.by_id.values() if member.readiness.step is not None
+    ]
     return _begin(run, seed, roster_of(ready), genesis=False), ()
 
 

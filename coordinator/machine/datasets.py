@@ -92,9 +92,9 @@ def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
 def disagreement(run: Run, client_id: ClientId) -> Refused | None:
     """Return why a member whose report was recorded is not ready: it is the turn of other data. None if it is."""
     member = run.members.by_id.get(client_id)
-    if member is None or member.data_fingerprint is None or run.has_run_data(member.data_fingerprint):
+    mine = None if member is None else member.readiness.data_fingerprint
+    if mine is None or run.has_run_data(mine):
         return None
-    mine = member.data_fingerprint
     decision = (
         "its data have a turn if nobody delivers with the others; the operator can pin the right data: "
         "`epochal fingerprint`, or `data_fingerprint` in state.toml"

@@ -7,7 +7,7 @@ from itertools import takewhile
 from epochal.coordinator.machine.datasets import check_dataset, vote
 from epochal.coordinator.machine.instructions import MembershipChanged
 from epochal.coordinator.machine.parts.admissions import invitation_denial, with_use
-from epochal.coordinator.machine.parts.member import Member
+from epochal.coordinator.machine.parts.member import NOT_READY, Joining, Member
 from epochal.coordinator.machine.parts.persistent_map import added, removed, shared
 from epochal.coordinator.machine.parts.reliability import NEWCOMER
 from epochal.coordinator.machine.parts.run_members import RunMembers
@@ -39,19 +39,15 @@ def join(run: Run, event: ClientJoined) -> Handled:
     if offered is not None and offered in run.state_file.access.invitations and not _is_invited(run, event.client_id):
         invitations = {**invitations, offered: event.client_id}
     before = known.by_id.get(event.client_id)
-    joined_step, was_ready = run.progress.step, False
-    if before is not None and event.instance is not None and event.instance == before.instance:
-        joined_step, was_ready = before.joined_step, before.was_ready or before.ready_step is not None
+    is_same = before is not None and event.instance is not None and event.instance == before.joining.instance
+    step = before.joining.step if before is not None and is_same else run.progress.step
     member = Member(
         client_id=event.client_id,
         public_key=event.public_key,
         share=event.capabilities.batches_per_round,
         trainer=event.capabilities.trainer,
-        nonce=event.nonce,
-        instance=event.instance,
-        was_late=before is not None and before.was_late,
-        was_ready=was_ready,
-        joined_step=joined_step,
+        joining=Joining(event.nonce, event.instance, step),
+        readiness=NOT_READY if before is None else before.readiness.of_next_process(is_same=is_same),
         conduct=known.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
         name=event.name,
         software=event.software,
@@ -64,7 +60,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
         invitations_used=invitations,
         admissions=with_use(known.admissions, event),
     )
-    run = gathered(vote(run.with_parts(joined), None if before is None else before.data_fingerprint, None))
+    run = gathered(vote(run.with_parts(joined), None if before is None else before.readiness.data_fingerprint, None))
     change = "joined" if before is None else "joined again"
     return run, (MembershipChanged(event.client_id, change, member, run.clock.now_s),)
 
@@ -142,7 +138,7 @@ def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     current = None if run.round is None else run.round.no_longer_waiting_for(gone)
     run = replace(run, round=current, members=run.members.without(left, run.clock.now_s))
     for member in left:
-        run = vote(run, member.data_fingerprint, None)
+        run = vote(run, member.readiness.data_fingerprint, None)
     return gathered(run), tuple(MembershipChanged(member.client_id, change, member, run.clock.now_s) for member in left)
 
 
@@ -200,11 +196,12 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
             expected=known,
         )
     check_dataset(run, report)
-    if member.ready_step is not None and member.data_fingerprint == report.data_fingerprint:
+    before = member.readiness
+    if before.step is not None and before.data_fingerprint == report.data_fingerprint:
         return run, ()
-    ready = replace(member, ready_step=report.step, data_fingerprint=report.data_fingerprint, was_late=False)
+    ready = replace(member, readiness=before.reported(report.step, report.data_fingerprint))
     run = run.with_parts(run.members.with_member(ready, run.clock.now_s))
-    run = gathered(vote(run, member.data_fingerprint, report.data_fingerprint, report.dataset))
+    run = gathered(vote(run, before.data_fingerprint, report.data_fingerprint, report.dataset))
     agrees = run.has_run_data(report.data_fingerprint)
     change = "ready" if agrees else "waits: the run is on other data"
     return run, (MembershipChanged(event.client_id, change, ready, run.clock.now_s),)

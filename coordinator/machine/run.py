@@ -170,10 +170,10 @@ class _Unready(Collection[ClientId]):
 
     def __contains__(self, client_id: object) -> bool:
         member = self._members.get(client_id)  # type: ignore[call-overload]
-        return member is not None and member.ready_step is None
+        return member is not None and member.readiness.step is None
 
     def __iter__(self) -> Iterator[ClientId]:
-        return (member.client_id for member in self._members.values() if member.ready_step is None)
+        return (member.client_id for member in self._members.values() if member.readiness.step is None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -10,18 +10,61 @@ from epochal.state.wire import ClientId
 
 
 @dataclass(frozen=True, slots=True)
+class Joining:
+    """The last join of a member.
+
+    Attributes:
+        nonce: of the join; session tokens of earlier ones are superseded.
+        instance: the process that joined; None if it did not name itself.
+        step: the step of the run when that process joined.
+    """
+
+    nonce: str
+    instance: str | None = None
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReadiness:
+    """How far a member's process is ready to train.
+
+    Attributes:
+        step: the replica that it reported to hold in this epoch; None until it reported.
+        data_fingerprint: of the data that it reported to have; None until it reported.
+        was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
+        was_ready: whether it was ready in an earlier epoch.
+    """
+
+    step: int | None = None
+    data_fingerprint: str | None = None
+    was_late: bool = False
+    was_ready: bool = False
+
+    def before_warmup(self) -> "MemberReadiness":
+        """Return the readiness as an epoch's Warmup begins, in which the member has yet to be ready."""
+        return replace(self, step=None, was_ready=self.was_ready or self.step is not None)
+
+    def of_next_process(self, *, is_same: bool) -> "MemberReadiness":
+        """Return the readiness after another join: of the same process, or of a new one."""
+        return MemberReadiness(was_late=self.was_late, was_ready=is_same and (self.was_ready or self.step is not None))
+
+    def reported(self, step: int, data_fingerprint: str | None) -> "MemberReadiness":
+        """Return the readiness once the member has reported to hold a replica and data."""
+        return replace(self, step=step, data_fingerprint=data_fingerprint, was_late=False)
+
+
+NOT_READY = MemberReadiness()
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """A client that has joined.
 
     Attributes:
         share: the batches that it claims to take in a round: an upper bound of what it is given.
-        nonce: of its last join; session tokens of earlier joins are superseded.
-        instance: the process that joined; None if it did not name itself.
-        ready_step: the replica that it reported to hold in this epoch; None until it reported.
-        was_ready: whether its process was ready in an earlier epoch.
-        data_fingerprint: of the data that it reported to have; None until it reported.
-        joined_step: the step of the run when its process joined.
-        was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
+        trainer: what computes there, as it says.
+        joining: its last join.
+        readiness: how far it is ready to train.
         conduct: how it did in the rounds so far.
         name, software: that it chose, and the version of its program; "" if it says neither.
     """
@@ -30,14 +73,9 @@ class Member:
     public_key: str
     share: int
     trainer: str
-    nonce: str
-    instance: str | None = None
-    ready_step: int | None = None
-    was_late: bool = False
-    was_ready: bool = False
-    data_fingerprint: str | None = None
+    joining: Joining
+    readiness: MemberReadiness = NOT_READY
     conduct: Conduct = NEWCOMER
-    joined_step: int = 0
     name: str = ""
     software: str = ""
 
@@ -50,15 +88,13 @@ class Member:
     def is_warm(self) -> bool:
         """Whether a result of it was applied since its process joined, which then has the state of an optimizer."""
         last = self.conduct.last_applied_step
-        return last is not None and last >= self.joined_step
-
-    def before_warmup(self) -> "Member":
-        """Return the member as an epoch's Warmup begins, in which it has yet to be ready."""
-        return replace(self, ready_step=None, was_ready=self.was_ready or self.ready_step is not None)
+        return last is not None and last >= self.joining.step
 
     def is_ready(self, run_data: Collection[str | None], now_s: float) -> bool:
         """Return whether it holds the model and data of these fingerprints, and does not rest."""
-        return self.ready_step is not None and self.data_fingerprint in run_data and not self.conduct.is_resting(now_s)
+        readiness = self.readiness
+        has_all = readiness.step is not None and readiness.data_fingerprint in run_data
+        return has_all and not self.conduct.is_resting(now_s)
 
 
 def roster_of(members: Iterable[Member], ceiling: int | None = None) -> Roster:

@@ -56,9 +56,10 @@ def numbers_of(member: Member, run_data: RunData, now_s: float) -> Numbers:
     """
     if member.conduct.is_resting(now_s):
         return NONE
-    is_ready = member.ready_step is not None and member.data_fingerprint in run_data
-    is_awaited = member.ready_step is None and not member.was_late
-    return Numbers(1, is_ready, is_ready and member.was_ready, is_awaited, is_awaited and member.was_ready)
+    found = member.readiness
+    is_ready = found.step is not None and found.data_fingerprint in run_data
+    is_awaited = found.step is None and not found.was_late
+    return Numbers(1, is_ready, is_ready and found.was_ready, is_awaited, is_awaited and found.was_ready)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,14 +95,18 @@ class RunMembers(WireDocument):
 
     def before_warmup(self) -> "RunMembers":
         """Return the members as Warmup begins: nobody is ready in the new epoch."""
-        return self.with_all({client_id: member.before_warmup() for client_id, member in self.by_id.items()})
+        before = {
+            client_id: replace(member, readiness=member.readiness.before_warmup())
+            for client_id, member in self.by_id.items()
+        }
+        return self.with_all(before)
 
     def after_warmup(self, now_s: float) -> "RunMembers":
         """Return the members as Warmup ends: those that could have been ready and are not were late."""
         members = plain(self.by_id)
         for member in self.available(now_s):
-            if member.ready_step is None:
-                members[member.client_id] = replace(member, was_late=True)
+            if member.readiness.step is None:
+                members[member.client_id] = replace(member, readiness=replace(member.readiness, was_late=True))
         return self.with_all(members)
 
     def admitting(self, admissions: Admissions) -> "RunMembers":

@@ -57,10 +57,13 @@ def refused(kind: str) -> Iterator[None]:
 def check_kept(run: Run) -> None:
     """Check that what is kept beside the run while it changes is what counting everything anew gives."""
     numbers, available, ready = run.numbers(), run.available_members(), run.ready_members()
-    awaited = [member for member in available if member.ready_step is None and not member.was_late]
+    awaited = [member for member in available if member.readiness.step is None and not member.readiness.was_late]
     assert (numbers.available, numbers.ready) == (len(available), len(ready))
-    assert numbers.ready_before == sum(member.was_ready for member in ready)
-    assert (numbers.awaited, numbers.awaited_before) == (len(awaited), sum(member.was_ready for member in awaited))
+    assert numbers.ready_before == sum(member.readiness.was_ready for member in ready)
+    assert (numbers.awaited, numbers.awaited_before) == (
+        len(awaited),
+        sum(member.readiness.was_ready for member in awaited),
+    )
     current, making = run.round, run.models.checkpointing
     if current is not None:
         assert current.missing.decisive_pending == sum(

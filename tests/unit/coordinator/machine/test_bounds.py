@@ -96,7 +96,7 @@ def test_first_round_begins_with_nothing_delivered_and_nobody_late() -> None:
     found = driver.round
     assert (found.number.step, found.number.attempt, found.number.height, found.tasks.cursor) == (1, 0, 0, 12)
     assert (found.times.delivered_batches, found.times.timed_out) == (0, False)
-    assert not any(member.was_late for member in driver.run.members.by_id.values())
+    assert not any(member.readiness.was_late for member in driver.run.members.by_id.values())
 
 
 def test_batches_that_nobody_was_asked_for_again_are_attempted_at_once() -> None:

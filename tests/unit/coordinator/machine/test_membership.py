@@ -71,9 +71,9 @@ def test_ejected_key_may_not_join_again() -> None:
 
 def test_joining_again_keeps_the_place_and_supersedes_the_session() -> None:
     driver = in_round(1, 2)
-    before = driver.run.members.by_id[client(1)].nonce
+    before = driver.run.members.by_id[client(1)].joining.nonce
     driver.join(1)
-    assert driver.run.members.by_id[client(1)].nonce != before
+    assert driver.run.members.by_id[client(1)].joining.nonce != before
     assert client(1) in driver.round.tasks.plan.positions
     assert client(1) in driver.round.missing.pending
 

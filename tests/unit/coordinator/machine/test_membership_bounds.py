@@ -121,7 +121,7 @@ def test_member_may_be_ready_one_replica_behind_and_no_further() -> None:
     driver.join(3, 4)
     before = ReadyReport(0, digest_of("replica 0"), "data")
     driver.send(stimuli.ClientBecameReady(client(3), before))
-    assert driver.run.members.by_id[client(3)].ready_step == 0
+    assert driver.run.members.by_id[client(3)].readiness.step == 0
     driver.play_round()
     with refused("behind"):
         driver.send(stimuli.ClientBecameReady(client(4), before))
@@ -137,7 +137,7 @@ def test_replica_of_a_ready_member_is_compared_with_the_outcomes() -> None:
     with refused("replica-differs"):
         driver.send(stimuli.ClientBecameReady(client(3), ReadyReport(1, digest_of("another"), "data")))
     driver.send(stimuli.ClientBecameReady(client(3), ReadyReport(1, digest_of("replica 1"), "data")))
-    assert driver.run.members.by_id[client(3)].ready_step == 1
+    assert driver.run.members.by_id[client(3)].readiness.step == 1
 
 
 def test_ready_member_that_reports_again_changes_nothing_and_other_data_do() -> None:
@@ -147,7 +147,7 @@ def test_ready_member_that_reports_again_changes_nothing_and_other_data_do() -> 
     driver.ready(client(1))
     assert driver.run is before
     driver.ready(client(1), data_fingerprint="other")
-    assert driver.run.members.by_id[client(1)].data_fingerprint == "other"
+    assert driver.run.members.by_id[client(1)].readiness.data_fingerprint == "other"
 
 
 def test_nobody_is_ready_in_a_finished_run_or_as_a_stranger() -> None:

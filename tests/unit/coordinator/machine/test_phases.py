@@ -78,7 +78,7 @@ def test_member_that_is_never_ready_is_waited_for_once() -> None:
     assert driver.in_phase(RunState.WARMUP)
     driver.ready(client(1), client(2))
     assert driver.in_phase(RunState.ROUND_TRAIN), "the third was not ready in the last Warmup"
-    assert driver.run.members.by_id[client(3)].was_late
+    assert driver.run.members.by_id[client(3)].readiness.was_late
 
 
 def test_member_that_was_late_and_became_ready_is_waited_for_again() -> None:

@@ -296,5 +296,5 @@ def recover(driver: Driver, count: int) -> None:
         case _:
             driver.pass_time(31)
     if driver.run.clock.phase is RunState.ROUND_TRAIN and driver.run.progress.step < 4:
-        unready = [member.client_id for member in driver.run.members.by_id.values() if member.ready_step is None]
+        unready = [member.client_id for member in driver.run.members.by_id.values() if member.readiness.step is None]
         driver.ready(*unready)
