@@ -11,7 +11,6 @@ from math import isfinite
 from epochal.state.config.blob_place import GcsBlobs
 from epochal.state.config.state_file import MAX_LOCAL_STEPS, StateFile
 from epochal.state.documents import MAX_SHARE
-from epochal.state.election import witness_count
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
@@ -65,7 +64,6 @@ def _changes(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
         yield from _longer_rounds(state, groups, options)
     yield from _links(state, groups, options, found)
     yield from _claims(state, groups, options)
-    yield from _fewer_witnesses(state, groups, options, found)
     yield from _without_slowest(state, groups, options, found)
 
 
@@ -113,16 +111,6 @@ def _claims(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
     changed = [replace(group, batches_per_round=claim) for claim, group in zip(claims, groups, strict=True)]
     named = ", ".join(f"{claim} for {group.name!r}" for claim, group in zip(claims, groups, strict=True))
     yield f"shares by speed: epochal client --share {named}", state, changed, options
-
-
-def _fewer_witnesses(
-    state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan
-) -> Iterator[Change]:
-    count = witness_count(found.client_count, state.config.witness_nodes)
-    fewer = max(3, count // 4)
-    if found.kind == "download" and fewer < count and fewer <= state.config.min_clients:
-        text = f"[config] witness_nodes = {fewer} instead of {count}: a round ends when a quorum holds every result"
-        yield text, _with(state, "config", witness_nodes=fewer), groups, options
 
 
 def _without_slowest(

@@ -1,7 +1,7 @@
 """The figures of played rounds: the parts of a round along what determined its end, each group's own, and the bytes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from epochal.state.messages.history_rows import ClientFigures
@@ -33,6 +33,15 @@ PART_OF: dict[PartKind, str] = {
     "missing": "waiting",
 }
 """The part of a plan to which each part of a round's time belongs."""
+OWN_TIMES = {
+    "training": "train_s",
+    "data": "data_s",
+    "encoding": "encode_s",
+    "upload": "upload_s",
+    "check": "check_s",
+    "merge": "merge_s",
+}
+"""The time of a client's row that is its own time for a part."""
 
 
 def path_of(found: PlayedRound) -> dict[str, float]:
@@ -114,28 +123,18 @@ def group_plans(played: PlayedRun, measured: Sequence[PlayedRound], round_s: flo
 def _group(
     played: PlayedRun, number: int, members: Sequence[PlayedClient], measured: Sequence[PlayedRound], round_s: float
 ) -> GroupPlan:
-    found = [(one, one.stages[member.client_id]) for one in measured for member in members]
-
-    def of(seconds: Callable[[Delivery], float]) -> float:
-        return median(0.0 if stages.delivery is None else seconds(stages.delivery) for _, stages in found)
-
-    parts = {
-        "training": of(lambda one: one.trained_s - one.data_s - one.held_s),
-        "data": of(lambda one: one.data_s),
-        "encoding": of(lambda one: one.encoded_s - one.trained_s),
-        "upload": of(lambda one: one.sent_s - one.encoded_s),
-        "check": of(lambda one: one.verified_s - one.sent_s),
-        "download": median(fetching_s(one, stages) for one, stages in found),
-        "merge": median(stages.held_s - stages.fetched_s for _, stages in found),
-    }
+    found = [(one, member.client_id, one.stages[member.client_id]) for one in measured for member in members]
+    rows = [_row(*each) for each in found]
+    parts = {part: median(getattr(row, time) or 0.0 for row in rows) for part, time in OWN_TIMES.items()}
+    parts["download"] = median(fetching_s(one, stages) for one, _, stages in found)
     assigned = [
         member.client_id in one.current.results.verified
         for one in played.rounds
         for member in members
         if one.stages[member.client_id].batches
     ]
-    moved = [_moved(played.model, stages) for _, stages in found]
-    batches = sum(stages.batches for _, stages in found) / len(found)
+    moved = [_moved(played.model, stages) for _, _, stages in found]
+    batches = sum(stages.batches for _, _, stages in found) / len(found)
     return GroupPlan(
         group=played.groups[number],
         batches=batches * played.scale.result_copies[number] / played.scale.copies[number],
@@ -148,7 +147,7 @@ def _group(
 
 
 def _moved(model: RoundModel, stages: Stages) -> tuple[float, float]:
-    """Return the bytes that a client sends and receives for one round, without the bytes of others' results."""
+    """Return the bytes that a client sends and receives for one round."""
     requests, sent, received = 1.0 + _asked(model, stages), 0.0, DOCUMENT_BYTES + ENTRY_BYTES * stages.read_count
     if stages.delivery is not None:
         requests += 1 if model.is_delivered else 2
