@@ -4,14 +4,15 @@ The rules kept here: a process ends with this one, however this one ends; at mos
 process wait to be encoded or taken; one core for each process, as the library's own threads would be counted twice.
 """
 
+import contextlib
 import multiprocessing
 import os
+import queue
 import signal
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -79,46 +80,51 @@ def encoded(
         for portion in portions:
             yield portion, encoder.encode(portion)
         return
-    pending: deque[tuple[Portion, Future[EncodedPortion]]] = deque()
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _begin, (options, tokenizer, chat))
-    try:
+    free: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+    pending: deque[tuple[Portion, Future[EncodedPortion]]] = deque()
+    with contextlib.ExitStack() as stack:
+        threads = ThreadPoolExecutor(workers, "epochal-prepare")
+        stack.callback(threads.shutdown, cancel_futures=True)
+        for _ in range(workers):
+            line, its_end = context.Pipe()
+            process = context.Process(target=_serve, args=(its_end, options, tokenizer, chat), daemon=True)
+            process.start()
+            its_end.close()  # so that this end is told when the process has ended
+            for end in (line.close, process.join, process.kill):  # it has nothing to save
+                stack.callback(end)
+            free.put(line)
         for portion in portions:
-            pending.append((portion, pool.submit(_encode, portion)))
-            if len(pending) == PENDING_OF_A_WORKER * workers or pending[0][1].done():
+            while pending and (len(pending) == PENDING_OF_A_WORKER * workers or pending[0][1].done()):
                 done, future = pending.popleft()
                 yield done, future.result()
+            pending.append((portion, threads.submit(_answer, free, portion)))
         for done, future in pending:
             yield done, future.result()
-    except BrokenProcessPool as error:
-        said = "a process that encodes was killed: did the machine run out of memory? --workers fewer needs less"
+
+
+def _answer(free: "queue.SimpleQueue[Connection]", portion: Portion) -> EncodedPortion:
+    """Return the answer of a free worker."""
+    line = free.get()
+    try:
+        line.send(portion)
+        answer: EncodedPortion = line.recv()
+    except (EOFError, OSError) as error:
+        said = "a process that encodes has ended: did the machine run out of memory? --workers fewer needs less"
         raise WorkerLost(f"{said}; the same command resumes where this one stopped") from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        free.put(line)
+    return answer
 
 
-_encoder: PortionEncoder | None = None
-
-
-def _begin(options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None) -> None:
-    """Make this process a worker."""
-    global _encoder
-    os.environ.update(ONE_THREAD)
+def _serve(line: Connection, options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None) -> None:
+    """Encode what comes, as a worker, until the other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder = PortionEncoder(options, tokenizer, chat)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _encode(portion: Portion) -> EncodedPortion:
-    assert _encoder is not None
-    return _encoder.encode(portion)
+    os.environ.update(ONE_THREAD)
+    encoder = PortionEncoder(options, tokenizer, chat)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            line.send(encoder.encode(line.recv()))
 
 
 def _of_allowed_length(

@@ -16,6 +16,7 @@ from typing import Any
 
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.protocol import SourceUnavailable
+from epochal.data_providers.sources.hub_dataset import HUB_SCHEME
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.tools.prepare.appending import Earlier, appending_folder, publish_appended
 from epochal.tools.prepare.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
@@ -124,8 +125,11 @@ def _complete_before(
     made = replace(published(folder), was_complete=True)
     parts = [{"content": made.content, "counts": made.counts}, *made.appended]
     counts = next(part["counts"] for part in parts if not changes(part["content"], content))
+    hub = f"{HUB_SCHEME}://"  # whose datasets would be downloaded for it
+    before = {name: size for name, size in counts["files"].items() if not name.startswith(hub)}
+    listed = [place for place in places if not place.startswith(hub)]
     with contextlib.suppress(SourceUnavailable):  # what a server holds is not known now
-        if change := change_since(counts["files"], Sources.of(places, options.text_suffixes, folder).files):
+        if change := change_since(before, Sources.of(listed, options.text_suffixes, folder).files):
             way_out = (
                 "what is new needs a name of its own"
                 if options.append

@@ -236,7 +236,7 @@ def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
                 process.kill()
                 process.join()
 
-    with pytest.raises(WorkerLost, match=r"was killed: did the machine run out of memory\? .* resumes where"):
+    with pytest.raises(WorkerLost, match=r"has ended: did the machine run out of memory\? .* resumes where"):
         prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=2), kill)
     prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=1))
     assert everything_in(tmp_path / "data") == everything_in(made)
@@ -446,6 +446,9 @@ def test_text_comes_from_the_hub_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
         hub.files = {"data/train-00000-of-00001.parquet": (tmp_path / "train.parquet").read_bytes()}
         point_at(hub, tmp_path / "cache", monkeypatch)
         made = prepare(["hf://datasets/org/model"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
+        asked = len(hub.requests)
+        again = prepare(["hf://datasets/org/model"], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
+        assert (again.was_complete, len(hub.requests)) == (True, asked)
     assert documents_in(tmp_path / "data" / "train") == [text.encode() for text in TEXTS]
     assert list(made.counts["files"]) == [f"hf://datasets/org/model@{'1' * 40}/data/train-00000-of-00001.parquet"]
 
