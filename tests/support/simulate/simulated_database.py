@@ -176,8 +176,8 @@ class DatabaseJournal:
     def size_bytes(self) -> int:
         return self._shared.size_bytes
 
-    async def load(self, *, is_restored: bool = False) -> Segment | None:
-        return await self._read(partial(self._shared.load, is_restored=is_restored))
+    async def load(self) -> Segment | None:
+        return await self._read(self._shared.load)
 
     async def tail(self, after: int) -> Tail | None:
         return await self._read(partial(self._shared.tail, after))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S
+from epochal.coordinator.machine.stimuli import ClientEjected
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.session import (
