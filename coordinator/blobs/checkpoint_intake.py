@@ -131,7 +131,7 @@ class CheckpointIntake:
         claim = expected.claim
         async with self._taking_checkpoint:
             making = self._service.run.models.checkpointing
-            held = None if making is None else making.held.get(expected.client_id)
+            held = None if making is None else making.claims.held.get(expected.client_id)
             if held is not None and held.blob_sha256 == claim.blob_sha256:
                 return
             for sha256, size_bytes in claim.blobs():
@@ -194,8 +194,10 @@ def _without_claim(run: Run, client_id: ClientId) -> Run:
     making = run.models.checkpointing
     if making is None:
         return run
-    claims = {claimer: claim for claimer, claim in making.claims.items() if claimer != client_id}
-    return run.with_parts(replace(run.models, checkpointing=replace(making, claims=claims)))
+    claims = {claimer: claim for claimer, claim in making.claims.by_client.items() if claimer != client_id}
+    return run.with_parts(
+        replace(run.models, checkpointing=replace(making, claims=replace(making.claims, by_client=claims)))
+    )
 
 
 def check_size(kind: str, size_bytes: int, max_bytes: int) -> None:

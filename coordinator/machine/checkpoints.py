@@ -23,7 +23,7 @@ from epochal.coordinator.machine.parts.checkpointers import (
     current_checkpointer,
     may_write,
 )
-from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.checkpointing import Checkpointing, CheckpointTurns
 from epochal.coordinator.machine.parts.member import roster_of
 from epochal.coordinator.machine.parts.persistent_map import added
 from epochal.coordinator.machine.parts.run_models import RunModels
@@ -124,7 +124,7 @@ def go_on_in_epoch(run: Run, seed: Seed) -> Handled:
 
 def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool, ends_s: float | None = None) -> Run:
     step, nodes, asked_s = run.progress.replica_step, run.state_file.config.witness_nodes, run.clock.now_s
-    return _making(run, Checkpointing(step, genesis, seed, roster, nodes, asked_s=asked_s, ends_s=ends_s))
+    return _making(run, Checkpointing(step, genesis, seed, roster, nodes, CheckpointTurns(asked_s), ends_s=ends_s))
 
 
 def _making(run: Run, making: Checkpointing | None) -> Run:
@@ -147,17 +147,19 @@ def ask_next(run: Run) -> Handled:
     whole_s = _time_to_write_s(run, making)
     if asked is None or whole_s is None:
         return run, ()
-    claim = making.claims.get(asked)
+    claim = making.claims.by_client.get(asked)
     parts = TURN_PARTS if claim is None or claim.blob_sha256 is None else TURN_PARTS_OF_ANNOUNCED
     turn_s = whole_s / parts
-    if asked in making.held or run.clock.now_s < making.asked_s + turn_s:
+    if asked in making.claims.held or run.clock.now_s < making.turns.asked_s + turn_s:
         return run, ()
     waiting = (
-        client_id for client_id in checkpointers(run.models, run.members, making) if client_id not in making.passed
+        client_id
+        for client_id in checkpointers(run.models, run.members, making)
+        if client_id not in making.turns.passed
     )
     if len(list(islice(waiting, 2))) < 2:
         return run, ()
-    making = replace(making, passed=(*making.passed, asked), asked_s=run.clock.now_s)
+    making = replace(making, turns=CheckpointTurns(run.clock.now_s, (*making.turns.passed, asked)))
     if making.ends_s is not None:
         return _making(run, making), ()
     member = run.members.by_id[asked]
@@ -188,12 +190,13 @@ def report(run: Run, event: CheckpointReported) -> Handled:
     making = _asked_for(run, claim.step)
     if event.client_id not in making.planned().clients:
         raise Refused(Refusal.NOT_IN_ROSTER, f"client {event.client_id} is not asked for this checkpoint")
-    if making.claims.get(event.client_id) == claim:
+    if making.claims.by_client.get(event.client_id) == claim:
         return run, ()
-    if event.client_id in making.held:
+    if event.client_id in making.claims.held:
         raise Refused(Refusal.ALREADY_COMMITTED, "the bytes of this client's checkpoint are held; the claim binds")
     _check_claimed_parts(run, event)
-    return _with(run, replace(making, claims=added(making.claims, event.client_id, claim)))
+    claims = replace(making.claims, by_client=added(making.claims.by_client, event.client_id, claim))
+    return _with(run, replace(making, claims=claims))
 
 
 def _check_claimed_parts(run: Run, event: CheckpointReported) -> None:
@@ -226,9 +229,10 @@ def hold(run: Run, event: CheckpointHeld) -> Handled:
     """
     found = event.checkpoint
     making = _announced(run, event.client_id, found.step, found.blob_sha256)
-    if making.held.get(event.client_id) == found:
+    if making.claims.held.get(event.client_id) == found:
         return run, ()
-    return _with(run, replace(making, held={**making.held, event.client_id: found}))
+    claims = replace(making.claims, held={**making.claims.held, event.client_id: found})
+    return _with(run, replace(making, claims=claims))
 
 
 def reject(run: Run, event: CheckpointRejected) -> Handled:
@@ -238,15 +242,16 @@ def reject(run: Run, event: CheckpointRejected) -> Handled:
         Refused: `not-now`, `stale-round` or `not-committed`.
     """
     making = _announced(run, event.client_id, event.step, event.blob_sha256)
-    if event.client_id in making.rejected:
+    if event.client_id in making.claims.rejected:
         return run, ()
     told = CheckpointRefused(event.client_id, event.step, event.rule, run.clock.now_s)
-    return _making(run, replace(making, rejected=making.rejected | {event.client_id})), (told,)
+    claims = replace(making.claims, rejected=making.claims.rejected | {event.client_id})
+    return _making(run, replace(making, claims=claims)), (told,)
 
 
 def _announced(run: Run, client_id: ClientId, step: int, blob_sha256: Sha256) -> Checkpointing:
     making = _asked_for(run, step)
-    claim = making.claims.get(client_id)
+    claim = making.claims.by_client.get(client_id)
     if claim is None or claim.blob_sha256 != blob_sha256:
         raise Refused(Refusal.NOT_COMMITTED, f"client {client_id} did not announce blob {blob_sha256}")
     return making
@@ -267,8 +272,8 @@ def _with(run: Run, making: Checkpointing) -> Handled:
     found = _verified_ref(run, making)
     if found is None:
         return _making(run, making), ()
-    writer = next(client_id for client_id, held in making.held.items() if held == found)
-    models = models.making(None).with_manifest(making.claims[writer].parts)
+    writer = next(client_id for client_id, held in making.claims.held.items() if held == found)
+    models = models.making(None).with_manifest(making.claims.by_client[writer].parts)
     if making.genesis:  # a member makes the parameters; which model they are of is the operator's
         models = models.with_spec(run.state_file.model.LLM.spec)
     run = run.with_parts(models.keeping((*models.checkpoints, found)))
@@ -278,10 +283,10 @@ def _with(run: Run, making: Checkpointing) -> Handled:
 def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:
     if making.genesis:
         writers = (
-            client_id for client_id in checkpointers(run.models, run.members, making) if client_id in making.held
+            client_id for client_id in checkpointers(run.models, run.members, making) if client_id in making.claims.held
         )
-        return next((making.held[client_id] for client_id in writers), None)
+        return next((making.claims.held[client_id] for client_id in writers), None)
     agreed = agreed_digest(run.models, making)
     if agreed is None:
         return None
-    return next((ref for ref in making.held.values() if ref.replica_digest == agreed), None)
+    return next((ref for ref in making.claims.held.values() if ref.replica_digest == agreed), None)

@@ -87,7 +87,7 @@ def _rebase(run: Run, outage_s: float) -> Run:
 
 def _moved(making: Checkpointing, outage_s: float) -> Checkpointing:
     ends_s = None if making.ends_s is None else making.ends_s + outage_s
-    return replace(making, asked_s=making.asked_s + outage_s, ends_s=ends_s)
+    return replace(making, turns=replace(making.turns, asked_s=making.turns.asked_s + outage_s), ends_s=ends_s)
 
 
 def _take(run: Run, stimulus: Stimulus) -> Handled:

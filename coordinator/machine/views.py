@@ -133,7 +133,7 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
             return expected_result(run, current, client_id, found)
     making = run.models.checkpointing
     if making is not None and may_write(run.models, run.members, client_id):
-        claim = making.claims.get(client_id)
+        claim = making.claims.by_client.get(client_id)
         size_bytes = None if claim is None else dict(claim.blobs()).get(sha256)
         if claim is not None and size_bytes is not None:
             return ExpectedPart(client_id, sha256, size_bytes, claim)
@@ -188,7 +188,7 @@ def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
     checkpoints = [(ref.step, checkpoint_blobs(run, ref)) for ref in reversed(run.models.checkpoints)]
     making = run.models.checkpointing
     if making is not None:
-        checkpoints += [(making.step, making.claims[client_id].blobs()) for client_id in making.held]
+        checkpoints += [(making.step, making.claims.by_client[client_id].blobs()) for client_id in making.claims.held]
     kept = [
         KeptBlob(f"{_part_name(number, len(blobs))}the checkpoint of step {step}", sha256, size_bytes)
         for step, blobs in checkpoints
@@ -224,7 +224,9 @@ def blobs_needed(run: Run) -> frozenset[Sha256]:
         )
         needed.update(report.result_sha256 for report in kept)
     if run.models.checkpointing is not None:
-        needed.update(sha256 for claim in run.models.checkpointing.claims.values() for sha256, _ in claim.blobs())
+        needed.update(
+            sha256 for claim in run.models.checkpointing.claims.by_client.values() for sha256, _ in claim.blobs()
+        )
     return frozenset(needed)
 
 

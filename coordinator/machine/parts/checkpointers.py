@@ -13,7 +13,9 @@ from epochal.state.wire import ClientId, Sha256
 def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
     """Return the replica digest that a quorum of the electors claims, or None without such a quorum."""
     electors = making.electors()
-    counts = Counter(making.claims[elector].replica_digest for elector in electors if elector in making.claims)
+    counts = Counter(
+        making.claims.by_client[elector].replica_digest for elector in electors if elector in making.claims.by_client
+    )
     needed = quorum(len(electors))
     return next((digest for digest, count in counts.items() if count >= needed), None)
 
@@ -37,7 +39,7 @@ def current_checkpointer(models: RunModels, members: RunMembers) -> ClientId | N
     making = models.checkpointing
     if making is None:
         return None
-    is_passed = set(making.passed).__contains__
+    is_passed = set(making.turns.passed).__contains__
     first = next(checkpointers(models, members, making), None)
     return next((client_id for client_id in checkpointers(models, members, making) if not is_passed(client_id)), first)
 
@@ -45,7 +47,9 @@ def current_checkpointer(models: RunModels, members: RunMembers) -> ClientId | N
 def may_write(models: RunModels, members: RunMembers, client_id: ClientId) -> bool:
     """Whether the client may upload the checkpoint that is being made: it is asked for it, or was before."""
     making = models.checkpointing
-    return making is not None and (current_checkpointer(models, members) == client_id or client_id in making.passed)
+    return making is not None and (
+        current_checkpointer(models, members) == client_id or client_id in making.turns.passed
+    )
 
 
 def checkpointers(models: RunModels, members: RunMembers, making: Checkpointing) -> Iterator[ClientId]:
@@ -59,8 +63,8 @@ def checkpointers(models: RunModels, members: RunMembers, making: Checkpointing)
     agreed = None if making.genesis else agreed_digest(models, making)
 
     def has_failed(client_id: ClientId) -> bool:
-        claim, held = making.claims.get(client_id), making.held.get(client_id)
-        return client_id in making.rejected or (
+        claim, held = making.claims.by_client.get(client_id), making.claims.held.get(client_id)
+        return client_id in making.claims.rejected or (
             claim is not None
             and (
                 (held is not None and held.replica_digest != claim.replica_digest)

@@ -29,16 +29,41 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointClaims:
+    """The reports and uploads of a checkpoint that clients have made.
+
+    Attributes:
+        by_client: each client's latest report: its replica's digest, and the blob that it uploads if it is asked to.
+        held: the claims whose bytes are held, with the digest computed from the bytes, by client.
+        rejected: the clients whose bytes broke a rule; they are not asked again.
+    """
+
+    by_client: Mapped[ClientId, CheckpointReport] = field(default_factory=dict)
+    held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
+    rejected: frozenset[ClientId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTurns:
+    """The turns in which clients are asked to write a checkpoint.
+
+    Attributes:
+        asked_s: when the client was asked that is asked now, on the run's clock.
+        passed: the clients that were asked and did not deliver in their turn, oldest first; they still may.
+    """
+
+    asked_s: float
+    passed: tuple[ClientId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpointing:
     """The making of a checkpoint: of the run's first replica (`genesis`), in Cooldown, or while rounds go on.
 
     Attributes:
         step: the replica to be kept.
-        claims: each client's latest report: the digest of its replica, and the blob that it uploads if it is asked to.
-        held: the claims whose bytes are held, with the digest computed from the bytes, by client.
-        rejected: the clients whose bytes broke a rule; they are not asked again.
-        passed: the clients that were asked and did not deliver in their turn, oldest first; they still may.
-        asked_s: when the client was asked that is asked now, on the run's clock.
+        turns: whose turn it is to write it.
+        claims: what has arrived of it.
         ends_s: when it is given up, while rounds go on; None if it ends with its phase.
         plan: not in snapshots; computed when it is needed first (`planned`).
     """
@@ -48,11 +73,8 @@ class Checkpointing:
     seed: Seed
     roster: Roster
     witness_nodes: int
-    claims: Mapped[ClientId, CheckpointReport] = field(default_factory=dict)
-    held: Mapping[ClientId, CheckpointRef] = field(default_factory=dict)
-    rejected: frozenset[ClientId] = frozenset()
-    passed: tuple[ClientId, ...] = ()
-    asked_s: float = 0.0
+    turns: CheckpointTurns
+    claims: CheckpointClaims = CheckpointClaims()
     ends_s: float | None = None
     plan: Annotated[CheckpointPlan | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
 
