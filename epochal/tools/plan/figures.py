@@ -165,8 +165,8 @@ def _asked(model: RoundModel, stages: Stages) -> float:
     return stages.read_count if stages.received_s is None else max(0.0, stages.read_count - model.bundled_count)
 
 
-def server_load(played: PlayedRun) -> dict[str, float]:
-    """Return the bytes through the servers in a round, on average, and the processor's part, as `Machines` has them."""
+def server_load(played: PlayedRun, round_s: float) -> dict[str, float]:
+    """Return the bytes through the servers in a round of this length, and the processor's part, as `Machines` does."""
     model, scale = played.model, played.scale
     sent = received = results = read = messages = 0.0
     for found in played.rounds:
@@ -185,12 +185,13 @@ def server_load(played: PlayedRun) -> dict[str, float]:
             received -= copies * stages.batches * model.sizes.data_bytes_per_batch
             requests = 1 + _asked(model, stages) + (0 if stages.received_s is None else 2)
             messages += copies * requests + made * (1 if model.is_delivered else 4 if model.through_store else 2)
-    count, result_bytes = len(played.rounds), model.sizes.result_bytes
+    result_bytes = model.sizes.result_bytes
     check_s = model.check_s if model.is_delivered else 0.0
     work_s = messages * model.costs.message_s + results * check_s
-    part = work_s / max(1e-9, played.rounds[-1].ended_s - played.rounds[0].started_s)
+    passed_s = max(1e-9, played.rounds[-1].ended_s - played.rounds[0].started_s)
+    read_bytes = min(read * result_bytes, passed_s * model.results_from_bytes_per_s)
     sent, received, made_bytes, read_bytes = (
-        one / count for one in (sent, received, results * result_bytes, read * result_bytes)
+        one / passed_s * round_s for one in (sent, received, results * result_bytes, read_bytes)
     )
     to_store, from_store = (made_bytes, read_bytes) if model.through_store else (0.0, 0.0)
     return {
@@ -198,5 +199,5 @@ def server_load(played: PlayedRun) -> dict[str, float]:
         "from_coordinator_bytes": received + read_bytes - from_store,
         "to_store_bytes": to_store,
         "from_store_bytes": from_store,
-        "processor_part": part,
+        "processor_part": work_s / passed_s,
     }

@@ -178,7 +178,7 @@ def _machines(state: StateFile, played: PlayedRun, round_s: float) -> Machines:
         store_disk_bytes=room if model.through_store else 0,
         spool_bytes=sizes.checkpoint_bytes,
         journal_bytes_per_day=round(JOURNAL_BYTES * count * DAY_S / round_s),
-        **server_load(played),
+        **server_load(played, round_s),
     )
 
 

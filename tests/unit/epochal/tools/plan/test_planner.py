@@ -74,6 +74,13 @@ def test_narrow_link_of_the_coordinator_is_the_bottleneck() -> None:
     assert found.parts["download"] > 0.9 * 56 * found.sizes.result_bytes / 2_500_000
 
 
+def test_overloaded_coordinator_sends_no_more_than_its_link_carries() -> None:
+    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), 10)
+    found = planned(400, parameters=20_000_000, link="100mbit", **sizes)
+    assert found.played_count < found.client_count
+    assert found.machines.from_coordinator_bytes <= 1.01 * found.round_s * 100e6 / 8  # results, and some messages
+
+
 def test_same_plan_twice_is_the_same() -> None:
     assert planned(5) == planned(5)
 
