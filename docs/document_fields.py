@@ -26,14 +26,14 @@ ROOMS = ("coordinator_client", "data_providers", "run_manager")
 OTHER_READERS = frozenset(
     {
         "coordinator_client/known_coordinators.py",  # a file of the client's own
-        "coordinator_client/operator_client.py",  # for the run's operator
         "coordinator_client/round_feed.py",  # only shown, as what the next one reads
         "coordinator_client/viewer_client.py",
         "data_providers/tcp/server.py",  # what a data server is sent
     }
 )
 """Modules there that parse something else."""
-PARSERS = frozenset({"parse_document", "parse_immutable"})
+PARSERS = frozenset({"parse_document", "parse_immutable", "_fetch", "_immutable"})
+"""Functions, and methods of a client, whose first argument is the document's class."""
 OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "ResultsPage": ResultsPage}
 """Documents with their own parser."""
 FOR_OPERATORS = frozenset(
@@ -258,7 +258,7 @@ def document_kinds() -> dict[str, Any]:
     found = dict(OTHERS)
     for place in readers():
         for call in ast.walk(ast.parse((ROOT / place).read_text(encoding="utf-8"))):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in PARSERS:
+            if isinstance(call, ast.Call) and ast.unparse(call.func).removeprefix("self.") in PARSERS:
                 kind = call.args[0]
                 module = importlib.import_module(place.removesuffix(".py").replace("/", "."))
                 if isinstance(kind, ast.Name) and isinstance(vars(module).get(kind.id), type):
