@@ -12,7 +12,7 @@ from benchmarks import resilience
 from benchmarks.figures import Figure, show
 from benchmarks.loading import ahead, http_ranges, packing, prepare, providers, tcp
 from benchmarks.report import explain, write
-from benchmarks.rounds import assignment, bare_round, exchange, scale
+from benchmarks.rounds import assignment, bare_round, commits, exchange, scale
 from benchmarks.training import (
     codec_quality,
     dishonest,
@@ -45,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "prepare": lambda: _in_named_folder(prepare.measure),
     "prepare-memory": lambda: _in_named_folder(prepare.measure_memory),
     "plan": lambda: _in_folder(plan.measure),
+    "commits": lambda: _in_folder(commits.measure),
     "history": lambda: _in_folder(history.measure),
     "history-long": lambda: _in_folder(history.measure_long),
     "dashboard": lambda: _in_folder(dashboard.measure),
