@@ -71,8 +71,9 @@ async def test_start_without_the_newest_segment_is_refused_and_names_it(tmp_path
 
 
 async def test_start_without_a_journal_keeps_the_blobs_and_begins_no_run(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, **LONG) as run:
-        await trained(run)
+    async with real_run(tmp_path, 1, **SHORT_EPOCHS) as run:
+        await run.until(lambda document: document.epoch >= 1 and document.run_state is RunState.ROUND_TRAIN)
+        await run.stop_coordinator()
         journal, blobs = run.run_dir / "run.sqlite", run.run_dir / "blobs"
         journal.rename(tmp_path / "elsewhere")
         held = sorted(blobs.rglob("*"))
