@@ -28,8 +28,8 @@ from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.stimuli import RULES_VERSION
 from epochal.coordinator.notify.addresses import Address
+from epochal.coordinator.notify.notice_sending import open_notice_client
 from epochal.coordinator.notify.notifier import Notifier
-from epochal.coordinator.notify.sending import open_notice_client
 from epochal.coordinator.run.genesis import NO_GENESIS, Genesis
 from epochal.coordinator.run.opening import ServiceOptions, signing_key_of
 from epochal.coordinator.run.service import CoordinatorService

@@ -21,7 +21,7 @@ from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.machine.stimuli import NoticeRaised, NoticeSettled
 from epochal.coordinator.notify.addresses import Address
 from epochal.coordinator.notify.conditions import DueNews, KnownSoFar, Room, due_news
-from epochal.coordinator.notify.sending import Result, tell
+from epochal.coordinator.notify.notice_sending import Result, tell
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.open import StoreUpkeep
 from epochal.runtime.broadcast import Broadcast

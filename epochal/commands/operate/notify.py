@@ -8,7 +8,7 @@ import typer
 
 from epochal.cli.options.notified import notified_of
 from epochal.cli.output.printing import run_to_end, say
-from epochal.coordinator.notify.sending import open_notice_client, tell
+from epochal.coordinator.notify.notice_sending import open_notice_client, tell
 from epochal.state.messages.notices import Notice
 from epochal.tools.state_files import read_supported_state
 

@@ -13,14 +13,14 @@ import pytest
 import epochal.coordinator.notify.notifier as notifier_module
 from epochal.coordinator.machine.stimuli import PauseRequested
 from epochal.coordinator.notify.addresses import Address, addresses_of
-from epochal.coordinator.notify.notifier import Notifier
-from epochal.coordinator.notify.sending import (
+from epochal.coordinator.notify.notice_sending import (
     SIGNATURE_HEADER,
     TIME_HEADER,
     open_notice_client,
     signature_of,
     tell,
 )
+from epochal.coordinator.notify.notifier import Notifier
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator.store.memory import MemoryStore
 from epochal.runtime.http.http_server import Endpoint
