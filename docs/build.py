@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from docs import grafana_dashboard, named_kinds, page_blocks
+from docs import named_kinds, page_blocks
 from docs.pictures import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,6 @@ def main(arguments: list[str]) -> int:
     for page in pages:
         problems += broken_links(page, page.read_text(encoding="utf-8"))
     made = {ROOT / "docs" / name: picture for name, picture in pictures().items()}
-    made[grafana_dashboard.PATH] = grafana_dashboard.dashboard()
     for path, content in made.items():
         if not path.exists() or path.read_text(encoding="utf-8") != content:
             if "--write" in arguments:
