@@ -60,7 +60,7 @@ COMMANDS = {
     "operate.invite:invite": "Invite clients to a run that asks for invitations; list and revoke them.",
     "operate.status:eject": "Remove a client from a run. Its key cannot join again.",
     "operate.notify:notify": (
-        "Send a test message to each webhook of a state file, and show what each answers (exit code 1 if one fails)."
+        "Send a test message to each address of a state file, and show what each answers (exit code 1 if one fails)."
     ),
     "operate.genesis:genesis": (
         "Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."
@@ -96,7 +96,7 @@ COMMANDS = {
 }
 DATA_COMMANDS = {
     "data.inspect:inspect": (
-        "Show what a location holds: files, sequences, tokens, fingerprint, drawings, and the first sample decoded."
+        "Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded."
     ),
     "data.inspect:manifest": (
         "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."

@@ -17,7 +17,7 @@ from epochal.coordinator.store.postgres.place import ServerPlace
 from epochal.coordinator.store.postgres.replication import PostgresReplication
 from epochal.coordinator.store.replication import LEASE_S, Program
 from epochal.coordinator.store.sql.database import Row, Statement
-from epochal.coordinator.store.sql.notes import BLOBS, BLOBS_OWNER, StoresNote
+from epochal.coordinator.store.sql.notes import BLOBS, BLOBS_OWNER, NoteOfStores
 from epochal.coordinator.store.sql.schema import check_schema
 from epochal.coordinator.store.sql.store import SqlReader, SqlStore
 from epochal.state.config.blob_place import BlobPlace
@@ -77,7 +77,7 @@ async def open_database_store(
             owner = await store.notes.create(BLOBS_OWNER, os.urandom(16).hex().encode())
             own = await DirectoryBlobs.shared(folder.absolute(), run_id, owner, max_blob_bytes)
             store.blobs_folder = str(folder.absolute()).encode()
-        note = StoresNote(store.notes, store.name, is_shared=True)
+        note = NoteOfStores(store.notes, store.name, is_shared=True)
         store.take_blobs(await with_object_stores(note, own, run_id, place, max_blob_bytes))
     except BaseException:
         await store.aclose()
@@ -174,6 +174,6 @@ def open_database_reader(url: str, *, writes: bool = False) -> SqlReader:
         reader.blobs_folder = Path(folder) / run.run_id
         files = DirectoryBlobs.for_reading(reader.blobs_folder)
     reader.own_blobs = reader.recorded_blobs if files is None else layered_reader(files, reader.recorded_blobs)
-    others = reader_with_object_stores(StoresNote(reader.notes, name, is_shared=True), files)
+    others = reader_with_object_stores(NoteOfStores(reader.notes, name, is_shared=True), files)
     reader.blobs = layered_reader(others, reader.recorded_blobs)
     return reader

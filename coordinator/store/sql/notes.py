@@ -86,7 +86,7 @@ class Notes:
         return {"run": self._run_id, "name": name, "value": value, "hash": hash_of_value(name, value)}
 
 
-class StoresNote:
+class NoteOfStores:
     """The `KeptNote` protocol over the notes of a run (`coordinator/store/object_store/opening.py`)."""
 
     def __init__(self, notes: Notes, owner: str, *, is_shared: bool) -> None:

@@ -79,9 +79,7 @@ def test_version_is_shown() -> None:
 
 
 def test_known_error_is_one_message_and_exit_code_1(tmp_path: Path) -> None:
-    segment = tmp_path / "journal" / "00000000.log"
-    segment.parent.mkdir()
-    segment.write_text("no journal")
+    (tmp_path / "run.sqlite").write_text("no database")
     ran = run_main("audit", str(tmp_path))
-    message = f"epochal: {segment} is not a journal segment of this version\nsee: epochal explain store-failed\n"
-    assert (ran.code, ran.err) == (1, message)
+    damaged = "file is not a database: a page of the database is damaged; restore a backup"
+    assert (ran.code, ran.err) == (1, f"epochal: {tmp_path}: {damaged}\nsee: epochal explain store-failed\n")
