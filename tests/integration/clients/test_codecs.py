@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
+from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.state.results import METADATA_BOUND_BYTES
 from tests.support.bounds import BOUND_S
 from tests.support.drive.cli import PLAIN_OUTPUT, Ran
@@ -41,8 +44,10 @@ async def test_run_of_a_codec_ends_with_equal_replicas_and_a_clean_audit(name: s
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied) == (STEPS, 0, 0)
         assert report.recomputed_steps == STEPS + 1
-        kept = DirectoryBlobs.for_reading(run.run_dir)
-        blobs = [await kept.size(sha256) or 0 for sha256 in await kept.held()]
+        files = DirectoryBlobs.for_reading(run.run_dir)
+        blobs = [await files.size(sha256) or 0 for sha256 in await files.held()]
+        with closing(sqlite3.connect(run.run_dir / DATABASE_FILE)) as database:
+            blobs += [size for (size,) in database.execute("SELECT size_bytes FROM epochal_blobs")]
     has_momentum = overrides.get("merge__outer_momentum") != 0
     parameters = max(blobs) / VALUE_BYTES / (1 + has_momentum)
     results = [size for size in blobs if size < VALUE_BYTES * parameters * 0.9]
