@@ -114,7 +114,9 @@ class _Connector(aiohttp.TCPConnector):
         finally:
             _reach_of_names.reset(token)
         if reach is not None and req.proxy is None and connection.transport is not None:
-            reach.connected(host, port, connection.transport.get_extra_info("peername")[0])
+            peer = connection.transport.get_extra_info("peername")
+            if peer is not None:  # None: it was reset at once
+                reach.connected(host, port, peer[0])
         return connection
 
 

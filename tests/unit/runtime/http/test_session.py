@@ -1,6 +1,8 @@
 """Sessions: an address that may not be connected is not, however a request comes to it."""
 
+import asyncio
 import socket
+import struct
 from typing import Any
 
 import aiohttp
@@ -66,6 +68,23 @@ async def test_proxy_is_connected_where_it_is_and_asked_for_what_is_allowed() ->
             await status_of("http://127.0.0.1:1/", NOWHERE, proxy)
         assert spy.connections == 0
         assert await status_of("http://93.184.216.34:1/", NOWHERE, proxy) == 418
+
+
+async def test_connection_that_is_reset_at_once_is_a_failed_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    connect = loop.sock_connect
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        async def connect_to_be_reset(connecting: socket.socket, address: Any) -> None:
+            await connect(connecting, address)
+            accepted, _ = listener.accept()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+
+        monkeypatch.setattr(loop, "sock_connect", connect_to_be_reset)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(aiohttp.ClientError):
+            await status_of(url, Reach().of_coordinator(url))
 
 
 async def test_home_that_was_connected_is_met() -> None:
