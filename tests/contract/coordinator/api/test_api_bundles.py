@@ -7,7 +7,7 @@ from epochal.coordinator.blobs import recent_results
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.messages.result_bundles import PageAndBytes, parse_bundle
-from epochal.state.wire import Sha256, sha256_hex
+from epochal.state.wire import sha256_hex
 from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, training
 
 
@@ -70,7 +70,9 @@ async def test_lost_bytes_are_left_out_of_the_page(coordinator: Served, monkeypa
     first, second = await training(coordinator)
     one = await delivered(first)
     await delivered(second)
-    await coordinator.service.blobs.delete(Sha256(sha256_hex(one)))
+    store = coordinator.store
+    assert store is not None
+    await store.recorded_blobs.drop([sha256_hex(one)], store.journal.sequence)
     assert (await bundle(second))[1] == {}
 
 
