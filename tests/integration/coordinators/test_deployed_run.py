@@ -15,6 +15,7 @@ from cryptography import x509
 
 from epochal.cli.service_manager import SOCKET_VARIABLE
 from epochal.coordinator.api.request_parts import STALE_HEADER
+from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.deployment import DEPLOY, compose, probe_paths, substituted, unit
@@ -203,6 +204,6 @@ async def test_command_of_the_unit_serves_from_its_credentials(tmp_path: Path) -
         await run.line_of(child, "listening on ")
         await run.reach(f"https://127.0.0.1:{port}", str(credentials / "tls-cert"))
         assert (await run.http.get("/readyz")).text == "ready\n"
-        assert (tmp_path / "state/journal").is_dir()
+        assert (tmp_path / "state" / DATABASE_FILE).is_file()
         child.process.send_signal(signal.SIGTERM)
         assert await child.wait(BOUND_S) == 0
