@@ -292,15 +292,14 @@ class MemoryStore:
         self, max_blob_bytes: int, journal: MemoryJournal | None = None, private_key: bytes | None = None
     ) -> None:
         self.journal = journal or MemoryJournal()
-        self._others = MemoryBlobs(max_blob_bytes)
-        self.record_blobs(MemoryRecordedBlobs(self.journal))
+        self.take_blobs(MemoryRecordedBlobs(self.journal), MemoryBlobs(max_blob_bytes))
         self.keys = MemoryKeys(private_key)
         self._copies = 0
 
-    def record_blobs(self, recorded: RecordedBlobs) -> None:
-        """Keep small blobs with the records of the journal there."""
+    def take_blobs(self, recorded: RecordedBlobs, others: BlobStore) -> None:
+        """Keep small blobs with the records of the journal, and all others there."""
         self.recorded_blobs: RecordedBlobs = recorded
-        self.blobs: BlobStore = WithRecordedBlobs(recorded, self._others)
+        self.blobs: BlobStore = WithRecordedBlobs(recorded, others)
 
     is_backup = False
     replication: Replication | None = None

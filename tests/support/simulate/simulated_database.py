@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
 from epochal.coordinator.machine.records import RecordBody, SnapshotBody
-from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.journal import StoredProof, Tail
 from epochal.coordinator.store.memory import (
     MemoryBlobs,
@@ -311,8 +310,7 @@ class DatabaseMemoryStore(MemoryStore):
         self._database = database
         self._line = line
         self.journal = DatabaseJournal(database, line)  # type: ignore[assignment]
-        self.blobs: BlobStore = database.blobs
-        self.record_blobs(DatabaseRecordedBlobs(database, line))
+        self.take_blobs(DatabaseRecordedBlobs(database, line), database.blobs)
         self.replication = DatabaseReplication(database, line)
 
     def clock(self, system: Clock) -> Clock:

@@ -205,7 +205,7 @@ class SimulatedReplicas:
     def store(self) -> MemoryStore:
         """The run's store, for an audit."""
         store = MemoryStore(0, self.journal, self._private_key)
-        store.blobs = self.database.blobs
+        store.take_blobs(store.recorded_blobs, self.database.blobs)
         return store
 
     def door(self, chance: random.Random) -> Door:
