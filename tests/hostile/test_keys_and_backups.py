@@ -14,10 +14,12 @@ import pytest
 from epochal.coordinator.proof.audit import audit_store
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
+from tests.support.data.stored_rows import execute, flip
 from tests.support.drive.processes import RealRun, in_training, real_run
 from tests.support.thinned import thinned
 
-KEY = "keys/coordinator.key"
+KEY = "name = 'coordinator.key'"
+"""Which note of the run is the coordinator's key, in SQL."""
 ATTEMPTS = 5
 SHORT_EPOCHS = {
     "config__warmup_time": 2,
@@ -27,15 +29,15 @@ SHORT_EPOCHS = {
 }
 
 
-def flip_a_bit(path: Path) -> None:
-    """Change a character in the middle of a key in PEM to another that may stand there."""
-    data = bytearray(path.read_bytes())
-    place = data.index(b"\n") + 40
-    data[place] = ord("A") if data[place] != ord("A") else ord("B")
-    path.write_bytes(data)
+def delete_key(run_dir: Path) -> None:
+    execute(run_dir, f"DELETE FROM epochal_notes WHERE {KEY}")
 
 
-@thinned("harm", [Path.unlink, flip_a_bit], ids=["deleted", "flipped"], kept=1)
+def flip_key(run_dir: Path) -> None:
+    flip(run_dir, "epochal_notes", "value", KEY)
+
+
+@thinned("harm", [delete_key, flip_key], ids=["deleted", "flipped"], kept=1)
 async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
     tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
@@ -43,7 +45,7 @@ async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
         (client,) = run.clients
         before = await run.until(in_training(3))
         await run.stop_coordinator()
-        harm(run.run_dir / KEY)
+        harm(run.run_dir)
         said = await run.refused_start()
         assert str(run.run_dir) in said
         assert "restore it from a backup" in said
@@ -121,11 +123,11 @@ async def test_run_whose_key_is_put_back_goes_on(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, config__total_steps=100_000) as run:
         await run.until(in_training(2))
         await run.stop_coordinator()
-        key = run.run_dir / KEY
-        kept = key.read_bytes()
-        key.unlink()
+        columns = "run_id, name, value, hash"
+        (kept,) = execute(run.run_dir, f"SELECT {columns} FROM epochal_notes WHERE {KEY}")
+        delete_key(run.run_dir)
         await run.refused_start()
-        key.write_bytes(kept)
+        execute(run.run_dir, f"INSERT INTO epochal_notes ({columns}) VALUES (?, ?, ?, ?)", kept)
         last_step = run.end_soon()
         await run.start_coordinator()
         assert (await run.finish()).rounds == last_step

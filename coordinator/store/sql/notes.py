@@ -21,6 +21,8 @@ OBJECT_STORES = "object-stores.json"
 SERVER = "server"
 OF_A_PLACE = (ORIGIN, BACKUP, MOVED, BLOBS, BLOBS_OWNER, SERVER)
 """Notes that are true of one place of a run, and not of where it is copied to."""
+ADVICE = {KEY: KEY_LOST, ADMIN_TOKEN: "start with --new-admin-token"}
+"""Advice about secrets that are damaged."""
 
 _READ = "SELECT value, hash FROM epochal_notes WHERE run_id = :run AND name = :name"
 _CREATE = """
@@ -45,7 +47,8 @@ class Notes:
         """Return the value of this name, or None."""
         found = await self._found(name)
         if found is not None and hash_of_value(name, found[0]) != found[1]:
-            raise StoreFailed(f"{self._database.name}: the note {name} is damaged")
+            advice = f"; {ADVICE[name]}" if name in ADVICE else ""
+            raise StoreFailed(f"{self._database.name}: the note {name} is damaged{advice}")
         return None if found is None else found[0]
 
     async def _found(self, name: str) -> tuple[bytes, bytes] | None:
@@ -110,10 +113,10 @@ class Keys:
         self._name = name
 
     async def private_key(self) -> bytes | None:
-        return self._checked(await self._notes.read(KEY), RAW_KEY_BYTES, KEY, KEY_LOST)
+        return self._checked(await self._notes.read(KEY), RAW_KEY_BYTES, KEY)
 
     async def create_private_key(self) -> bytes:
-        kept = self._checked(await self._notes.create(KEY, os.urandom(RAW_KEY_BYTES)), RAW_KEY_BYTES, KEY, KEY_LOST)
+        kept = self._checked(await self._notes.create(KEY, os.urandom(RAW_KEY_BYTES)), RAW_KEY_BYTES, KEY)
         assert kept is not None, "there is one now"
         return kept
 
@@ -123,7 +126,7 @@ class Keys:
         return key
 
     async def admin_token_sha256(self) -> bytes | None:
-        return self._checked(await self._notes.read(ADMIN_TOKEN), 32, ADMIN_TOKEN, "start with --new-admin-token")
+        return self._checked(await self._notes.read(ADMIN_TOKEN), 32, ADMIN_TOKEN)
 
     async def create_admin_token_sha256(self, digest: bytes) -> bytes:
         return await self._notes.create(ADMIN_TOKEN, digest)
@@ -131,7 +134,7 @@ class Keys:
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
         await self._notes.write(ADMIN_TOKEN, digest)
 
-    def _checked(self, value: bytes | None, size_bytes: int, name: str, advice: str) -> bytes | None:
+    def _checked(self, value: bytes | None, size_bytes: int, name: str) -> bytes | None:
         if value is not None and len(value) != size_bytes:
-            raise StoreFailed(f"{self._name}: {name} has {len(value)} bytes, not {size_bytes}; {advice}")
+            raise StoreFailed(f"{self._name}: {name} has {len(value)} bytes, not {size_bytes}; {ADVICE[name]}")
         return value
