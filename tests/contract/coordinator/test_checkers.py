@@ -28,11 +28,8 @@ LEASE_S = 0.4
 
 
 @pytest.fixture
-async def clients(run: Served) -> AsyncIterator[list[WireClient]]:
-    members = await training(run)
-    yield members
-    for member in members:
-        await member.api._stored.aclose()
+async def clients(run: Served) -> list[WireClient]:
+    return await training(run)
 
 
 async def token_of(run: Served) -> str:

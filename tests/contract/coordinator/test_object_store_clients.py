@@ -1,6 +1,6 @@
 """A client's blobs by way of an object store that refuses, fails, hangs and loses things."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,11 +21,10 @@ from tests.support.thinned import thinned
 
 
 @pytest.fixture
-async def client(run: Served) -> AsyncIterator[WireClient]:
+async def client(run: Served) -> WireClient:
     """One of two clients in RoundTrain."""
     one, _ = await training(run)
-    yield one
-    await one.api.aclose()
+    return one
 
 
 async def fetched(client: WireClient, data: bytes, held: bytes = b"") -> bytes:

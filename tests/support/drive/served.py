@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,13 @@ class Served:
     run_url: str
     store: MemoryStore | None = None
     admin_token: str = ADMIN
+    clients: list["WireClient"] = field(default_factory=list)
+    """Those made for it, whose connections to an object store end with it."""
+
+    async def close_clients(self) -> None:
+        """Close the connections of its clients."""
+        for client in self.clients:
+            await client.api.aclose()
 
     @property
     def insight(self) -> ReadSide:
@@ -122,7 +129,9 @@ async def served(
     ):
         serving = tasks.create_task(service.serve())
         await service.started.wait()
-        yield Served(service, handlers, http, f"/v1/runs/{state.run_id}", store)
+        run = Served(service, handlers, http, f"/v1/runs/{state.run_id}", store)
+        yield run
+        await run.close_clients()
         await handlers.uploads.aclose()
         serving.cancel()
 
@@ -154,6 +163,7 @@ class WireClient(HandClient):
     def __init__(self, served: Served, number: int) -> None:
         super().__init__(CoordinatorClient(served.http, served.service.run.state_file.run_id), number)
         self.served = served
+        served.clients.append(self)
 
     async def send(self, method: str, place: str, body: Any = None, token: str | None = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token or self.token}"} if token or self.token else {}
