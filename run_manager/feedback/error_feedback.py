@@ -79,6 +79,7 @@ class _Encoding:
         self.step = step
         self.is_begun = self.is_whole = False
         self.writer: ResidualWriter | None = None
+        self._is_abandoned = False
         self._difference = difference
         self._before = before
         self._decay = decay
@@ -112,8 +113,15 @@ class _Encoding:
                 _log_not_kept(writer.path, error)
                 self.abandon()
 
+    def begin(self, writer: ResidualWriter | None) -> None:
+        """Write what is left out, unless this was abandoned meanwhile, which another thread may do."""
+        self.is_begun, self.writer = True, writer
+        if self._is_abandoned:
+            self.abandon()
+
     def abandon(self) -> None:
         """Keep nothing of what is left out."""
+        self._is_abandoned = True
         writer, self.writer = self.writer, None
         if writer is not None:
             writer.abandon()
@@ -219,7 +227,7 @@ class ErrorFeedback:
             if encoding.is_begun and not encoding.is_whole:
                 encoding.abandon()  # the first time it was not read to its end
             elif not encoding.is_begun:
-                encoding.is_begun, encoding.writer = True, self._writer(layout, mark)
+                encoding.begin(self._writer(layout, mark))
             return encoding.blocks(codec, drop_pages)
 
         return result_of_blocks(header, layout, blocks)

@@ -139,6 +139,14 @@ def test_closed_feedback_leaves_what_counted_and_nothing_unfinished(tmp_path: Pa
     assert files_in(tmp_path) == ["my.key.demo.feedback"]
 
 
+def test_result_read_after_its_feedback_closed_leaves_no_file(tmp_path: Path) -> None:
+    feedback = feedback_in(tmp_path)
+    file = feedback.encode(header(1), LINEAGE, DIFFERENCE)
+    feedback.close()
+    assert is_round(file, 1)
+    assert files_in(tmp_path) == []
+
+
 def test_feedback_dropped_while_a_result_is_encoded_is_not_kept(tmp_path: Path) -> None:
     feedback = feedback_in(tmp_path)
     file = feedback.encode(header(1), LINEAGE, DIFFERENCE)
