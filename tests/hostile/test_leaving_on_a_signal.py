@@ -12,7 +12,7 @@ from epochal.commands.serve.client import STOP_BOUND_S
 from epochal.run_manager.agent import LEAVE_REFUSED_S
 from epochal.state.phase_names import RunState
 from epochal.tools.testnet.child_processes import Child
-from tests.integration.coordinators.test_full_disk import TORN_BYTES, fill_disk
+from tests.integration.coordinators.test_full_disk import FITTING_BYTES, fill_disk
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import hold_in, joined_by_hand
 from tests.support.drive.processes import PATIENT, RealRun, in_phase, in_training, prepared_run, real_run
@@ -71,7 +71,7 @@ async def test_client_leaves_in_time_where_the_coordinators_disk_is_full(tmp_pat
     async with real_run(tmp_path, config__init_min_clients=2, **LONG) as run, joined_by_hand(run, 1) as hand:
         client = await run.start_client(*QUICK_LEAVE)
         await hold_in(hand, RunState.ROUND_TRAIN, 1)
-        fill_disk(run, TORN_BYTES)
+        fill_disk(run, FITTING_BYTES)
         await leaves(client, LEAVE_WITHIN_S)
 
 

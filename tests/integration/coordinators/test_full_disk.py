@@ -16,8 +16,8 @@ from tests.support.drive.processes import PATIENT, RealRun, real_run
 
 FLOAT32 = {"merge__codec": "float32"}
 """Results as large as the sizes below expect."""
-TORN_BYTES = 7
-"""Bytes of a journal record that still fit when the disk is full."""
+FITTING_BYTES = 7
+"""Bytes of a transaction that still fit when the disk is full."""
 FEW_ROUNDS_BYTES = 300_000
 """`[blobs] max_total_bytes` that six rounds of three clients and two checkpoints of the small model fill."""
 ONE_CHECKPOINT_BYTES = 29_000
@@ -48,7 +48,7 @@ async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -
         before = await hold_in(hand, RunState.ROUND_TRAIN, 2)
         assert (await run.http.get("/readyz")).status_code == 200
 
-        fill_disk(run, TORN_BYTES)
+        fill_disk(run, FITTING_BYTES)
         refusal = await run.http.delete("/v1/runs/test-run/clients/me", headers=bearer(hand))
         assert (refusal.status_code, refusal.json()["type"]) == (503, "urn:epochal:problem:store-failed")
         assert refusal.json()["retry"] is True
@@ -83,7 +83,7 @@ async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -
 
 @pytest.mark.nightly
 async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) -> None:
-    model = {"context": 8, "embedding": 16, "hidden": 64}  # results of 100 KiB
+    model = {"context": 8, "embedding": 64, "hidden": 2048}  # results of 6 MiB, longer than the database's log grows
     overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5, "model__LLM__ngram": model}
     overrides |= FLOAT32 | PATIENT
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:
@@ -91,7 +91,7 @@ async def test_disk_that_fills_during_an_upload_loses_nothing(tmp_path: Path) ->
             await run.start_client()
         document = await hold_in(hand, RunState.ROUND_TRAIN, 2)
         data, bound = await hand.result(document)
-        fill_disk(run, len(data) // 2)
+        fill_disk(run, len(data) // 4)
         await hand.api.report(bound)
         with pytest.raises(Refused) as caught:
             await hand.api.put_blob(bound.result_sha256, spooled(data))
