@@ -1,4 +1,4 @@
-"""Results: the one file that a client publishes for its whole assignment, and the check of its bytes.
+"""Results: the one file that a client publishes for its whole assignment, and the check that refuses wrong bytes.
 
 A result is a safetensors file with one tensor per parameter, holding the **difference** `start − end`: the
 parameters at the start of the round, minus those after the client's local steps. It has the sign of a

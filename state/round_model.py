@@ -1,4 +1,4 @@
-"""One model of a round: how long its parts take, from sizes, links and speeds.
+"""One model of a round, planned or real: how long its parts take, from sizes, links and speeds.
 
 Pure functions. `epochal plan` and `epochal init` play the coordinator's machine with them; tests compare them with real
 clients. A link is shared fairly by who uses it: each transfer gets its max-min fair part of its client's link and of

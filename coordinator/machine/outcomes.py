@@ -1,4 +1,4 @@
-"""The end of a round: its outcome, and the run with the outcome taken in.
+"""The end of a round: the outcome that a quorum of attestations agrees on, and the run with it taken in.
 
 The rule kept here ("exactly once"): every batch below the cursor is either applied, carried, suspected or quarantined.
 Tests of the machine check it after every stimulus, and the audit (`coordinator/proof/audit.py`) over the whole journal.

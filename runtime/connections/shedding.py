@@ -1,4 +1,4 @@
-"""The connections of one server, who is at their other end, and which are shed when there are too many.
+"""The connections of one server: how many each member and address may hold, and which are shed when there are too many.
 
 The rule kept here: strangers go first, then senders, then readers, and a member never makes room for any of them. A
 stranger has not sent the head of a request yet; a sender has, but not its whole body; a reader has sent a whole
