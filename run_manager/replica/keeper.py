@@ -1,4 +1,4 @@
-"""The replica of this client: built from checkpoint and outcomes, kept up to date, dropped if it differs from the others'.
+"""The replica of this client: built from checkpoint and outcomes, kept up to date, dropped if it differs from the rest.
 
 Theory of operation. The run document asks for replica `document.step − 1`; `apply_state` makes the document the aim.
 One task (`run`) moves towards that replica one step at a time: it loads the verified checkpoint, or applies the next

@@ -1,4 +1,4 @@
-"""The sizes of micro-batches: examples grouped by similar length, as many at a time as fit into memory, halved when it runs out.
+"""The sizes of micro-batches: examples of similar length, as many as fit into memory, halved when it runs out.
 
 The rule kept here: how a local step is cut changes only its speed. Losses and gradients are sums over tokens, so they
 are the same for every cut, within the rounding of float sums.
