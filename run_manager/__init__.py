@@ -1,1 +1,1 @@
-"""The client: agent, step machine, trainers, exchange and merging."""
+"""One client of a run: agent, run manager, step machine, steps, replica, and the exchange of results."""
