@@ -3,10 +3,10 @@
 Theory of operation. A run waits for members, warms up until they hold the model and the data, and then alternates
 RoundTrain (clients train and publish) with RoundWitness (the elected witnesses say what arrived in time) until the
 epoch ends; Cooldown makes the epoch's checkpoint. Witnesses attest while a round trains, and the attestation that
-completes the quorum (`results_in`) usually ends both phases at once: RoundWitness is published only where some are late.
+completes the quorum (`results_in`) usually ends both phases at once: RoundWitness is published only if some are late.
 
-`coordinator/machine/transitions.py` decides whether to move and names a trigger of this table; only the table says where
-to. A trigger that the table does not allow from the present phase is a bug of ours; no peer can cause one.
+`coordinator/machine/transitions.py` decides whether to move and names a trigger of this table; only the table says
+where to. A trigger that the table does not allow from the present phase is a bug of ours; no peer can cause one.
 """
 
 from epochal.state.errors import InternalError
