@@ -6,15 +6,9 @@ import pytest
 
 from tests.support.drive.processes import in_training
 from tests.support.drive.replicas import replicated_run
-from tests.support.servers.postgres_server import PostgresServer, postgres_server
+from tests.support.servers.postgres_server import postgres_server
 
 COMMITS_THAT_WAIT = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-
-
-def name_standby(server: PostgresServer, name: str) -> None:
-    """Let commits wait for this standby; empty: for none."""
-    server.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
-    server.execute("SELECT pg_reload_conf()")
 
 
 @pytest.mark.nightly
@@ -24,10 +18,10 @@ async def test_run_holds_while_commits_wait_for_a_standby_and_goes_on(tmp_path: 
             run, (replica,) = replicas.run, replicas.all
             await run.start_client()
             await run.until(in_training(2))
-            name_standby(server, "gone")
+            server.wait_for_standby("gone")
             await replicas.ready(replica, is_ready=False)
             ((waiting,),) = server.execute(COMMITS_THAT_WAIT)
             assert waiting > 0
-            name_standby(server, "")
+            server.wait_for_standby("")
             await replicas.ready(replica)
             assert (await run.finish()).rounds == 40

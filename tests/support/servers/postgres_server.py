@@ -100,6 +100,13 @@ class PostgresServer:
         """Let a standby take its primary's place."""
         self.execute("SELECT pg_promote()")
 
+    def wait_for_standby(self, name: str) -> None:
+        """Let each commit from here on wait for a standby: any (`*`), one of this name, or none (empty)."""
+        self.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+        self.execute("SELECT pg_reload_conf()")
+        self.until(f"SELECT current_setting('synchronous_standby_names') = '{name}'")
+        self.execute("CHECKPOINT")  # commits wait once the process that does this has read the setting
+
     def until(self, sql: str) -> None:
         """Return once a query says true."""
         deadline_s = time.monotonic() + BOUND_S
@@ -224,10 +231,8 @@ def standby_of(primary: PostgresServer, *, is_synchronous: bool) -> Iterator[Pos
     try:
         standby.make_standby(primary)
         standby.start()
-        names = "*" if is_synchronous else ""
-        primary.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
-        primary.execute("SELECT pg_reload_conf()")
         primary.until("SELECT count(*) = 1 FROM pg_stat_replication WHERE state = 'streaming'")
+        primary.wait_for_standby("*" if is_synchronous else "")
         yield standby
     finally:
         standby.aclose()

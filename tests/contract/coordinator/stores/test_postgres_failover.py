@@ -101,13 +101,10 @@ async def test_record_that_no_standby_takes_is_not_told_as_kept(
     monkeypatch.setattr(epochal.coordinator.store.sql.journal, "PASSING_S", 0.0)
     monkeypatch.setattr(epochal.coordinator.store.postgres.database, "GRACE_S", 1.0 - STATEMENT_S)
     async with opened(primary.new_database(), 1) as (store,):
-        primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
-        primary.execute("SELECT pg_reload_conf()")
-        primary.until("SELECT current_setting('synchronous_standby_names') = 'absent'")
+        primary.wait_for_standby("absent")
         with pytest.raises(StoreBlocked, match="does not answer"):
             await store.journal.append(SECOND)
-        primary.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        primary.execute("SELECT pg_reload_conf()")
+        primary.wait_for_standby("")
         with pytest.raises(StoreConflict):
             await store.journal.append(OTHER_SECOND)
         tail = await store.journal.tail(1)
