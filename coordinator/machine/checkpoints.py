@@ -26,6 +26,8 @@ from epochal.coordinator.machine.parts.checkpointers import (
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing, CheckpointTurns
 from epochal.coordinator.machine.parts.member import roster_of
 from epochal.coordinator.machine.parts.persistent_map import added
+from epochal.coordinator.machine.parts.phase_clock import PhaseClock
+from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
@@ -81,7 +83,7 @@ def near_bound(models: RunModels, event: BlobsNearedBound) -> RunModels:
 def begin_genesis(run: Run, seed: Seed) -> Run:
     """Ask a member for the run's first checkpoint, if there is none and members may make it."""
     if run.models.checkpoint is not None or run.state_file.access.genesis == "operator":
-        return _making(run, None)
+        return run.with_parts(run.models.making(None))
     return _begin(run, seed, roster_of(run.available_members()), genesis=True)
 
 
@@ -110,7 +112,7 @@ def go_on_in_epoch(run: Run, seed: Seed) -> Handled:
     making = run.models.checkpointing
     told: tuple[Instruction, ...] = ()
     if making is not None and making.ends_s is None:
-        run = _making(run, None)
+        run = run.with_parts(run.models.making(None))
     elif making is not None:
         run, told = _with(run, making)
     every, newest = run.state_file.config.checkpoint_every, run.models.checkpoint
@@ -124,11 +126,7 @@ def go_on_in_epoch(run: Run, seed: Seed) -> Handled:
 
 def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool, ends_s: float | None = None) -> Run:
     step, nodes, asked_s = run.progress.replica_step, run.state_file.config.witness_nodes, run.clock.now_s
-    return _making(run, Checkpointing(step, genesis, seed, roster, nodes, CheckpointTurns(asked_s), ends_s=ends_s))
-
-
-def _making(run: Run, making: Checkpointing | None) -> Run:
-    """Return the run with this checkpoint being made; None for no checkpoint."""
+    making = Checkpointing(step, genesis, seed, roster, nodes, CheckpointTurns(asked_s), ends_s=ends_s)
     return run.with_parts(run.models.making(making))
 
 
@@ -143,8 +141,8 @@ def ask_next(run: Run) -> Handled:
     if making is None:
         return run, ()
     if making.ends_s is not None and (asked is None or run.clock.now_s >= making.ends_s):
-        return _making(run, None), (SweepBlobs(),)
-    whole_s = _time_to_write_s(run, making)
+        return run.with_parts(run.models.making(None)), (SweepBlobs(),)
+    whole_s = _time_to_write_s(run.clock, making, run.state_file.config.cooldown_time)
     if asked is None or whole_s is None:
         return run, ()
     claim = making.claims.by_client.get(asked)
@@ -161,7 +159,7 @@ def ask_next(run: Run) -> Handled:
         return run, ()
     making = replace(making, turns=CheckpointTurns(run.clock.now_s, (*making.turns.passed, asked)))
     if making.ends_s is not None:
-        return _making(run, making), ()
+        return run.with_parts(run.models.making(making)), ()
     member = run.members.by_id[asked]
     after = member.conduct.with_miss("it was asked to write a checkpoint, and did not in its time", run.clock.now_s)
     rest_s = after.rest_s(run.clock.now_s)
@@ -172,11 +170,10 @@ def ask_next(run: Run) -> Handled:
     return run.with_parts(members, run.models.making(making)), told
 
 
-def _time_to_write_s(run: Run, making: Checkpointing) -> float | None:
+def _time_to_write_s(clock: PhaseClock, making: Checkpointing, cooldown_s: float) -> float | None:
     """Return the seconds in which the checkpoint must be written; None without a limit."""
     if making.ends_s is not None:
-        return run.state_file.config.cooldown_time
-    clock = run.clock
+        return cooldown_s
     return None if clock.phase_ends_s is None else clock.phase_ends_s - clock.phase_started_s
 
 
@@ -187,24 +184,23 @@ def report(run: Run, event: CheckpointReported) -> Handled:
         Refused: `not-now`, `stale-round`, `not-in-roster`, `already-committed`, or `result-invalid` (rule `parts`).
     """
     claim = event.report
-    making = _asked_for(run, claim.step)
+    making = _asked_for(run.models, claim.step)
     if event.client_id not in making.planned().clients:
         raise Refused(Refusal.NOT_IN_ROSTER, f"client {event.client_id} is not asked for this checkpoint")
     if making.claims.by_client.get(event.client_id) == claim:
         return run, ()
     if event.client_id in making.claims.held:
         raise Refused(Refusal.ALREADY_COMMITTED, "the bytes of this client's checkpoint are held; the claim binds")
-    _check_claimed_parts(run, event)
+    if claim.parts and not may_write(run.models, run.members, event.client_id):  # a list of parts is long
+        raise Refused(Refusal.NOT_NOW, f"client {event.client_id} is not asked to write this checkpoint")
+    _check_parts(event, part_bytes=run.state_file.blobs.part_bytes)
     claims = replace(making.claims, by_client=added(making.claims.by_client, event.client_id, claim))
     return _with(run, replace(making, claims=claims))
 
 
-def _check_claimed_parts(run: Run, event: CheckpointReported) -> None:
-    """Raise `Refused` unless a claim's checkpoint is cut as it must be, and a client names parts that may upload them.
-
-    A list of parts is long, so that nobody else's is kept.
-    """
-    claim, part_bytes = event.report, run.state_file.blobs.part_bytes
+def _check_parts(event: CheckpointReported, part_bytes: int) -> None:
+    """Raise `Refused` unless a claim's checkpoint is cut as it must be."""
+    claim = event.report
     if claim.blob_sha256 is None or not claim.parts:
         if claim.parts or claim.size_bytes > part_bytes:
             message = (
@@ -212,8 +208,6 @@ def _check_claimed_parts(run: Run, event: CheckpointReported) -> None:
             )
             raise Refused(Refusal.RESULT_INVALID, message, rule="parts")
         return
-    if not may_write(run.models, run.members, event.client_id):
-        raise Refused(Refusal.NOT_NOW, f"client {event.client_id} is not asked to write this checkpoint")
     try:
         check_parts(claim.parts, claim.blob_sha256, claim.size_bytes)
         check_cut(claim.parts, part_bytes)
@@ -228,7 +222,7 @@ def hold(run: Run, event: CheckpointHeld) -> Handled:
         Refused: `not-now`, `stale-round` or `not-committed`.
     """
     found = event.checkpoint
-    making = _announced(run, event.client_id, found.step, found.blob_sha256)
+    making = _announced(run.models, event.client_id, found.step, found.blob_sha256)
     if making.claims.held.get(event.client_id) == found:
         return run, ()
     claims = replace(making.claims, held={**making.claims.held, event.client_id: found})
@@ -241,26 +235,26 @@ def reject(run: Run, event: CheckpointRejected) -> Handled:
     Raises:
         Refused: `not-now`, `stale-round` or `not-committed`.
     """
-    making = _announced(run, event.client_id, event.step, event.blob_sha256)
+    making = _announced(run.models, event.client_id, event.step, event.blob_sha256)
     if event.client_id in making.claims.rejected:
         return run, ()
     told = CheckpointRefused(event.client_id, event.step, event.rule, run.clock.now_s)
     claims = replace(making.claims, rejected=making.claims.rejected | {event.client_id})
-    return _making(run, replace(making, claims=claims)), (told,)
+    return run.with_parts(run.models.making(replace(making, claims=claims))), (told,)
 
 
-def _announced(run: Run, client_id: ClientId, step: int, blob_sha256: Sha256) -> Checkpointing:
-    making = _asked_for(run, step)
+def _announced(models: RunModels, client_id: ClientId, step: int, blob_sha256: Sha256) -> Checkpointing:
+    making = _asked_for(models, step)
     claim = making.claims.by_client.get(client_id)
     if claim is None or claim.blob_sha256 != blob_sha256:
         raise Refused(Refusal.NOT_COMMITTED, f"client {client_id} did not announce blob {blob_sha256}")
     return making
 
 
-def _asked_for(run: Run, step: int) -> Checkpointing:
-    making = run.models.checkpointing
+def _asked_for(models: RunModels, step: int) -> Checkpointing:
+    making = models.checkpointing
     if making is None:
-        raise Refused(Refusal.NOT_NOW, f"no checkpoint is asked for in {run.clock.phase.value}")
+        raise Refused(Refusal.NOT_NOW, "no checkpoint is asked for now")
     if making.step != step:
         raise Refused(Refusal.STALE_ROUND, f"replica {making.step} is asked for, not {step}")
     return making
@@ -269,9 +263,9 @@ def _asked_for(run: Run, step: int) -> Checkpointing:
 def _with(run: Run, making: Checkpointing) -> Handled:
     """Return the run with what is now known of its checkpoint, kept if that verifies it."""
     models = run.models
-    found = _verified_ref(run, making)
+    found = _verified_ref(models, run.members, making)
     if found is None:
-        return _making(run, making), ()
+        return run.with_parts(run.models.making(making)), ()
     writer = next(client_id for client_id, held in making.claims.held.items() if held == found)
     models = models.making(None).with_manifest(making.claims.by_client[writer].parts)
     if making.genesis:  # a member makes the parameters; which model they are of is the operator's
@@ -280,13 +274,13 @@ def _with(run: Run, making: Checkpointing) -> Handled:
     return run, (SweepBlobs(),) if making.ends_s is None else (SweepBlobs(), SegmentEnded(run.progress.epoch))
 
 
-def _verified_ref(run: Run, making: Checkpointing) -> CheckpointRef | None:
+def _verified_ref(models: RunModels, members: RunMembers, making: Checkpointing) -> CheckpointRef | None:
     if making.genesis:
         writers = (
-            client_id for client_id in checkpointers(run.models, run.members, making) if client_id in making.claims.held
+            client_id for client_id in checkpointers(models, members, making) if client_id in making.claims.held
         )
         return next((making.claims.held[client_id] for client_id in writers), None)
-    agreed = agreed_digest(run.models, making)
+    agreed = agreed_digest(models, making)
     if agreed is None:
         return None
     return next((ref for ref in making.claims.held.values() if ref.replica_digest == agreed), None)
