@@ -276,9 +276,7 @@ def _with(run: Run, making: Checkpointing) -> Handled:
 
 def _verified_ref(models: RunModels, members: RunMembers, making: Checkpointing) -> CheckpointRef | None:
     if making.genesis:
-        writers = (
-            client_id for client_id in checkpointers(models, members, making) if client_id in making.claims.held
-        )
+        writers = (client_id for client_id in checkpointers(models, members, making) if client_id in making.claims.held)
         return next((making.claims.held[client_id] for client_id in writers), None)
     agreed = agreed_digest(models, making)
     if agreed is None:

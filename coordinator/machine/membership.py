@@ -14,6 +14,7 @@ from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from epochal.state.codecs.codecs_by_name import spoken_as
+from epochal.state.config.state_file import Access
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import PROTOCOL_VERSION
 from epochal.state.phase_names import RunState
@@ -36,7 +37,11 @@ def join(run: Run, event: ClientJoined) -> Handled:
     if len(used) >= MAX_USED_NONCES:
         raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the lifetime of a nonce; try again in a moment")
     invitations, offered = known.invitations_used, event.invitation_sha256
-    if offered is not None and offered in run.state_file.access.invitations and not _is_invited(run, event.client_id):
+    if (
+        offered is not None
+        and offered in run.state_file.access.invitations
+        and not _is_invited(known, event.client_id, run.state_file.access)
+    ):
         invitations = {**invitations, offered: event.client_id}
     before = known.by_id.get(event.client_id)
     is_same = before is not None and event.instance is not None and event.instance == before.joining.instance
@@ -97,35 +102,34 @@ def check_join(run: Run, event: ClientJoined) -> None:
         )
     if event.client_id in run.members.ejected:
         raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run")
-    denied = _denial(run, event)
+    denied = _denial(run.members, run.state_file.access, event, run.clock.now_s)
     if denied is not None:
         raise Refused(Refusal.ACCESS_DENIED, denied)
     if event.client_id not in run.members and len(run.members) >= MAX_MEMBERS:
         raise Refused(Refusal.RUN_FULL, f"the run has its maximum of {MAX_MEMBERS} members")
 
 
-def _denial(run: Run, event: ClientJoined) -> str | None:
-    access = run.state_file.access
-    if access.mode == "keys" and not run.members.admissions.admits_key(event.public_key, access):
+def _denial(members: RunMembers, access: Access, event: ClientJoined, now_s: float) -> str | None:
+    if access.mode == "keys" and not members.admissions.admits_key(event.public_key, access):
         return f"public key {event.public_key} is not among this run's [access] keys"
     if access.mode == "invitations":
-        if _is_invited(run, event.client_id):
+        if _is_invited(members, event.client_id, access):
             return None
         if event.invitation_sha256 is None:
             return "this run needs an invitation, and none was given; `epochal client` takes it as --invitation CODE"
-        if event.invitation_sha256 in run.members.admissions.invitations:
-            return invitation_denial(run.members.admissions, event, run.clock.now_s)
+        if event.invitation_sha256 in members.admissions.invitations:
+            return invitation_denial(members.admissions, event, now_s)
         if event.invitation_sha256 not in access.invitations:
             return "this run needs an invitation, and the one given is not among its [access] invitations"
-        if run.members.invitations_used.get(event.invitation_sha256, event.client_id) != event.client_id:
+        if members.invitations_used.get(event.invitation_sha256, event.client_id) != event.client_id:
             return "this invitation was used by another client; each admits one client"
     return None
 
 
-def _is_invited(run: Run, client_id: ClientId) -> bool:
+def _is_invited(members: RunMembers, client_id: ClientId, access: Access) -> bool:
     """Whether the client has used an invitation that is still listed; it needs no other."""
-    return run.members.admissions.has_admitted(client_id) or any(
-        run.members.invitations_used.get(Sha256(listed)) == client_id for listed in run.state_file.access.invitations
+    return members.admissions.has_admitted(client_id) or any(
+        members.invitations_used.get(Sha256(listed)) == client_id for listed in access.invitations
     )
 
 

@@ -8,10 +8,13 @@ from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.pace import is_slow, train_limit_s
 from epochal.coordinator.machine.parts.member import most_share_units
 from epochal.coordinator.machine.parts.persistent_map import plain
+from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers, remembered
+from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.run import Run
+from epochal.state.config.state_file import StateFile
 from epochal.state.weights import ENOUGH, OUTSIZED, usual_in
 from epochal.state.wire import ClientId, Sha256
 
@@ -29,10 +32,10 @@ def with_conduct(
         applied: the clients whose results are applied; empty for a void round.
         agreed: the replica on which a quorum of witnesses agreed.
     """
-    reference = _replica_held(run, current, agreed)
-    faults = _bad_attestations(run, current, applied, reference)
+    reference = _replica_held(run.models, current, agreed)
+    faults = _bad_attestations(run.clock, run.members, current, applied, reference)
     applied_bits = current.tasks.plan.bits_of(applied)
-    outsized = _outsized(run, current, applied)
+    outsized = _outsized(run.state_file, current, applied)
     members, departed = plain(run.members.by_id), run.members.departed
     rests: list[SentToRest] = []
     for client_id, assignment in current.tasks.plan.assignments.items():
@@ -40,7 +43,7 @@ def with_conduct(
         before = departed.get(client_id, NEWCOMER) if member is None else member.conduct
         most = before.earned if member is None else most_share_units(member)
         missed = _miss(run, current, client_id, reference) if assignment and client_id not in applied else None
-        if _confirmed_suspicion(run, current, client_id, is_void=not applied):
+        if _confirmed_suspicion(run.members, current, client_id, is_void=not applied):
             missed = None
         if client_id in outsized:
             missed = outsized[client_id]
@@ -95,13 +98,13 @@ def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | Non
     return "its result did not arrive before the round's time was over"
 
 
-def _outsized(run: Run, current: Round, applied: frozenset[ClientId]) -> dict[ClientId, str]:
+def _outsized(state_file: StateFile, current: Round, applied: frozenset[ClientId]) -> dict[ClientId, str]:
     """Return the clients whose results are applied, but are so much longer than usual that it is no accident, and why.
 
     Where half of the results are, or too few are of proven clients, the usual length is what is wrong.
     """
     clients = sorted(applied & plain(current.results.norms).keys())
-    weighed, limit = current.weighed(run.state_file, clients), run.state_file.merge.norm_limit
+    weighed, limit = current.weighed(state_file, clients), state_file.merge.norm_limit
     usual = usual_in(weighed, current.results.usual)
     if usual is None or not limit or sum(one.proven for one in weighed) < ENOUGH:
         return {}
@@ -113,7 +116,7 @@ def _outsized(run: Run, current: Round, applied: frozenset[ClientId]) -> dict[Cl
     return found if 2 * len(found) < len(clients) else {}
 
 
-def _confirmed_suspicion(run: Run, current: Round, client_id: ClientId, *, is_void: bool) -> bool:
+def _confirmed_suspicion(members: RunMembers, current: Round, client_id: ClientId, *, is_void: bool) -> bool:
     """Whether the client reported bad data in batches that it was given alone, because somebody failed on them before.
 
     That is no miss, except of a client that has not delivered lately where nobody else delivers either.
@@ -121,18 +124,18 @@ def _confirmed_suspicion(run: Run, current: Round, client_id: ClientId, *, is_vo
     failure = current.missing.failures.get(client_id)
     if failure is None or failure.kind not in DATA_FAILURES:
         return False
-    if is_void and not run.members.has_delivered_lately(client_id, run.progress.step):
+    if is_void and not members.has_delivered_lately(client_id, current.number.step):
         return False
     alone = {item.batch_id for item in current.tasks.work.isolated}
     return any(batch_id in alone for batch_id in current.tasks.plan.assignments[client_id])
 
 
-def _replica_held(run: Run, current: Round, agreed: Sha256 | None) -> Sha256 | None:
+def _replica_held(models: RunModels, current: Round, agreed: Sha256 | None) -> Sha256 | None:
     """Return the digest of the replica from which the round should have been trained, as far as it is known.
 
     A checkpoint proves it. Otherwise it is the replica of most results: a witness alone does not prove it.
     """
-    for checkpoint in run.models.checkpoints:
+    for checkpoint in models.checkpoints:
         if checkpoint.step == current.number.step - 1:
             return checkpoint.replica_digest
     for digest, count in Counter(current.results.verified.values()).items():
@@ -142,7 +145,7 @@ def _replica_held(run: Run, current: Round, agreed: Sha256 | None) -> Sha256 | N
 
 
 def _bad_attestations(
-    run: Run, current: Round, applied: frozenset[ClientId], reference: Sha256 | None
+    clock: PhaseClock, members: RunMembers, current: Round, applied: frozenset[ClientId], reference: Sha256 | None
 ) -> dict[ClientId, str]:
     """Return the witnesses, still members, from whose attestations the round suffered, and how.
 
@@ -153,16 +156,15 @@ def _bad_attestations(
         for client_id, digest in current.results.verified.items()
         if client_id not in applied and (reference is None or digest == reference)
     )
-    assert run.clock.phase_ends_s is not None, "RoundWitness has an end"
-    is_time_over = run.clock.now_s >= run.clock.phase_ends_s
+    assert clock.phase_ends_s is not None, "RoundWitness has an end"
     found = {}
     for witness in current.tasks.plan.witnesses:
         attested = current.witnessed.attestations.get(witness)
-        if witness not in run.members:
+        if witness not in members:
             continue
         if attested is not None and reference is not None and attested.replica_digest != reference:
             found[witness] = "as a witness it attested another replica than the others hold"
-        elif lost and (is_time_over or witness in current.witnessed.closing):
+        elif lost and (clock.is_time_over or witness in current.witnessed.closing):
             missing = lost if attested is None else lost & ~attested.received_bits()
             if missing:
                 found[witness] = f"as a witness it did not attest {missing.bit_count()} results in time"

@@ -12,7 +12,10 @@ from epochal.coordinator.machine.outcomes import end_round
 from epochal.coordinator.machine.pace import only_newcomers_are_late
 from epochal.coordinator.machine.parts.checkpointers import agreed_checkpoint_digest, current_checkpointer
 from epochal.coordinator.machine.parts.member_counts import Numbers
+from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
 from epochal.state.intervals import counted_batches, total_batches
@@ -109,7 +112,7 @@ def _leave_warmup(run: Run) -> Move | None:
     ready_count = numbers.ready
     if run.clock.enough_since_s is not None:
         reason = f"{ready_count} of {len(run.members)} members are ready"
-        if not _waits_in_warmup(run, numbers):
+        if not _waits_in_warmup(numbers, config.min_clients):
             return _warmed_up(
                 run, f"all {ready_count} members are ready" if ready_count == len(run.members) else reason
             )
@@ -124,13 +127,13 @@ def _leave_warmup(run: Run) -> Move | None:
     return None
 
 
-def _waits_in_warmup(run: Run, numbers: Numbers) -> bool:
+def _waits_in_warmup(numbers: Numbers, min_clients: int) -> bool:
     """Whether Warmup, with enough ready members, waits for another one.
 
     It does not for a member that was late in the last one; nor for a newcomer, once enough are ready that were so in an
     earlier epoch: a newcomer may have long to download, and takes part in the first round after that.
     """
-    waits_for_newcomers = numbers.ready_before < run.state_file.config.min_clients
+    waits_for_newcomers = numbers.ready_before < min_clients
     return bool(numbers.awaited if waits_for_newcomers else numbers.awaited_before)
 
 
@@ -150,25 +153,25 @@ def _leave_train(run: Run) -> Move | None:
     current = run.round
     if current is None:
         return Move("results_in", "there is no round", run)
-    reason = _results_in_reason(run, current)
+    reason = _results_in_reason(current, run.clock, run.pace, run.members)
     if reason is None:
         return None
     return Move("results_in", reason, run.with_parts(current.closed(run.clock.in_phase_s)))
 
 
-def _results_in_reason(run: Run, current: Round) -> str | None:
+def _results_in_reason(current: Round, clock: PhaseClock, pace: RunPace, members: RunMembers) -> str | None:
     """Return why RoundTrain ends now, or None if it goes on."""
-    if run.clock.is_time_over:
+    if clock.is_time_over:
         return "time is over"
     if current.missing.pending:
-        is_enough = only_newcomers_are_late(run.pace, run.clock, current.times)
+        is_enough = only_newcomers_are_late(pace, clock, current.times)
         return "the others have delivered, and newcomers have had time" if is_enough else None
     if not current.results.verified:
         return "every assigned client failed or left"
     witnesses, complete = current.tasks.plan.witnesses, _complete_witnesses(current)
     if len(complete) >= current.tasks.plan.quorum:
         return f"{len(complete)} of {len(witnesses)} witnesses saw every result"
-    left = [witness for witness in witnesses if witness in run.members]
+    left = [witness for witness in witnesses if witness in members]
     if complete.issuperset(left):
         return f"all {len(left)} witnesses that are left saw every result"
     return None
@@ -176,7 +179,7 @@ def _results_in_reason(run: Run, current: Round) -> str | None:
 
 def _leave_witness(run: Run) -> Move | None:
     current = run.round
-    if current is None or not _is_round_over(run, current):
+    if current is None or not _is_round_over(current, run.clock, run.members):
         return None
     run, instructions = end_round(run, current)
     run = agreed(next_turn(run))
@@ -186,19 +189,19 @@ def _leave_witness(run: Run) -> Move | None:
     return Move("next_round", f"step {run.progress.step}, attempt {run.progress.attempt + 1}", run, instructions)
 
 
-def _is_round_over(run: Run, current: Round) -> bool:
+def _is_round_over(current: Round, clock: PhaseClock, members: RunMembers) -> bool:
     """Whether no attestation is waited for: time is over, a quorum agrees on everything, or all have attested or left.
 
     A witness that leaves this to the others is overtaken by them; nobody waits for it.
     """
-    if run.clock.is_time_over or not current.results.verified:
+    if clock.is_time_over or not current.results.verified:
         return True
     complete = _complete_witnesses(current)
     agreeing = Counter(current.witnessed.attestations[witness].replica_digest for witness in complete)
     if any(count >= current.tasks.plan.quorum for count in agreeing.values()):
         return True
     return all(
-        witness not in run.members or witness in current.witnessed.closing or witness in complete
+        witness not in members or witness in current.witnessed.closing or witness in complete
         for witness in current.tasks.plan.witnesses
     )
 
