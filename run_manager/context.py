@@ -8,7 +8,6 @@ from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.protocol import DataProvider
 from epochal.run_manager.events import Observer
 from epochal.run_manager.replica.checkpoint_download import CheckpointSource
-from epochal.run_manager.replica.saving import SaveReplica
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
@@ -62,8 +61,6 @@ class ClientDependencies:
             None where `check_trainer` checks everything.
         trainer_opens_in_s: estimates the seconds until `open_trainer` returns; None if unknown. A client reports that
             it is ready a little earlier than that.
-        save_replica: keeps a replica for the client's owner; None if none is to be kept. It raises `InvalidInput` where
-            that can never be, which ends the client, and `ModelUnavailable` where it may be later.
         open_mirrors: opens the sources of checkpoints beside the coordinator, which the client closes.
         ahead_bytes: maximum size of the samples that are fetched ahead of their round; None for the limit of the
             state file.
@@ -82,7 +79,6 @@ class ClientDependencies:
     feedback_stem: Path | None = None
     open_mirrors: Callable[[StateFile], Sequence[CheckpointSource]] = no_mirrors
     ahead_bytes: int | None = None
-    save_replica: SaveReplica | None = None
 
 
 class FollowedConfig:

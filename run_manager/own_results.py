@@ -27,7 +27,6 @@ class OwnResults:
     Args:
         trainer: its inner state belongs to the last result.
         feedback: the residual of this client's codec; None in a run without error feedback.
-        is_saved: whether replicas are saved for this client's owner, which takes room in the spool.
     """
 
     def __init__(
@@ -37,21 +36,18 @@ class OwnResults:
         worker: Worker,
         observer: Observer = ignore,
         feedback: ErrorFeedback | None = None,
-        *,
-        is_saved: bool = False,
     ) -> None:
         self._trainer = trainer
         self._spool = spool
         self._worker = worker
         self._observer = observer
         self._feedback = feedback
-        self._is_saved = is_saved
         self._result_sha256: Sha256 | None = None
 
     def check_room(self, replica: Replica, state: StateFile, client_count: int) -> None:
         """Raise `SpoolFull` unless a round of so many clients, trained from the replica, fits into the spool."""
         self._spool.check_room(
-            round_bytes(replica, state, client_count, is_saved=self._is_saved),
+            round_bytes(replica, state, client_count),
             f"a round of {client_count} clients",
             None if self._feedback is None else self._feedback.files(replica.layout),
         )

@@ -25,7 +25,6 @@ from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from epochal.run_manager.replica.merger import Merger
-from epochal.run_manager.replica.saving import ReplicaSaving
 from epochal.run_manager.round_view import RoundViews
 from epochal.run_manager.run_data import DataAhead, RunData
 from epochal.run_manager.step_state_machine import Step, StepName, StepStateMachine
@@ -235,9 +234,9 @@ class _Replica:
 
 
 async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
-    """Begin to fetch the checkpoint and to follow the run with a replica, which is saved if the owner wants it."""
+    """Begin to fetch the checkpoint and to follow the run with a replica."""
     session, dependencies, state, spool = ground.session, ground.dependencies, ground.config.state, ground.spool
-    observer, worker, save = dependencies.observer, ground.worker, dependencies.save_replica
+    observer, worker = dependencies.observer, ground.worker
     mirrors = dependencies.open_mirrors(state)
     for mirror in mirrors:
         ground.closing.push_async_callback(mirror.aclose)
@@ -248,7 +247,7 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     check = partial(check_trainable, ground.config.spec)
     opening = TrainerOpening(check, worker, dependencies.trainer_opens_in_s, observer)
     feedback = await _open_feedback(ground, document)
-    results = OwnResults(opening, spool, worker, observer, feedback, is_saved=save is not None)
+    results = OwnResults(opening, spool, worker, observer, feedback)
     exchange = Exchange(session, spool, observer)
     keeper = ReplicaKeeper(
         session.outcome,
@@ -261,10 +260,6 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
         results.settle,
         observer,
     )
-    if save is not None:
-        saving = ReplicaSaving(keeper, partial(save, state, ground.config.spec), dependencies.retry_policy)
-        ground.closing.push_async_callback(saving.finish)
-        await ground.begin("saving", saving.run())
     await keeper.apply_state(document)
     await ground.begin("replica", keeper.run())
     return _Replica(opening, results, exchange, keeper)

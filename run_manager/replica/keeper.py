@@ -146,12 +146,6 @@ class ReplicaKeeper:
                 return held
             await self._changed.wait()
 
-    async def other_than(self, step: int | None) -> HeldReplica:
-        """Return the replica that is held, as soon as it is one of another step (any for None)."""
-        while self._held is None or self._held.step == step:
-            await self._changed.wait()
-        return self._held
-
     async def run(self) -> None:
         """Move towards the aim, until cancelled.
 
@@ -285,18 +279,17 @@ class ReplicaKeeper:
         self._observer(ReplicaHeld(held.step, held.digest, origin))
 
 
-def round_bytes(replica: Replica, state: StateFile, client_count: int, *, is_saved: bool = False) -> int:
+def round_bytes(replica: Replica, state: StateFile, client_count: int) -> int:
     """Return the size of what a client's spool holds in a round: two replicas, and a result of each client.
 
-    A third replica is kept where checkpoints are written while rounds go on, and another where replicas are saved.
+    A third replica is kept where checkpoints are written while rounds go on.
 
     Args:
         replica: the present one.
         state: the run's.
         client_count: number of clients in the round.
-        is_saved: whether the client saves replicas for its owner.
     """
-    replica_count = CHECKPOINTS_OF_A_ROUND + bool(state.config.checkpoint_every) + is_saved
+    replica_count = CHECKPOINTS_OF_A_ROUND + bool(state.config.checkpoint_every)
     checkpoint_bytes = checkpoint_size_bound(replica.layout, has_momentum=replica.has_momentum)
     result_bytes = result_size_bound(replica.layout, state.merge.codec_name)
     return replica_count * checkpoint_bytes + client_count * result_bytes

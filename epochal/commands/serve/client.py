@@ -71,7 +71,6 @@ from epochal.state.client_names import software_version
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.requests import Capabilities
-from epochal.tools.saved_replicas import SavedReplicas
 from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
 from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
@@ -161,13 +160,6 @@ LeaveOption = Annotated[
     float,
     typer.Option("--leave-within", min=0, help="Maximum number of seconds to finish the round after the first Ctrl-C."),
 ]
-SaveOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Keep the newest model here, as `epochal export` writes it: renewed about once a minute, and at the end.",
-    ),
-]
 MetricsPortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Port that shows metrics to Prometheus; 0: a free one.")
 ]
@@ -207,7 +199,6 @@ def client(
     ahead_bytes: AheadBytesOption = None,
     spool: SpoolOption = None,
     mirror: MirrorOption = None,
-    save: SaveOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
     view: ViewOption = True,
@@ -233,7 +224,6 @@ def client(
         feedback_stem=key,
         open_mirrors=mirror_opener(mirror or (), verify, permissions.reach),
         ahead_bytes=ahead_bytes,
-        save_replica=None if save is None else SavedReplicas(save),
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)

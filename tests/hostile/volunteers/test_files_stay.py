@@ -250,7 +250,7 @@ async def test_index_in_an_allowed_folder_names_no_file_outside(tmp_path: Path) 
 
 
 async def test_client_writes_only_where_the_page_says(tmp_path: Path) -> None:
-    places = {name: tmp_path / name for name in ("cache", "spool", "saved", "home", "here", "temp", "keys")}
+    places = {name: tmp_path / name for name in ("cache", "spool", "home", "here", "temp", "keys")}
     for folder in places.values():
         folder.mkdir()
     tokens = write_tokens(tmp_path / "data")
@@ -263,7 +263,6 @@ async def test_client_writes_only_where_the_page_says(tmp_path: Path) -> None:
         command = (
             *("client", run.url, "--allow-local", str(tmp_path / "data"), "--key", str(places["keys"] / "me.key")),
             *("--new-key", "--cache", str(places["cache"]), "--spool", str(places["spool"])),
-            *("--save", str(places["saved"])),
         )
         uncounted = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
         environment = uncounted | {
@@ -280,14 +279,14 @@ async def test_client_writes_only_where_the_page_says(tmp_path: Path) -> None:
         async with asyncio.timeout(BOUND_S):
             assert await process.wait() == 0
     written = {Path(json.loads(line)) for line in log.read_text().splitlines()}
-    expected = [places[name] for name in ("cache", "spool", "saved", "keys", "temp")]
+    expected = [places[name] for name in ("cache", "spool", "keys", "temp")]
     elsewhere = {path for path in written if not any(path.is_relative_to(place) for place in expected)}
     assert {path for path in elsewhere if not path.is_relative_to("/dev")} == set()
     for name in ("cache", "spool", "keys"):
         assert any(path.is_relative_to(places[name]) for path in written), name
     assert list(places["home"].iterdir()) + list(places["here"].iterdir()) == []
     text = PAGE.read_text(encoding="utf-8")
-    for option in ("--cache", "--spool", "--save", "--key", "TMPDIR"):
+    for option in ("--cache", "--spool", "--key", "TMPDIR"):
         assert option in text
 
 
