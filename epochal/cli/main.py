@@ -105,7 +105,6 @@ DATA_COMMANDS = {
         "Tell a run that files were appended to its data; they count from a later pass on, which is shown."
     ),
     "data.inspect:verify": "Compare every byte of a folder's files with its manifest.",
-    "data.pack:pack": "Pack each sample of a location once; show how full the rows are, and save them with --out.",
 }
 QUARANTINE_COMMANDS = {
     "operate.quarantine:list_": (
@@ -143,7 +142,7 @@ app = lazy_app(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(lazy_app(DATA_COMMANDS, help="Inspect, check and pack data."), name="data")
+app.add_typer(lazy_app(DATA_COMMANDS, help="Inspect, check and append data."), name="data")
 app.add_typer(lazy_app(QUARANTINE_COMMANDS, help="Show and release the batches that left a run."), name="quarantine")
 app.add_typer(
     lazy_app(KEY_COMMANDS, help="Make and show a client's key, and forget coordinators that it knows."), name="key"

@@ -277,8 +277,6 @@ def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path
         (["inspect", "absent.bin"], 2, "absent.bin cannot be read"),
         (["inspect", "workshop://x"], 2, "no data provider is called 'workshop'"),
         (["inspect", "tcp://127.0.0.1:9"], 2, "inspect the files that it serves"),
-        (["pack", "one.jsonl", "--task-encoder", "enc"], 2, "'enc' is not installed: no package registers it"),
-        (["pack", "one.jsonl", "--task-encoder", "enc:QA"], 2, "set PYTHONPATH to the folder that holds enc.py"),
         (["inspect"], 2, "give a LOCATION, or the run whose data are meant: --state STATE.toml"),
         (["inspect", "--state", "state.toml", "--seq-len", "8"], 2, "do not go with --state"),
         (["verify", "absent"], 2, "epochal-manifest.json"),
@@ -289,15 +287,7 @@ def test_mistakes_are_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "one.jsonl").write_text('{"text": "a"}\n')
     data(*arguments).expect(code, message)
-
-
-def test_pack_says_that_its_folder_cannot_be_written(tmp_path: Path) -> None:
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text('{"text": "a"}\n')
-    for out in (lines, lines / "below"):
-        data("pack", lines, "--seq-len", 8, "--out", out).expect(2, f"--out {out} cannot be written")
 
 
 async def test_inspect_says_which_hashes_of_an_index_it_cannot_compare(
