@@ -1,12 +1,9 @@
 """File names and suffixes by which data files are recognised, on a disk, behind a URL or in a bucket."""
 
-MDS_INDEX_NAME = "index.json"
-"""The index of a dataset in MosaicML's MDS format."""
-
 NPY_SUFFIX = ".npy"
 RAW_SUFFIXES = (".bin", ".ds")
 TOKEN_SUFFIXES = (*RAW_SUFFIXES, NPY_SUFFIX)
-TOKEN_FILES = f"{', '.join(TOKEN_SUFFIXES)}, or an MDS {MDS_INDEX_NAME}"
+TOKEN_FILES = ", ".join(TOKEN_SUFFIXES)
 """The names of token files, for messages."""
 
 JSON_LINES_SUFFIX = ".jsonl"
@@ -19,7 +16,7 @@ LINES_SUFFIXES = (JSON_LINES_SUFFIX, *(JSON_LINES_SUFFIX + packed for packed in 
 TAR_SUFFIXES = (TAR_SUFFIX, *(TAR_SUFFIX + packed for packed in COMPRESSION_SUFFIXES))
 RECORD_FILES = (
     f"{JSON_LINES_SUFFIX} or {TAR_SUFFIX} files, plain or as {', '.join(COMPRESSION_SUFFIXES)}; "
-    f"{', '.join(ROW_SUFFIXES)} files; or an MDS {MDS_INDEX_NAME}"
+    f"or {', '.join(ROW_SUFFIXES)} files"
 )
 """The names of files of samples to pack, for messages."""
 

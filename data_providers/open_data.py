@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeAlias
 
-from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from epochal.data_providers.file_names import LINES_SUFFIXES, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import (
     BUILT_IN_SCHEMES,
     AnyLocation,
@@ -28,7 +28,7 @@ from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.local_places import allowed_path, cannot_open
 from epochal.data_providers.providers.local_source import LocalSource
-from epochal.data_providers.providers.open_files import open_local_tokens, open_rows, open_samples, open_tokens
+from epochal.data_providers.providers.open_files import open_rows, open_samples
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.sources.byte_source import ByteSource, read
@@ -200,13 +200,15 @@ async def _open_remote(
     if options.packs:
         return await open_samples(source, spec, options.spool, options.split, listed=listed)
     names = [file.name for file in source.files]
-    if any(name.endswith(ROW_SUFFIXES) for name in names) and not any(map(_is_of_tokens, names)):
+    if any(name.endswith(TOKEN_SUFFIXES) for name in names):
+        return await RangedDataProvider.open(source, spec)
+    if any(name.endswith(ROW_SUFFIXES) for name in names):
         return await open_rows(source, spec.sequence_length, options.split, listed=listed, records=False)
-    if any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names) and not any(map(_is_of_tokens, names)):
+    if any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names):
         place = source.location
         await source.aclose()
         raise InvalidInput(ONLY_PACKED.format(place=place), path=place, holds_records=True)
-    return await open_tokens(source, spec, options.spool)
+    return await RangedDataProvider.open(source, spec)
 
 
 async def _remote_source(
@@ -221,10 +223,6 @@ async def _remote_source(
             (location.url,) if isinstance(location, SingleUrl) else location.urls, options.permissions.reach
         )
     return source if options.cache is None else CachedSource(source, options.cache)
-
-
-def _is_of_tokens(name: str) -> bool:
-    return name.endswith(TOKEN_SUFFIXES) or name.rpartition("/")[2] == MDS_INDEX_NAME
 
 
 async def _open_preprocessed_place(place: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
@@ -248,9 +246,9 @@ def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOptions) -> 
     return PreprocessedDataProvider.open_local(source, longest, records=options.packs)
 
 
-async def open_described(config: DataConfig, folder: Path) -> LocalDataProvider | RangedDataProvider:
-    """Open the files that a `data.toml` in `folder` describes, as `open_local_tokens`."""
-    return await open_local_tokens(folder / config.dir, _spec_of(config))
+async def open_described(config: DataConfig, folder: Path) -> LocalDataProvider:
+    """Open the files that a `data.toml` in `folder` describes, as `LocalDataProvider.open`."""
+    return await asyncio.to_thread(LocalDataProvider.open, folder / config.dir, _spec_of(config))
 
 
 def _spec_of(config: DataConfig) -> DatasetSpec:
@@ -330,10 +328,10 @@ async def _open_local(path: Path, spec: DatasetSpec, options: OpenOptions) -> Da
     if path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)):
         raise InvalidInput(ONLY_PACKED.format(place=path), path=str(path))
     if path.suffix != DATA_CONFIG_SUFFIX:
-        return await open_local_tokens(path, spec, options.spool)
+        return await asyncio.to_thread(LocalDataProvider.open, path, spec)
     config = await asyncio.to_thread(_data_config, path, spec)
     held = await _allowed(path.parent / config.dir, options)  # a link may lead elsewhere by now
-    return await open_local_tokens(held, _spec_of(config))
+    return await asyncio.to_thread(LocalDataProvider.open, held, _spec_of(config))
 
 
 def _open_preprocessed(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
@@ -342,7 +340,7 @@ def _open_preprocessed(path: Path, spec: DatasetSpec, options: OpenOptions) -> D
 
 
 async def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    """Open samples to pack; records and MDS samples may be shuffled by a `data.toml`."""
+    """Open samples to pack; records may be shuffled by a `data.toml`."""
     if path.suffix == DATA_CONFIG_SUFFIX:
         config = await asyncio.to_thread(_data_config, path, spec)
         spec = replace(spec, token_size_bytes=config.token_size.size_bytes, shuffle_seed=_seed_of(config))

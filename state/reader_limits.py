@@ -11,10 +11,6 @@ MAX_MIX_BYTES = 1024**2
 """Size of the file of a mix."""
 MAX_MANIFEST_BYTES = 256 * 1024**2
 """Size of a manifest of content hashes: 16 bytes for each block, of 4 TB in blocks of 256 KiB."""
-MAX_MDS_INDEX_BYTES = 64 * 1024**2
-"""Size of an `index.json` of MDS."""
-MAX_SHARD_SAMPLES = 2**24
-"""Samples of one MDS shard, of which each takes 4 bytes of its table."""
 
 MAX_ROW_GROUP_BYTES = 256 * 1024**2
 """Size of the decoded row group of a parquet file, or record batch of an Arrow file."""

@@ -6,31 +6,22 @@ parts of files that it needs, is sent their bytes, and returns the token files; 
 * `.bin`, `.ds`: nothing but tokens, little-endian unsigned integers of the size that the dataset's description says.
 * `.bin` beside an `.idx` of the same name: Megatron's indexed dataset (`formats/megatron.py`).
 * `.npy`: NumPy's format (`formats/npy.py`); without NumPy's first bytes, nothing but tokens (datatrove writes them).
-* `index.json` and the shards that it names: MosaicML's MDS (`formats/mds.py`).
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-from epochal.data_providers.file_names import MDS_INDEX_NAME, NPY_SUFFIX, RAW_SUFFIXES
-from epochal.data_providers.formats import mds, megatron, npy
-from epochal.data_providers.formats.mds_table import records_of, shape_of
+from epochal.data_providers.file_names import NPY_SUFFIX, RAW_SUFFIXES
+from epochal.data_providers.formats import megatron, npy
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
 from epochal.data_providers.sources.byte_source import (
     MAX_CONCURRENT_READS,
     ByteSource,
     SourceFile,
-    closed_on_failure,
     read,
     run_bounded,
 )
-from epochal.data_providers.sources.derived_files import DataSpool
-from epochal.data_providers.sources.unpacked import PackedFile, UnpackedSource
-from epochal.state.reader_limits import MAX_MDS_INDEX_BYTES
-
-MDS_TABLES_AT_A_TIME = 64
-"""Number of shards whose offset tables are in memory together while a dataset is opened."""
 
 
 class Part(NamedTuple):
@@ -52,9 +43,6 @@ def discovery(files: Sequence[SourceFile], spec: DatasetSpec) -> Discovery:
         CorruptData: a file is not in its format, or contradicts the description; the fault of the data's owner.
     """
     by_name = {file.name: file for file in files}
-    indexes = mds_indexes(files)
-    if indexes:
-        return (yield from _mds_files(indexes, by_name, spec))
     found: list[TokenFile] = []
     pairs = yield from _megatron_pairs(by_name)
     found += yield from _megatron_files(pairs, by_name, spec)
@@ -74,66 +62,6 @@ def raw_file(file: SourceFile, spec: DatasetSpec) -> TokenFile:
         size = f"{file.size_bytes} bytes, not a multiple of the token size {spec.token_size_bytes}"
         raise CorruptData(f"{file.name} has {size}", name=file.name)
     return TokenFile(file.name, file.size_bytes, count, 0)
-
-
-def _mds_files(
-    indexes: Sequence[str], by_name: dict[str, SourceFile], spec: DatasetSpec, keep_records: bool = False
-) -> Discovery:
-    texts = yield [_index_part(by_name[name]) for name in indexes]
-    shards = [
-        shard for name, text in zip(indexes, texts, strict=True) for shard in mds.shards_of(name, text, by_name, spec)
-    ]
-    found: list[TokenFile] = []
-    for begin in range(0, len(shards), MDS_TABLES_AT_A_TIME):
-        some = shards[begin : begin + MDS_TABLES_AT_A_TIME]
-        headers = yield [Part(shard.file.name, 0, shard.header_bytes) for shard in some]
-        files: list[TokenFile] = []
-        shaped: list[tuple[Part, bytes]] = []
-        for shard, header in zip(some, headers, strict=True):
-            files.append(mds.mds_file(shard, header, spec, keep_records=keep_records))
-            if shard.has_shape and shard.sample_count:
-                records = records_of(shard.layout, header, spec)
-                shape, tokens_at = shape_of(int(records.counts[0])), int(records.starts[0])
-                shaped.append((Part(shard.file.name, tokens_at - len(shape), tokens_at), shape))
-        shapes = yield [part for part, _ in shaped]
-        for (part, shape), held in zip(shaped, shapes, strict=True):
-            if held != shape:
-                raise CorruptData(f"{part.name} has samples that are not arrays of one dimension", name=part.name)
-        found += files
-    return found
-
-
-def _index_part(file: SourceFile) -> Part:
-    if file.size_bytes > MAX_MDS_INDEX_BYTES:
-        raise CorruptData(f"{file.name} has {file.size_bytes} bytes; at most {MAX_MDS_INDEX_BYTES}", name=file.name)
-    return Part(file.name, 0, file.size_bytes)
-
-
-def mds_indexes(files: Iterable[SourceFile]) -> list[str]:
-    """Return the names of the MDS indexes that count among these files."""
-    return mds.outermost(file.name for file in files if file.name.rpartition("/")[2] == MDS_INDEX_NAME)
-
-
-async def discover_records(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
-    """Return the source's MDS shards as files of records (`RecordsFile`). Raises what `discover` raises."""
-    by_name = {file.name: file for file in source.files}
-    return await _driven(source, _mds_files(mds_indexes(source.files), by_name, spec, keep_records=True))
-
-
-async def with_unpacked_shards(source: ByteSource, spool: Callable[[], DataSpool]) -> ByteSource:
-    """Return a source that shows compressed MDS shards as they are unpacked, or this one if it has none.
-
-    Raises:
-        CorruptData, Rejected: as `mds.packed_shards`. The source is closed then.
-        SourceUnavailable: as `ByteSource.read_into`.
-    """
-    async with closed_on_failure(source):
-        by_name = {file.name: file for file in source.files}
-        packed: list[PackedFile] = []
-        for name in mds_indexes(source.files):
-            part = _index_part(by_name[name])
-            packed += mds.packed_shards(name, await read(source, *part), by_name)
-        return UnpackedSource(source, packed, spool()) if packed else source
 
 
 def _megatron_pairs(by_name: dict[str, SourceFile]) -> Generator[list[Part], list[bytes], dict[str, bytes]]:
@@ -171,10 +99,7 @@ def _index_of(name: str, by_name: dict[str, SourceFile]) -> SourceFile:
 
 async def discover(source: ByteSource, spec: DatasetSpec) -> list[TokenFile]:
     """Return the source's token files. Raises what `discovery` and `ByteSource.read_into` raise."""
-    return await _driven(source, discovery(source.files, spec))
-
-
-async def _driven(source: ByteSource, asking: Discovery) -> list[TokenFile]:
+    asking = discovery(source.files, spec)
     try:
         wanted = next(asking)
         while True:

@@ -24,11 +24,10 @@ import numpy as np
 from epochal.data_providers.description import describe_tokens
 from epochal.data_providers.file_names import TOKEN_FILES
 from epochal.data_providers.formats.discovery import Part, discovery
-from epochal.data_providers.formats.mds_table import RecordsFile
 from epochal.data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.order import DataOrder
-from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch
 from epochal.data_providers.providers.local_manifest import (
     contents_in,
     encodings_in,
@@ -131,8 +130,6 @@ class LocalDataProvider:
             files = _discovered(paths, versions, spec)
         except OSError as error:
             raise cannot_open(path, error) from error
-        if any(isinstance(file, RecordsFile) for file in files):
-            raise Rejected(f"{path} holds samples that differ in length; `open_tokens` opens them", path=str(path))
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
         return cls(paths, versions, files, spec, manifest)
@@ -154,9 +151,12 @@ class LocalDataProvider:
             raise InternalError("sample_bytes after aclose")
         spec, files = self.order.spec, self.order.files
         places = [
-            _Place(extent.file, offset, length)
+            _Place(
+                extent.file,
+                files[extent.file].offset_bytes(extent.sequence, spec),
+                extent.length * spec.sequence_bytes,
+            )
             for extent in self.order.locate(data_ids)
-            for offset, length in files[extent.file].stretches(extent.sequence, extent.length, spec)
         ]
         return LocalSampleBytes(self, places)
 

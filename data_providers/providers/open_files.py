@@ -1,27 +1,17 @@
-"""Opens data among the files of a source, wherever they are: tokens, or samples to pack in one of several formats."""
+"""Opens samples among the files of a source, wherever they are, in one of several formats."""
 
-import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from epochal.data_providers.file_names import (
     LINES_SUFFIXES,
-    MDS_INDEX_NAME,
     RECORD_FILES,
     ROW_SUFFIXES,
     TAR_SUFFIXES,
     TOKEN_SUFFIXES,
 )
-from epochal.data_providers.formats.discovery import mds_indexes, with_unpacked_shards
-from epochal.data_providers.formats.mds import SHARD_SUFFIXES
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec
-from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.providers.local_places import cannot_open, files_below
-from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider, chosen_rows
-from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.providers.record_files import RecordsDataProvider
-from epochal.data_providers.providers.token_records import TokenRecordsDataProvider
 from epochal.data_providers.sources.byte_source import ByteSource, closed_on_failure
 from epochal.data_providers.sources.derived_files import DataSpool
 from epochal.data_providers.splits import DEFAULT_SPLIT, names_of_split
@@ -30,43 +20,14 @@ from epochal.state.errors import InvalidInput
 MakeSpool = Callable[[], DataSpool]
 
 
-async def open_tokens(source: ByteSource, spec: DatasetSpec, spool: MakeSpool) -> RangedDataProvider:
-    """Open every token file of a source, compressed shards unpacked. The provider closes the source.
-
-    Raises:
-        DataError: what `RangedDataProvider.open` and `with_unpacked_shards` raise.
-    """
-    return await RangedDataProvider.open(await with_unpacked_shards(source, spool), spec)
-
-
-async def open_local_tokens(
-    path: Path, spec: DatasetSpec, spool: MakeSpool = DataSpool
-) -> LocalDataProvider | RangedDataProvider:
-    """Open one token file, or a folder of them, as `LocalDataProvider.open`; also compressed shards of any samples."""
-    if await asyncio.to_thread(_is_mds, path):
-        source = await asyncio.to_thread(LocalSource.open, path)
-        provider = await open_tokens(source, spec, spool)
-        if not provider.is_plain:
-            return provider
-        await provider.aclose()
-    return await asyncio.to_thread(LocalDataProvider.open, path, spec)
-
-
-def _is_mds(path: Path) -> bool:
-    try:
-        return path.is_dir() and any(name.rpartition("/")[2] == MDS_INDEX_NAME for name, _ in files_below(path))
-    except OSError as error:
-        raise cannot_open(path, error) from error
-
-
 async def open_samples(
     source: ByteSource, spec: DatasetSpec, spool: MakeSpool, split: str = DEFAULT_SPLIT, *, listed: bool = True
 ) -> DataProvider:
-    """Open samples to pack: records of JSON lines or tars, rows, or an MDS dataset's tokens. Closes the source.
+    """Open samples to pack: records of JSON lines or tars, or rows. Closes the source.
 
     Args:
         source: holds the files.
-        spec: gives the shuffle; of an MDS dataset the size of tokens, too.
+        spec: gives the shuffle.
         spool: makes a place for unpacked files.
         split: the split to use of a folder.
         listed: whether the source is a folder; of files that were named one by one all are used.
@@ -84,11 +45,8 @@ async def open_samples(
                 return await RecordsDataProvider.open(source, chosen, spec.shuffle_seed, spool())
         if any(name.endswith(ROW_SUFFIXES) for name in names):
             return await open_rows(source, None, split, listed=listed, records=True)
-        if mds_indexes(source.files):
-            unpacked = await with_unpacked_shards(source, spool)
-            return await TokenRecordsDataProvider.open(unpacked, spec)
         allowed = f"allowed: {RECORD_FILES}"
-        tokens = next((name for name in names if name.endswith((*TOKEN_SUFFIXES, *SHARD_SUFFIXES))), None)
+        tokens = next((name for name in names if name.endswith(TOKEN_SUFFIXES)), None)
         if tokens is not None and not listed:
             raise InvalidInput(f"{source.location} holds tokens, which are not packed; {allowed}")
         raise CorruptData(f"{source.location} holds no samples to pack; {allowed}", path=source.location)

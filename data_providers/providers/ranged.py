@@ -1,23 +1,21 @@
 """The provider over a `ByteSource`: samples from token files, by few range requests of bounded size."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from epochal.data_providers.description import describe_tokens
 from epochal.data_providers.file_names import TOKEN_FILES
 from epochal.data_providers.formats.discovery import discover
-from epochal.data_providers.formats.mds_table import RecordsFile, RecordTables
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.identity import contents_of
 from epochal.data_providers.order import DataFile, DataOrder, Extent
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, TokenBatch, Tokens
 from epochal.data_providers.providers.read_ahead import ReadAhead
 from epochal.data_providers.sources.byte_source import ByteSource, Wanted, closed_on_failure, read_many
-from epochal.data_providers.sources.unpacked import UnpackedSource
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
 
@@ -57,9 +55,6 @@ class RangedDataProvider:
         self.description = describe_tokens("token files", self.order)
         self._source = source
         self._ahead = ReadAhead(self._fill, spec)
-        self._tables = RecordTables(source, spec)
-        self.is_plain = not isinstance(source, UnpackedSource) and not any(isinstance(f, RecordsFile) for f in files)
-        """Whether every sample's place follows from its number, in a file that is not compressed."""
         self._closed = False
 
     @classmethod
@@ -95,48 +90,13 @@ class RangedDataProvider:
     async def _fill(self, data_ids: DataIds, tokens: Tokens) -> None:
         """Fill an array with the samples of these data indices."""
         view = tokens.view(np.uint8).data
-        extents = self.order.locate(data_ids)
-        ranges = plan_ranges(extents, await self._laid_out(extents), self.order.spec)
+        ranges = plan_ranges(self.order.locate(data_ids), self.order.files, self.order.spec)
         await read_ranges(self._source, self.order.files, ranges, view)
-
-    async def _laid_out(self, extents: Sequence[Extent]) -> "Mapping[int, Layout]":
-        """Return the extents' files, by number; of files with tables, what these extents need of them."""
-        layouts: dict[int, Layout] = {}
-        by_file: dict[int, list[Extent]] = {}
-        for extent in extents:
-            by_file.setdefault(extent.file, []).append(extent)
-        for number, own in by_file.items():
-            file = self.order.files[number]
-            if isinstance(file, RecordsFile):
-                table = await self._tables.of(file)
-                places = {(one.sequence, one.length) for one in own}
-                layouts[number] = _Looked({place: table.stretches(*place, self.order.spec) for place in places})
-            else:
-                layouts[number] = file
-        return layouts
 
     async def aclose(self) -> None:
         self._closed = True
         await self._ahead.aclose()
         await self._source.aclose()
-
-
-class Layout(Protocol):
-    """Says where a file's samples are."""
-
-    def stretches(self, sequence: int, length: int, spec: DatasetSpec) -> list[tuple[int, int]]:
-        """Return neighbouring samples as (offset, length) in bytes, one for each stretch without a gap."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """Places of samples from a table, which need not be kept for them."""
-
-    found: Mapping[tuple[int, int], list[tuple[int, int]]]
-
-    def stretches(self, sequence: int, length: int, _: DatasetSpec) -> list[tuple[int, int]]:
-        return self.found[sequence, length]
 
 
 async def read_ranges(
@@ -159,9 +119,7 @@ async def read_ranges(
             view[target : target + length] = found[begin : begin + length]
 
 
-def plan_ranges(
-    extents: Sequence[Extent], files: "Sequence[Layout] | Mapping[int, Layout]", spec: DatasetSpec
-) -> list[ByteRange]:
+def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: DatasetSpec) -> list[ByteRange]:
     """Return the byte ranges that hold the extents, by file and offset; ranges with small gaps are joined.
 
     Args:
@@ -171,14 +129,9 @@ def plan_ranges(
     parts: list[tuple[int, int, int, int]] = []
     target = 0
     for extent in extents:
-        for offset, length in files[extent.file].stretches(extent.sequence, extent.length, spec):
-            parts.append((extent.file, offset, target, length))
-            target += length
-    return ranges_of(parts)
-
-
-def ranges_of(parts: Iterable[tuple[int, int, int, int]]) -> list[ByteRange]:
-    """Return the ranges that hold these parts: (file, offset in it, offset in the answer, length in bytes)."""
+        length = extent.length * spec.sequence_bytes
+        parts.append((extent.file, files[extent.file].offset_bytes(extent.sequence, spec), target, length))
+        target += length
     ranges: list[ByteRange] = []
     pieces: list[Piece] = []
     file, start, stop = -1, 0, 0
@@ -196,7 +149,7 @@ def ranges_of(parts: Iterable[tuple[int, int, int, int]]) -> list[ByteRange]:
 
 
 def _cut_long(parts: Iterable[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the parts, those of more than `MAX_RANGE_BYTES` in several."""
+    """Yield the parts (file, offset, offset in the answer, bytes), those over `MAX_RANGE_BYTES` in several."""
     for file, offset, target, left in parts:
         while left:
             length = min(left, MAX_RANGE_BYTES)

@@ -228,7 +228,7 @@ async def _indexed(source: ByteSource, file: SourceFile, unpacker: Unpacker, rea
     """Return the file with the places of its records: those that the spool keeps, or else by reading it once."""
     kind = _TAR if stem_of(file.name).endswith(TAR_SUFFIX) else _LINES
     compression = compression_of(file.name)
-    packed = None if compression is None else PackedFile(stem_of(file.name), file, compression)
+    packed = None if compression is None else PackedFile(file, compression)
     spool, key = unpacker.spool, spool_key(file, f"places/v1/{_NAMES[kind]}")
     held = await reader.run(partial(_kept, spool, key, kind)) if spool.is_kept else None
     if held is not None:

@@ -1,4 +1,4 @@
-"""Compressed files: which compression a name or an index means, and a reader of the bytes within.
+"""Compressed files: which compression a name means, and a reader of the bytes within.
 
 `gz`, `bz2` and `xz` are Python's own; `zstd` needs zstandard (`pip install 'epochal[compression]'`).
 Every reader gives at most as many bytes as it is asked for, so that a file that unpacks to a thousand times its size
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO, TypeAlias, cast
 
-from epochal.data_providers.protocol import CorruptData, Rejected
+from epochal.data_providers.protocol import CorruptData
 from epochal.data_providers.waits import decoding
 from epochal.state.errors import ExtraMissing
 from epochal.state.reader_limits import MAX_XZ_MEMORY_BYTES, MAX_ZSTD_WINDOW_BYTES
@@ -25,7 +25,6 @@ _PART_BYTES = 1024**2
 _ZSTD_PART_BYTES = 256
 """Packed bytes that are unpacked at a time: 8 MiB at most, as a block of 128 KiB may take four bytes."""
 ZSTD_EXTRA = "pip install 'epochal[compression]'"
-_LEVEL = ":"
 
 Opened: TypeAlias = tuple[tuple[type[BaseException], ...], Callable[[int], bytes]]
 """The errors of a decompressor, and its `read`."""
@@ -41,25 +40,12 @@ def stem_of(name: str) -> str:
     return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
 
 
-def known_compression(named: object, place: str) -> str:
-    """Return the compression that an index names, such as `zstd:7`.
-
-    Raises:
-        Rejected: it is not one of those that can be unpacked; the message has them.
-    """
-    kind = named.partition(_LEVEL)[0] if isinstance(named, str) else ""
-    if kind not in _READERS:
-        allowed = ", ".join(sorted(_READERS))
-        raise Rejected(f"{place}: compression {str(named)[:40]!r} is not supported; allowed: {allowed}", place=place)
-    return kind
-
-
 class Unpacked:
     """The content of a compressed file, in order. Errors of the decompressor are raised as `CorruptData`.
 
     Args:
         file: the compressed bytes, read from its beginning; closed with the reader.
-        kind: from `compression_of` or `known_compression`.
+        kind: from `compression_of`.
         place: of the file, for messages.
     """
 

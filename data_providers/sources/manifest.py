@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from epochal.data_providers.encoding import TokenEncoding
-from epochal.data_providers.file_names import MDS_INDEX_NAME, TOKEN_SUFFIXES
+from epochal.data_providers.file_names import TOKEN_SUFFIXES
 from epochal.data_providers.protocol import CorruptData
 from epochal.data_providers.sources.byte_source import (
     ByteSource,
@@ -250,8 +250,6 @@ def check_lists_all(location: str, names: Collection[str], held: Sequence[str], 
         held: the names of its manifests.
         manifest: all of them together.
     """
-    if any(name.rpartition("/")[2] == MDS_INDEX_NAME for name in names):
-        return  # only the shards of the index are read
     folders = tuple(name.removesuffix(MANIFEST_NAME) for name in held)
     for name in sorted(names):
         if name.endswith(TOKEN_SUFFIXES) and name.startswith(folders) and name not in manifest:

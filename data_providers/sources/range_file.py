@@ -7,10 +7,10 @@ The event loop does the reading; the thread waits for it. Such a thread must not
 import asyncio
 import concurrent.futures
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.sources.byte_source import ByteSource, SourceFile
@@ -27,13 +27,6 @@ LOOK_S = 1.0
 """Time between two checks of a waiting thread whether the event loop has ended."""
 
 T = TypeVar("T")
-
-
-class Hash(Protocol):
-    """A hash of `hashlib`."""
-
-    def update(self, data: Any, /) -> None:
-        """Hash further bytes."""
 
 
 class SourceThreads:
@@ -98,7 +91,6 @@ class RangeFile(SeekableFile):
         source: is read; not closed.
         file: one of the source's files.
         in_order: whether to read whole windows of `WINDOW_BYTES` and ahead of them; otherwise only what is asked for.
-        hashes: updated with what is read.
         loop: the event loop that reads; by default the one that runs in this thread.
     """
 
@@ -108,7 +100,6 @@ class RangeFile(SeekableFile):
         file: SourceFile,
         *,
         in_order: bool = False,
-        hashes: Sequence[Hash] = (),
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(file.size_bytes)
@@ -116,7 +107,6 @@ class RangeFile(SeekableFile):
         self._file = file
         self._loop = loop or asyncio.get_running_loop()
         self._in_order = in_order
-        self._hashes = hashes
         self._window = (0, b"")
         self._ahead: tuple[int, concurrent.futures.Future[bytes]] | None = None
 
@@ -129,8 +119,6 @@ class RangeFile(SeekableFile):
         found = self._from_window(wanted) if self._in_order else self._wait(self._ask(self._at, self._at + wanted))
         view[: len(found)] = found
         self._at += len(found)
-        for one in self._hashes:
-            one.update(found)
         return len(found)
 
     def close(self) -> None:

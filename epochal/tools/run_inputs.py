@@ -9,8 +9,7 @@ from pathlib import Path
 from epochal.batching.data_check import DataNeeds, look_at_data
 from epochal.batching.packing.packed_batches import Packing
 from epochal.data_providers.description import description_of
-from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
-from epochal.data_providers.formats.mds import SHARD_SUFFIXES
+from epochal.data_providers.file_names import LINES_SUFFIXES, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import AnyLocation
 from epochal.data_providers.mixes.mix_file import parse_mix
 from epochal.data_providers.open_data import OpenOptions, mix_file, open_described, open_location, run_data
@@ -36,7 +35,7 @@ from epochal.trainers.first_parameters import (
     step_of_own_checkpoint,
 )
 
-TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx", *SHARD_SUFFIXES)
+TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx")
 DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
 DATA_PLACE = "model.LLM.data_location"
 _LLM = ("model", "LLM")
@@ -233,7 +232,7 @@ def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:
 
 def data_names(folder: Path, suffixes: tuple[str, ...] = DATA_SUFFIXES) -> list[str]:
     """Return the names of the files in a folder, and in those below it, that a manifest lists."""
-    return sorted(name for name, path in files_below(folder) if name.endswith(suffixes) or path.name == MDS_INDEX_NAME)
+    return sorted(name for name, _ in files_below(folder) if name.endswith(suffixes))
 
 
 async def _open_data(

@@ -2,12 +2,10 @@
 
 import struct
 
-from epochal.data_providers.formats.discovery import discovery
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.state.errors import DataError
 from tests.fuzz.several_files import joined, split
-from tests.support.data.data_formats import driven
+from tests.support.data.data_formats import discovered
 
 INDEX, TOKENS = "a.idx", "a.bin"
 
@@ -30,9 +28,8 @@ def fuzz_one(data: bytes) -> None:
     """Give the bytes to the decoder; the first one chooses the size of tokens."""
     index, tokens = split(data[1:], 2)
     spec = DatasetSpec(4 if data[:1] == b"\1" else 2, 4)
-    files = {INDEX: index, TOKENS: tokens}
     try:
-        found = driven(discovery([SourceFile(name, len(held), name) for name, held in files.items()], spec), files)
+        found = discovered({INDEX: index, TOKENS: tokens}, spec)
     except DataError:
         return
     for file in found:

@@ -4,11 +4,9 @@ import io
 
 import numpy as np
 
-from epochal.data_providers.formats.discovery import discovery
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.state.errors import DataError
-from tests.support.data.data_formats import driven
+from tests.support.data.data_formats import discovered
 
 
 def _saved(tokens: object) -> bytes:
@@ -25,7 +23,7 @@ def fuzz_one(data: bytes) -> None:
     for size in (2, 4):
         spec = DatasetSpec(size, 4)
         try:
-            (file,) = driven(discovery([SourceFile("a.npy", len(data), "a.npy")], spec), {"a.npy": data})
+            (file,) = discovered({"a.npy": data}, spec)
         except DataError:
             continue
         assert file.data_offset_bytes >= 0

@@ -14,7 +14,7 @@ from epochal.batching.packing.packed_batches import Packing
 from epochal.cli.options.shared import JsonOption
 from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.description import description_of
-from epochal.data_providers.file_names import LINES_SUFFIXES, MDS_INDEX_NAME, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from epochal.data_providers.file_names import LINES_SUFFIXES, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import AnyLocation, parse_location
 from epochal.data_providers.mixes.weighted import WeightedDataProvider
 from epochal.data_providers.open_data import DATA_CONFIG_SUFFIX, OpenOptions, open_location, run_data
@@ -249,7 +249,7 @@ def _holds_samples(path: Path) -> bool:
     if not path.is_dir():
         return path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES))
     try:
-        if any(entry.name.endswith(TOKEN_SUFFIXES) or entry.name == MDS_INDEX_NAME for entry in path.iterdir()):
+        if any(entry.name.endswith(TOKEN_SUFFIXES) for entry in path.iterdir()):
             return False
         return any(entry.name.endswith(SAMPLE_SUFFIXES) for entry in path.rglob("*"))
     except OSError:  # opening the folder will raise the same error with its reason

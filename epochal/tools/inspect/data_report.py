@@ -12,7 +12,6 @@ from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.providers.record_files import RecordsDataProvider
-from epochal.data_providers.providers.token_records import TokenRecordsDataProvider
 from epochal.tools.inspect.sample_parts import SamplePart, draw_parts
 
 MAX_FILES_SHOWN = 20
@@ -77,7 +76,7 @@ def largest_token_of(provider: DataProvider, seen: int | None) -> int | None:
 
 def files_of(provider: DataProvider) -> tuple[FileReport, ...]:
     """Return the files of a provider that has any."""
-    if isinstance(provider, PreprocessedDataProvider | RecordsDataProvider | TokenRecordsDataProvider):
+    if isinstance(provider, PreprocessedDataProvider | RecordsDataProvider):
         kind = "" if provider.description is None else provider.description.kind
         return tuple(
             FileReport(file.name, kind.removesuffix(" files"), file.size_bytes, file.token_count, None, 0)

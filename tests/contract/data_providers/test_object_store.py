@@ -26,7 +26,6 @@ from epochal.state.config.data_location import S3, Azure, Gcp
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
 from tests.support.data.data_files import SPEC, assert_serves_the_files, write_dataset
-from tests.support.data.data_formats import write_mds
 from tests.support.heavy import need_module
 from tests.support.servers.s3_server import AWS, BUCKET
 
@@ -50,24 +49,6 @@ async def test_bucket_gives_the_bytes_and_the_fingerprint_of_the_files(
     await upload(bucket, folder, "run/data")
     await upload(bucket, folder, "run/database")
     await assert_serves_the_files(await opened(s3_url, "run/data/"), folder, DataIds(0, 0), DataIds(40, 240))
-
-
-async def test_bucket_of_mds_shards_with_a_manifest_is_read_and_checked(
-    bucket: Any, s3_url: str, tmp_path: Path
-) -> None:
-    write_mds(tmp_path / "mds", [np.arange(160, dtype="<u2").reshape(10, 16)])
-    write_manifest(tmp_path / "mds", ["index.json", "shard.00000.mds"], MIN_BLOCK_BYTES)
-    await upload(bucket, tmp_path / "mds", "mds")
-    provider = await opened(s3_url, "mds", DatasetSpec(2, 8))
-    batch = await provider.get_samples(DataIds(0, 19))
-    assert batch.input_ids.tolist() == list(range(160))
-    await provider.aclose()
-    shard = bytearray((tmp_path / "mds" / "shard.00000.mds").read_bytes())
-    shard[-1] ^= 1
-    (tmp_path / "mds" / "shard.00000.mds").write_bytes(shard)
-    await upload(bucket, tmp_path / "mds", "mds")
-    with pytest.raises(CorruptData, match=r"s3://tokens/mds/shard\.00000\.mds: block 0"):
-        await opened(s3_url, "mds", DatasetSpec(2, 8))
 
 
 async def test_bucket_with_a_manifest_holds_no_token_file_that_it_does_not_list(

@@ -1,19 +1,16 @@
 """`epochal data`: what people see of a location."""
 
-import gzip
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from epochal.data_providers.sources import index_hashes
-from tests.support.data.data_formats import write_mds, write_megatron
+from tests.support.data.data_formats import write_megatron
 from tests.support.data.states import state_text
-from tests.support.drive.cli import Ran, run_main, run_main_in_thread
+from tests.support.drive.cli import Ran, run_main
 from tests.support.heavy import need_module
 
 TEXT = b"Shall I compare thee to a summer's day? Thou art more lovely and more temperate."
@@ -84,12 +81,10 @@ def test_inspect_shows_names_that_look_like_markup_as_they_are(tmp_path: Path) -
     data("inspect", folder, "--seq-len", 40).expect(0, "data[train].bin")
 
 
-@pytest.mark.parametrize(("write", "kind"), [("mds", "MDS"), ("megatron", "Megatron"), ("npy", "npy")])
+@pytest.mark.parametrize(("write", "kind"), [("megatron", "Megatron"), ("npy", "npy")])
 def test_inspect_names_the_format(tmp_path: Path, write: str, kind: str) -> None:
     tokens = np.arange(64, dtype="<u2")
-    if write == "mds":
-        write_mds(tmp_path, [tokens.reshape(4, 16)])
-    elif write == "megatron":
+    if write == "megatron":
         write_megatron(tmp_path, "text", [tokens])
     else:
         np.save(tmp_path / "a.npy", tokens)
@@ -250,18 +245,6 @@ def test_manifest_of_other_files_alone_says_what_is_lost(tmp_path: Path) -> None
     data("verify", tmp_path).expect(0)
 
 
-def test_manifest_lists_the_shards_below_a_merged_index(tmp_path: Path) -> None:
-    index = write_mds(tmp_path / "0", [np.arange(16, dtype="<u2").reshape(1, 16)])
-    for entry in index["shards"]:
-        entry["raw_data"]["basename"] = "0/" + entry["raw_data"]["basename"]
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    data("manifest", tmp_path).expect(0)
-    data("verify", tmp_path).expect(0, "3 files match the manifest")
-    with (tmp_path / "0" / "shard.00000.mds").open("ab") as shard:
-        shard.write(b"x")
-    data("verify", tmp_path).expect(1, "0/shard.00000.mds")
-
-
 def test_verify_names_a_data_file_that_the_manifest_does_not_list(tmp_path: Path) -> None:
     write_text(tmp_path)
     data("manifest", tmp_path).expect(0)
@@ -288,21 +271,3 @@ def test_mistakes_are_one_clear_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data(*arguments).expect(code, message)
-
-
-async def test_inspect_says_which_hashes_of_an_index_it_cannot_compare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "xxhash", None)  # as where it is not installed
-    monkeypatch.setattr(index_hashes, "_said", set())
-    write_mds(tmp_path, [np.arange(64, dtype="<u2").reshape(4, 16)])
-    plain = tmp_path / "shard.00000.mds"
-    packed = gzip.compress(plain.read_bytes())
-    index = json.loads((tmp_path / "index.json").read_text())
-    zipped = {"basename": f"{plain.name}.gz", "bytes": len(packed), "hashes": {"xxh64": "0" * 16}}
-    index["shards"][0] |= {"compression": "gz", "zip_data": zipped}
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    (tmp_path / f"{plain.name}.gz").write_bytes(packed)
-    plain.unlink()
-    ran = await run_main_in_thread("data", "inspect", str(tmp_path), "--seq-len", "16", environment={})
-    ran.expect(0, "warning hashes_not_compared", "algorithms=xxh64", "pip install 'epochal[compression]'")

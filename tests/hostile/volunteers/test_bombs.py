@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import os
 import struct
 import subprocess
@@ -201,20 +200,6 @@ def empty_objects(before: str, after: str) -> bytes:
     return (before + "{}," * 2**21 + "{}" + after).encode()
 
 
-def mds_index(path: Path) -> None:
-    path.mkdir()
-    (path / "index.json").write_bytes(empty_objects('{"version":2,"shards":[', "]}"))
-
-
-def mds_samples(path: Path) -> None:
-    """Write a small shard of which the index says that it has very many samples."""
-    path.mkdir()
-    columns = {"column_names": ["tokens"], "column_encodings": ["ndarray:uint16:8"], "column_sizes": [16]}
-    shard = {"format": "mds", "raw_data": {"basename": "a.mds", "bytes": 64}, "samples": 2**24, **columns}
-    (path / "a.mds").write_bytes(struct.pack("<16I", 2**24, *range(15)))
-    (path / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
-
-
 def manifest(path: Path) -> None:
     path.mkdir()
     (path / "a.bin").write_bytes(bytes(64))
@@ -312,8 +297,6 @@ BOMBS = [
     (arrow_nulls, "a.arrow", ROWS, "packs", "holds a row of 2147483656 bytes"),
     (arrow_runs, "a.arrow", ROWS, "packs", "run_end_encoded"),
     (arrow_views, "a.arrow", ROWS, "packs", "list_view"),
-    (mds_index, "data", "Local", "tokens", "it may hold"),
-    (mds_samples, "data", "Local", "tokens", "a.mds"),
     (manifest, "data", "Local", "tokens", "it may hold"),
     (npy_shape, "a.npy", "Local", "tokens", "its header says"),
     (npy_long_number, "a.npy", "Local", "tokens", "unreadable .npy header"),

@@ -238,17 +238,6 @@ def test_hidden_link_that_the_index_of_a_model_names_is_not_followed(tmp_path: P
         list(local_source(tmp_path).tensors({"w": (1,)}))
 
 
-async def test_index_in_an_allowed_folder_names_no_file_outside(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (tmp_path / "a.mds").write_bytes(bytes(64))
-    columns = {"column_names": ["tokens"], "column_encodings": ["ndarray:uint16:8"], "column_sizes": [16]}
-    shard = {"format": "mds", "raw_data": {"basename": "../a.mds", "bytes": 64}, "samples": 1, **columns}
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
-    with pytest.raises(CorruptData, match=r"names \.\./a\.mds, which does not exist"):
-        await open_in(folder, folder)
-
-
 async def test_client_writes_only_where_the_page_says(tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("cache", "spool", "home", "here", "temp", "keys")}
     for folder in places.values():

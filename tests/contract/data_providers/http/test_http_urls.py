@@ -120,13 +120,6 @@ def test_file_names_are_last_parts_or_what_tells_the_files_apart() -> None:
     assert list(file_names(["http://g/0.bin", "http://h/0.bin"]).values()) == ["g/0.bin", "h/0.bin"]
 
 
-def test_file_names_beside_an_mds_index_are_those_that_it_says() -> None:
-    urls = ["http://h/d/index.json", "http://h/d/0/shard.00000.mds"]
-    assert list(file_names(urls).values()) == ["index.json", "0/shard.00000.mds"]
-    assert list(file_names(["http://h/d/index.json?k=1"]).values()) == ["index.json"]
-    assert list(file_names(["http://h/d/index.json", "http://h/d/s.mds"]).values()) == ["index.json", "s.mds"]
-
-
 @pytest.mark.parametrize(
     "urls", [["http://h/a.bin"] * 2, ["http://h/a.bin?x=1", "http://h/a.bin?x=2"], ["http://h/"], ["http://[::1/a"]]
 )
