@@ -83,7 +83,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     from epochal.state.intervals import BatchId as BatchId, DataIds as DataIds
     from epochal.state.refusals import Refusal as Refusal
     from epochal.trainers.learner import (
-        InnerState as InnerState, Learner as Learner, Loss as Loss, LossOptions as LossOptions, Model as Model,
+        InnerState as InnerState, Learner as Learner, Loss as Loss, Model as Model,
     )
     from epochal.trainers.packages import TrainerSetup as TrainerSetup
     from epochal.trainers.protocol import TrainedRound as TrainedRound, Trainer as Trainer
@@ -130,7 +130,7 @@ _EXPORTS = {
     "epochal.trainers.protocol": "Trainer TrainedRound",
     "epochal.trainers.torch_task": "TorchTask",
     "epochal.trainers.packages": "TrainerSetup",
-    "epochal.trainers.learner": "Learner Model Loss LossOptions InnerState",
+    "epochal.trainers.learner": "Learner Model Loss InnerState",
     "epochal.batching.micro_batches": "Example",
     "epochal.coordinator_client.http": "CoordinatorClient",
     "epochal.runtime.retry": "RetryPolicy system_jitter",

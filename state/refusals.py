@@ -81,15 +81,12 @@ class Refusal(StrEnum):
     BLOB_MISMATCH = "blob-mismatch", 422, Retry.NEVER
     BLOB_TOO_LARGE = "blob-too-large", 413, Retry.NEVER
     BLOBS_FULL = "blobs-full", 507, Retry.NEVER
+    GONE = "gone", 410, Retry.NEVER
 
     # The training service
-    GONE = "gone", 410, Retry.NEVER
     INCOMPLETE_STEP = "incomplete-step", 409, Retry.NEVER
     INVALID_TENSORS = "invalid-tensors", 422, Retry.NEVER
-    NOT_SAVED = "not-saved", 422, Retry.NEVER
     STALE_STEP = "stale-step", 409, Retry.NEVER
-    UNKNOWN_FUTURE = "unknown-future", 410, Retry.NEVER
-    UNKNOWN_MODEL = "unknown-model", 404, Retry.NEVER
     UNKNOWN_SESSION = "unknown-session", 404, Retry.NEVER
     UNTRAINABLE = "untrainable", 422, Retry.NEVER
 

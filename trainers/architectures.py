@@ -27,16 +27,12 @@ class ArchitectureEntry:
 
     Attributes:
         open: returns the model of a size; torch models compute as the options say.
-        base_model: the name under which clients of the `tinker` SDK request it; None if they cannot.
-        size_table: the table of `[model.LLM]`, and of `ModelSpec`, that holds its size; None for a model of one size.
         modules: the libraries that it needs.
         extra: the extra of this package that installs them.
         trainer: the trainer that computes it on this machine; "" if the spec names it.
     """
 
     open: Callable[[ModelSpec, "TorchOptions | None"], "Model"]
-    base_model: str | None = None
-    size_table: str | None = None
     modules: tuple[str, ...] = ()
     extra: str = ""
     trainer: str = NUMPY
@@ -88,10 +84,10 @@ def _open_custom(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
 
 
 ARCHITECTURES: dict[Architecture, ArchitectureEntry] = {
-    Architecture.EPOCHAL_NGRAM: ArchitectureEntry(_open_ngram, "epochal-ngram", "ngram"),
-    Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
-    Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
-    Architecture.HF_AUTO: ArchitectureEntry(_open_hf, None, None, *_TRANSFORMERS, TORCH),
+    Architecture.EPOCHAL_NGRAM: ArchitectureEntry(_open_ngram),
+    Architecture.HF_LLAMA: ArchitectureEntry(_open_hf, *_TRANSFORMERS, TORCH),
+    Architecture.HF_DEEPSEEK: ArchitectureEntry(_open_hf, *_TRANSFORMERS, TORCH),
+    Architecture.HF_AUTO: ArchitectureEntry(_open_hf, *_TRANSFORMERS, TORCH),
     Architecture.CUSTOM: ArchitectureEntry(_open_custom, trainer=""),
 }
 

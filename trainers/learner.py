@@ -1,8 +1,8 @@
 """The learner protocol: a model in memory while it is trained.
 
 A trainer does a client's whole part of a round. A learner does the arithmetic inside: it adds up gradients of losses
-and takes optimizer steps. The trainer of one process, the processes of a mesh, the training service, its `tinker` wire
-and `epochal evaluate` work with any learner; none of them knows which model it is. The rules kept here:
+and takes optimizer steps. The trainer of one process, the processes of a mesh, the training service and
+`epochal evaluate` work with any learner; none of them knows which model it is. The rules kept here:
 
 - A loss is summed over tokens, and so is its gradient. Gradients add up, however the examples are divided; the
   optimizer step divides by the number of tokens, and may come after gradients of other learners were added.
@@ -15,10 +15,7 @@ and `epochal evaluate` work with any learner; none of them knows which model it 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, SupportsFloat, runtime_checkable
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol, SupportsFloat, runtime_checkable
 
 from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import AdamW
@@ -46,22 +43,12 @@ class InnerState:
 NO_INNER_STATE = InnerState()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LossOptions:
-    """Options of one computation of a loss.
-
-    Attributes:
-        weights: one flat float array for each example: the factor of the loss at each of its places. None: all 1.
-        wants_logprobs: whether `Loss.logprobs` is wanted.
-        proceed: called every few milliseconds; it raises to abandon the computation.
-    """
-
-    weights: Sequence[npt.NDArray[np.floating[Any]]] | None = None
-    wants_logprobs: bool = False
-    proceed: Callable[[], None] = lambda: None
+Proceed = Callable[[], None]
+"""Called every few milliseconds of a computation; it raises to abandon it."""
 
 
-PLAIN_LOSS = LossOptions()
+def go_on() -> None:
+    """Let a computation continue."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,15 +56,12 @@ class Loss:
     """The loss of some examples.
 
     Attributes:
-        nats: weighted loss, summed over the predicted tokens.
+        nats: summed over the predicted tokens.
         token_count: number of predicted tokens.
-        logprobs: for each example the log-probability (nats) of the label at each of its places, 0 where nothing is
-            predicted; empty unless wanted.
     """
 
     nats: SupportsFloat
     token_count: int
-    logprobs: Sequence[Float32Array] = ()
 
     def finite_nats(self) -> float:
         """Wait for the number and return it. Raise `TrainerFailed` unless it is finite."""
@@ -113,13 +97,13 @@ class Learner(Protocol):
         """
         ...
 
-    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
+    def accumulate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
         """Compute the examples' loss and add its gradient.
 
         Args:
             examples: of any length; every token and label is below the model's vocabulary. A place is predicted from
                 the places before it in its own example.
-            options: weights, and whether each place's log-probability is wanted.
+            proceed: may abandon the computation.
 
         Raises:
             TrainerFailed: a token or label is outside the vocabulary; nothing was added. Or the loss is not finite, and
@@ -127,7 +111,7 @@ class Learner(Protocol):
         """
         ...
 
-    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
+    def evaluate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
         """Compute the examples' loss as `accumulate` does, without the gradient."""
         ...
 

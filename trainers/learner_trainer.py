@@ -13,7 +13,7 @@ from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import AdamW
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
-from epochal.trainers.learner import NOT_FINITE, InnerState, Learner, Loss, LossOptions, Model, TentativeInnerState
+from epochal.trainers.learner import NOT_FINITE, InnerState, Learner, Loss, Model, TentativeInnerState
 from epochal.trainers.protocol import TrainedRound
 
 LOSS, GRADIENT = "the loss", "the norm of the gradient"
@@ -95,7 +95,6 @@ class _LocalSteps:
         self._learner = learner
         self._optimizer = optimizer
         self._abandoned = abandoned
-        self._options = LossOptions(proceed=self._proceed)
         self._found: list[tuple[int, str, SupportsFloat]] = []
         self._token_count = 0
 
@@ -105,7 +104,7 @@ class _LocalSteps:
         number, examples = micro_batch
         compute = self._learner.evaluate if self._optimizer is None else self._learner.accumulate
         try:
-            loss = compute(examples, self._options)
+            loss = compute(examples, self._proceed)
             self._found.append((number, LOSS, loss.nats))
             if self._optimizer is not None and loss.token_count:
                 norm = self._learner.step(self._optimizer, self._plan.learning_rates[number], loss.token_count)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -143,11 +142,7 @@ class TaskObjective:
         del device_type
         return self._task.places_at_a_time
 
-    def batch(
-        self, examples: Sequence[Example], weights: Sequence[npt.NDArray[np.floating[Any]]] | None
-    ) -> TensorBatch:
-        if weights is not None:
-            raise TrainerFailed(f"{_name_of(type(self._task))} has no loss for each token, which could be weighted")
+    def batch(self, examples: Sequence[Example]) -> TensorBatch:
         with _named(self._task, "batch_of", TrainerFailed):
             found = self._task.batch_of(examples)
         tensors = _by_key(found)
@@ -158,9 +153,7 @@ class TaskObjective:
             )
         return TensorBatch(tensors, 0)  # how many things it has is known with its loss
 
-    def loss(self, module: torch.nn.Module, batch: TensorBatch, *, wants_logprobs: bool) -> BatchLoss:
-        if wants_logprobs:
-            raise TrainerFailed(f"{_name_of(type(self._task))} has no log-probability for each token")
+    def loss(self, module: torch.nn.Module, batch: TensorBatch) -> BatchLoss:
         with _named(self._task, "loss", TrainerFailed):
             found = self._task.loss(module, _from_keys(batch.tensors))
         if not _is_loss(found):

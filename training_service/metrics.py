@@ -18,9 +18,7 @@ class TrainingMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.http = HttpMetrics(registry)
-        self._sessions = Gauge(
-            "epochal_training_service_sessions_open", "Sessions open, by protocol.", ("protocol",), registry=registry
-        )
+        self._sessions = Gauge("epochal_training_service_sessions_open", "Sessions open.", registry=registry)
         self._examples = Counter("epochal_training_service_examples", "Examples trained on.", registry=registry)
         self._tokens = Counter(
             "epochal_training_service_tokens", "Predicted tokens of those examples.", registry=registry
@@ -37,9 +35,9 @@ class TrainingMetrics:
             buckets=LATENCY_BUCKETS_S,
         )
 
-    def watch_sessions(self, protocol: str, count: Callable[[], int]) -> None:
-        """Show the number of open sessions of a protocol."""
-        self._sessions.labels(protocol).set_function(count)
+    def watch_sessions(self, count: Callable[[], int]) -> None:
+        """Show the number of open sessions."""
+        self._sessions.set_function(count)
 
     def count_examples(self, example_count: int, token_count: int) -> None:
         """Count a request's examples. Any thread may call this."""

@@ -1,5 +1,6 @@
-"""The routes of Epochal's own clients, `/v1/sessions/…`."""
+"""The routes `/v1/sessions/…`."""
 
+import hmac
 from collections.abc import Callable
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, read_body, steady_body_pieces
 from epochal.runtime.http.openapi import BYTES, BytesResponse, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
+from epochal.state.errors import Refused
+from epochal.state.refusals import Refusal
 from epochal.state.wire import canonical_json, parse_document
 from epochal.trainers.remote.service_messages import (
     IDEMPOTENCY_KEY,
@@ -119,9 +122,13 @@ class SessionRoutes:
         return BytesResponse(data)
 
     async def _check_token(self, request: Request) -> None:
-        self._service.options.check_token(bearer_token(request.headers) or "", "asks for its token")
+        token, shown = self._service.options.token, bearer_token(request.headers) or ""
+        if token is None:
+            return
+        if not hmac.compare_digest(shown.encode(), token.encode()):
+            raise Refused(Refusal.UNAUTHORIZED, "this training service asks for its token")
         session_id = request.path_params.get("session_id", "")
-        if self._service.options.token is not None and session_id in self._service.sessions:
+        if session_id in self._service.sessions:
             vouch_for(request.scope, session_id)
 
     async def _once(

@@ -1,11 +1,9 @@
 """A training service without HTTP: its options, and its sessions' requests in turn."""
 
-import hmac
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from epochal.runtime.clock import Clock
@@ -35,30 +33,21 @@ class TrainingServiceOptions:
     Attributes:
         limits: limits of one request of examples.
         token: the bearer token that clients have to present; None admits every client.
-        sessions: bounds of the sessions of each protocol.
-        tinker: whether the `tinker` SDK's own clients are served too, which needs the extra of that name.
-        weights_dir: folder for those clients' weights; None refuses to save any.
+        sessions: bounds of the sessions.
     """
 
     limits: ServiceLimits = DEFAULT_LIMITS
     token: str | None = None
     sessions: SessionBounds = DEFAULT_BOUNDS
-    tinker: bool = False
-    weights_dir: Path | None = None
-
-    def check_token(self, shown: str, wanted_as: str) -> None:
-        """Raise `Refused` (`unauthorized`) unless `shown` is the token, or the service has none."""
-        if self.token is not None and not hmac.compare_digest(shown.encode(), self.token.encode()):
-            raise Refused(Refusal.UNAUTHORIZED, f"this training service {wanted_as}")
 
 
 class TrainingService:
-    """The sessions of Epochal's own clients. `worker` runs the arithmetic, one request after the other."""
+    """The sessions of the clients. `worker` runs the arithmetic, one request after the other."""
 
     def __init__(self, options: TrainingServiceOptions, worker: Worker, clock: Clock, metrics: TrainingMetrics) -> None:
         self.options = options
         self.metrics = metrics
-        self.sessions: SessionTable[TrainingSession] = SessionTable(options.sessions, clock, Refusal.UNKNOWN_SESSION)
+        self.sessions = SessionTable(options.sessions, clock)
         self.bodies = BodyRoom()
         self._worker = worker
         self._waiting = 0
@@ -81,16 +70,13 @@ class TrainingService:
             Refused: `unknown-session`, `overloaded`, or what `act` raises.
         """
         with self.sessions.using(session_id) as session:
-            return await self._run(partial(act, session))
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        if not self.accepting:
-            raise Refused(Refusal.OVERLOADED, "too many requests are waiting")
-        self._waiting += 1
-        try:
-            return await self._worker.run(call)
-        finally:
-            self._waiting -= 1
+            if not self.accepting:
+                raise Refused(Refusal.OVERLOADED, "too many requests are waiting")
+            self._waiting += 1
+            try:
+                return await self._worker.run(partial(act, session))
+            finally:
+                self._waiting -= 1
 
     async def run_once(self, session_id: str, key: tuple[str, str], act: Callable[[TrainingSession], bytes]) -> bytes:
         """Do as `run` does, but answer a request repeated under the same path and key with its first answer."""

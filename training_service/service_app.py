@@ -36,7 +36,7 @@ def create_app(
     metrics = TrainingMetrics(new_registry())
     worker = MeasuredWorker(worker, metrics)
     service = TrainingService(options, worker, clock, metrics)
-    metrics.watch_sessions("epochal", lambda: len(service.sessions))
+    metrics.watch_sessions(lambda: len(service.sessions))
     app = DescribedApp(title="Epochal training service", description=SUMMARY)
     app.add_middleware(CheckedHosts, allowed=hosts)
     app.add_middleware(MeasuredRequests, metrics=metrics.http)
@@ -45,13 +45,6 @@ def create_app(
     app.add_api_route("/healthz", _healthz, methods=["GET"])
     app.add_api_route("/readyz", _ready_route(service), methods=["GET"], response_class=PlainTextResponse)
     app.include_router(SessionRoutes(service).router())
-    if options.tinker:
-        from epochal.training_service.tinker.sdk_routes import tinker_router
-        from epochal.training_service.tinker.sdk_service import TinkerService
-
-        tinker = TinkerService(service, worker, clock)
-        metrics.watch_sessions("tinker", lambda: len(tinker.sessions))
-        app.include_router(tinker_router(tinker))
     return app
 
 

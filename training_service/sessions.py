@@ -10,7 +10,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from epochal.batching.micro_batches import Example
 from epochal.runtime.clock import Clock
@@ -39,12 +38,10 @@ TENSOR_HEADER_BYTES = 1024
 MAX_REMEMBERED_ANSWERS = 4096
 """Maximum number of answers that a session remembers; the oldest is dropped first. A round has far fewer requests."""
 
-S = TypeVar("S")
-
 
 @dataclass(frozen=True, slots=True)
 class SessionBounds:
-    """Bounds of the sessions of one protocol.
+    """Bounds of the sessions.
 
     Attributes:
         most: maximum number of open sessions.
@@ -56,8 +53,8 @@ class SessionBounds:
 
 
 @dataclass(slots=True)
-class _Place(Generic[S]):
-    session: S
+class _Place:
+    session: "TrainingSession"
     sender: str
     used_at_s: float
     request_count: int = 0
@@ -67,21 +64,17 @@ class _Place(Generic[S]):
         return not self.request_count and self.used_at_s < since_s
 
 
-class SessionTable(Generic[S]):
-    """Open sessions of one protocol by their secret ids; idle ones are closed when another is opened.
+class SessionTable:
+    """Open sessions by their secret ids; idle ones are closed when another is opened.
 
     One sender has at most `MAX_PERCENT_OF_SENDER` of the places. If there is none for a new session, the longest idle
     session of the sender that has the most gives way, unless it was used within `GIVE_WAY_IDLE_S`.
-
-    Args:
-        missing: the refusal for an id of no open session.
     """
 
-    def __init__(self, bounds: SessionBounds, clock: Clock, missing: Refusal) -> None:
+    def __init__(self, bounds: SessionBounds, clock: Clock) -> None:
         self._bounds = bounds
         self._clock = clock
-        self._missing = missing
-        self._places: dict[str, _Place[S]] = {}
+        self._places: dict[str, _Place] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -89,7 +82,7 @@ class SessionTable(Generic[S]):
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._places
 
-    def open(self, session: S, sender: str) -> str:
+    def open(self, session: "TrainingSession", sender: str) -> str:
         """Add a session and return its id, which cannot be guessed. Raise `Refused`: `overloaded`."""
         now_s = self._clock.monotonic_s()
         expired_s = now_s - self._bounds.idle_s
@@ -100,16 +93,16 @@ class SessionTable(Generic[S]):
         self._places[session_id] = _Place(session, sender, now_s)
         return session_id
 
-    def use(self, session_id: str) -> S:
+    def use(self, session_id: str) -> "TrainingSession":
         """Return a session, and note that it is in use. Raise `Refused` if no such session is open."""
         if session_id not in self._places:
-            raise Refused(self._missing, "no such session; it may have expired, or the service was restarted")
+            raise Refused(Refusal.UNKNOWN_SESSION, "no such session; it may have expired, or the service was restarted")
         place = self._places[session_id]
         place.used_at_s = self._clock.monotonic_s()
         return place.session
 
     @contextmanager
-    def using(self, session_id: str) -> Iterator[S]:
+    def using(self, session_id: str) -> Iterator["TrainingSession"]:
         """Keep a session in use until the context is left. Raise `Refused` if no such session is open."""
         session = self.use(session_id)
         place = self._places[session_id]

@@ -20,7 +20,6 @@ ON_ONE_WORKER = {
         "tests/contract/batching/",
         "tests/contract/epochal/test_export",
         "tests/contract/epochal/test_evaluator",
-        "tests/contract/training_service/test_tinker_clients",
         "tests/unit/epochal/test_check",
         "tests/unit/epochal/tools/export/",
         "tests/unit/benchmarks/",

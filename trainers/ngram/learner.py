@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
 from epochal.batching.micro_batches import Example
@@ -13,7 +11,7 @@ from epochal.data_providers.protocol import IGNORED_LABEL
 from epochal.state.config.model_table import AdamW, NgramConfig
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
-from epochal.trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions, Shapes
+from epochal.trainers.learner import NO_INNER_STATE, InnerState, Loss, Proceed, Shapes, go_on
 from epochal.trainers.ngram.adamw import FIRST, SECOND, AdamWState, adamw_step
 from epochal.trainers.ngram.model import (
     VOCABULARY,
@@ -77,11 +75,11 @@ class NgramLearner:
         self.parameters = {name: parameters[name].copy() for name in sorted(parameters)}
         self.discard()
 
-    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
-        return self._loss(examples, options, backward=True)
+    def accumulate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
+        return self._loss(examples, proceed, backward=True)
 
-    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
-        return self._loss(examples, options, backward=False)
+    def evaluate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
+        return self._loss(examples, proceed, backward=False)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
         self._gradient, self._has_gradient = dict(gradient), True
@@ -101,33 +99,21 @@ class NgramLearner:
     def discard(self) -> None:
         self._gradient, self._has_gradient = {}, False
 
-    def _loss(self, examples: Sequence[Example], options: LossOptions, *, backward: bool) -> Loss:
+    def _loss(self, examples: Sequence[Example], proceed: Proceed, *, backward: bool) -> Loss:
         _check_vocabulary(examples)
         if not any(example.predicted for example in examples):
-            return Loss(0.0, 0, [np.zeros(example.tokens.size, np.float32) for example in examples])
+            return Loss(0.0, 0)
         if backward:
             self._gradient, self._has_gradient = self.gradient, True
         padded = padded_tokens([example.tokens for example in examples], self._context)
         targets = padded_targets(examples, self._context)
-        weights = None if options.weights is None else self._padded_weights(options.weights)
-        logprobs = np.zeros(padded.size, np.float32) if options.wants_logprobs else None
         gradient = self._gradient if backward else None
         # With matrices this small, several BLAS threads mostly wait for each other: tenfold on a busy machine.
         with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):  # what is not finite is found below
-            nats, token_count = add_gradient(
-                self.parameters, padded, targets, gradient, options.proceed, weights, logprobs
-            )
-        loss = Loss(nats, token_count, () if logprobs is None else self._by_example(logprobs, examples))
+            nats, token_count = add_gradient(self.parameters, padded, targets, gradient, proceed)
+        loss = Loss(nats, token_count)
         loss.finite_nats()
         return loss
-
-    def _padded_weights(self, weights: Sequence[npt.NDArray[np.floating[Any]]]) -> Float32Array:
-        before = np.zeros(self._context, np.float32)
-        return np.concatenate([part for array in weights for part in (before, array)], dtype=np.float32)
-
-    def _by_example(self, padded: Float32Array, examples: Sequence[Example]) -> list[Float32Array]:
-        ends = np.cumsum([self._context + example.tokens.size for example in examples], dtype=np.int64)
-        return [padded[end - one.tokens.size : end] for end, one in zip(ends.tolist(), examples, strict=True)]
 
 
 @cache

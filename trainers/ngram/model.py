@@ -139,41 +139,22 @@ def add_gradient(
     targets: Tokens,
     gradient: Gradient | None,
     proceed: Callable[[], None],
-    weights: FloatArray | None = None,
-    logprobs: FloatArray | None = None,
 ) -> tuple[float, int]:
     """Add the gradient of the *summed* loss to `gradient`; return the summed loss and the number of tokens predicted.
 
     Args:
         gradient: None computes the loss alone.
-        weights: of each place's loss, flat like `targets`; None weighs all of them 1.
-        logprobs: overwritten with the log-probability (nats) of each target, flat like `targets`.
     """
     context = parameters[HIDDEN_WEIGHT].shape[0] // parameters[EMBEDDING].shape[1]
     loss_sum = 0.0
     for start in range(0, padded.size - context, CHUNK_POSITIONS):  # overlapping windows: each place is predicted once
         proceed()
         stop = start + CHUNK_POSITIONS + context
-        predicted = slice(start + context, stop)
-        loss_sum += _add_chunk(
-            parameters,
-            padded[start:stop],
-            targets[predicted],
-            gradient,
-            None if weights is None else weights[predicted],
-            None if logprobs is None else logprobs[predicted],
-        )
+        loss_sum += _add_chunk(parameters, padded[start:stop], targets[start + context : stop], gradient)
     return loss_sum, int(np.count_nonzero(targets[context:] != PADDING))
 
 
-def _add_chunk(
-    parameters: Parameters,
-    chunk: Tokens,
-    targets: Tokens,
-    gradient: Gradient | None,
-    weights: FloatArray | None,
-    logprobs: FloatArray | None,
-) -> float:
+def _add_chunk(parameters: Parameters, chunk: Tokens, targets: Tokens, gradient: Gradient | None) -> float:
     """Add the chunk's share of the summed loss's gradient to `gradient`; return its summed loss.
 
     `targets` represent the chunk's tokens after the first `context` ones.
@@ -187,7 +168,7 @@ def _add_chunk(
     np.tanh(hidden, out=hidden)
     logits = hidden @ parameters[OUTPUT_WEIGHT]
     logits += parameters[OUTPUT_BIAS]
-    loss = _softmax_in_place(logits, targets, real, weights, logprobs)
+    loss = _softmax_in_place(logits, targets, real)
     if gradient is None:
         return loss
 
@@ -203,27 +184,17 @@ def _add_chunk(
     return loss
 
 
-def _softmax_in_place(
-    logits: FloatArray,
-    targets: Tokens,
-    real: npt.NDArray[np.intp],
-    weights: FloatArray | None,
-    logprobs: FloatArray | None,
-) -> float:
-    """Return the summed loss; turn logits (positions, 256) into its gradient `w·(p − onehot)`, zero at paddings."""
+def _softmax_in_place(logits: FloatArray, targets: Tokens, real: npt.NDArray[np.intp]) -> float:
+    """Return the summed loss; turn logits (positions, 256) into its gradient `p − onehot`, zero at paddings."""
     logits -= logits.max(axis=1, keepdims=True)
     at_target = logits[real, targets[real]]
     np.exp(logits, out=logits)
     totals = logits.sum(axis=1)
     losses = np.log(totals[real]) - at_target
-    if logprobs is not None:
-        logprobs[real] = -losses
-    weight = 1 if weights is None else weights[real]
-    losses *= weight
     factors = np.zeros_like(totals)
-    factors[real] = weight / totals[real]
+    factors[real] = 1 / totals[real]
     logits *= factors[:, None]
-    logits[real, targets[real]] -= weight
+    logits[real, targets[real]] -= 1
     return float(losses.sum(dtype=np.float64))
 
 

@@ -25,7 +25,7 @@ DEVICE_PLACES = 65_536
 WIDTH_STEP = 8
 """Rows are padded to a multiple of this, which a GPU's matrix units want."""
 
-TOKENS, TARGETS, POSITIONS, WEIGHTS = "tokens", "targets", "positions", "weights"
+TOKENS, TARGETS, POSITIONS = "tokens", "targets", "positions"
 
 
 class NextTokenLoss:
@@ -50,9 +50,7 @@ class NextTokenLoss:
     def places_at_a_time(self, device_type: str) -> int:
         return CPU_PLACES if device_type == "cpu" else DEVICE_PLACES
 
-    def batch(
-        self, examples: Sequence[Example], weights: Sequence[npt.NDArray[np.floating[Any]]] | None
-    ) -> TensorBatch:
+    def batch(self, examples: Sequence[Example]) -> TensorBatch:
         shape = (len(examples), self._width(max(example.tokens.size for example in examples)))
         arrays: dict[str, npt.NDArray[Any]] = {
             TOKENS: np.zeros(shape, np.int64),
@@ -60,20 +58,16 @@ class NextTokenLoss:
         }
         if any(example.position_ids is not None for example in examples):
             arrays[POSITIONS] = np.tile(np.arange(shape[1]), (shape[0], 1))
-        if weights is not None:
-            arrays[WEIGHTS] = np.zeros(shape, np.float32)
         for row, example in enumerate(examples):
             size = example.tokens.size
             arrays[TOKENS][row, :size] = example.tokens
             arrays[TARGETS][row, : size - 1] = _labels(example)[1:]
             if example.position_ids is not None:
                 arrays[POSITIONS][row] = self._padded_positions(example.position_ids, shape[1])
-            if weights is not None:
-                arrays[WEIGHTS][row, : size - 1] = weights[row][1:]
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return TensorBatch(tensors, int(np.count_nonzero(arrays[TARGETS] != IGNORED_LABEL)))
 
-    def loss(self, module: torch.nn.Module, batch: TensorBatch, *, wants_logprobs: bool) -> BatchLoss:
+    def loss(self, module: torch.nn.Module, batch: TensorBatch) -> BatchLoss:
         tensors = batch.tensors
         arguments = {"input_ids": tensors[TOKENS]}
         if self._masks:
@@ -82,13 +76,8 @@ class NextTokenLoss:
             arguments["position_ids"] = tensors[POSITIONS]
         logits = _logits(module, arguments)
         flat, targets = logits.flatten(0, 1).float(), tensors[TARGETS].flatten()
-        if WEIGHTS not in tensors and not wants_logprobs:
-            nats = torch.nn.functional.cross_entropy(flat, targets, ignore_index=IGNORED_LABEL, reduction="sum")
-            return BatchLoss(nats, batch.token_count)
-        each = torch.nn.functional.cross_entropy(flat, targets, ignore_index=IGNORED_LABEL, reduction="none")
-        nats = (each * tensors[WEIGHTS].flatten() if WEIGHTS in tensors else each).sum()
-        logprobs = (0 - each.detach()).view(tensors[TARGETS].shape) if wants_logprobs else None
-        return BatchLoss(nats, batch.token_count, logprobs)
+        nats = torch.nn.functional.cross_entropy(flat, targets, ignore_index=IGNORED_LABEL, reduction="sum")
+        return BatchLoss(nats, batch.token_count)
 
     def _width(self, length: int) -> int:
         padded = -(-length // WIDTH_STEP) * WIDTH_STEP

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
 
-import numpy as np
 import torch
 
 from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import AdamW
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array
-from epochal.trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions
+from epochal.trainers.learner import NO_INNER_STATE, InnerState, Loss, Proceed, go_on
 from epochal.trainers.torch.adamw import FusedAdamW
 from epochal.trainers.torch.devices import CopiesAhead, DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
 from epochal.trainers.torch.micro_batch_sizes import MicroBatchSize, grouped
@@ -37,7 +36,7 @@ class _Part:
     """The examples of one call, and their sizes."""
 
     examples: Sequence[Example]
-    options: LossOptions
+    proceed: Proceed
     sizes: Sequence[int]
 
 
@@ -45,7 +44,7 @@ class TorchLearner:
     """A torch model while it is trained.
 
     The module is made at the first `load`, and again after its device has failed. Losses and norms stay on the device:
-    nothing here waits for it, except where arrays or log-probabilities are asked for.
+    nothing here waits for it, except where arrays are asked for.
 
     Args:
         build: returns the module on a device, with parameters in float32.
@@ -91,8 +90,8 @@ class TorchLearner:
             opened.optimizer.load(inner_state)
         self.discard()
 
-    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
-        part = _Part(examples, options, self._objective.sizes(examples))
+    def accumulate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
+        part = _Part(examples, proceed, self._objective.sizes(examples))
         with self._placement.reporting():
             found = self._fitted(part, backward=True)
         if found.token_count:
@@ -100,8 +99,8 @@ class TorchLearner:
             self._has_gradient = True
         return found
 
-    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
-        part = _Part(examples, options, self._objective.sizes(examples))
+    def evaluate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
+        part = _Part(examples, proceed, self._objective.sizes(examples))
         with self._placement.reporting(), torch.no_grad():
             return self._fitted(part, backward=False)
 
@@ -159,7 +158,7 @@ class TorchLearner:
     def _fitted(self, part: _Part, *, backward: bool) -> Loss:
         """Compute the loss in micro-batches that fit into memory: while they do not, repeat with half of their rows."""
         if not any(part.sizes):
-            return Loss(0.0, 0, [np.zeros(example.tokens.size, np.float32) for example in part.examples])
+            return Loss(0.0, 0)
         longest = max(part.sizes)
         rows = self._size.rows(part.sizes)
         is_repeated = False
@@ -198,33 +197,25 @@ class TorchLearner:
     def _loss(self, part: _Part, places: int, *, backward: bool) -> Loss:
         """Return the loss, computed in micro-batches of at most `places` places, and add its gradient if `backward`."""
         assert self._opened is not None, "load first"
-        module, options = self._opened.module, part.options
+        module = self._opened.module
         if module.training != backward:
             module.train(backward)
         nats: torch.Tensor | float = 0.0
         token_count = 0
-        wanted = [np.zeros(one.tokens.size, np.float32) for one in part.examples] if options.wants_logprobs else []
-        for positions, batch in self._batches(part, places):
+        for batch in self._batches(part, places):
             with self._placement.computing():
-                found = self._objective.loss(module, batch, wants_logprobs=options.wants_logprobs)
+                found = self._objective.loss(module, batch)
             if backward:
                 found.nats.backward()
             nats = nats + found.nats.detach()
             token_count += found.token_count
-            if found.logprobs is not None:
-                _put_logprobs(wanted, positions, copied_out(found.logprobs))
-        return Loss(nats if isinstance(nats, float) else DeviceNumber(nats, self._placement), token_count, wanted)
+        return Loss(nats if isinstance(nats, float) else DeviceNumber(nats, self._placement), token_count)
 
-    def _batches(self, part: _Part, places: int) -> Iterator[tuple[list[int], TensorBatch]]:
-        """Yield micro-batches on the device, each with the positions of its examples."""
-        weights = part.options.weights
+    def _batches(self, part: _Part, places: int) -> Iterator[TensorBatch]:
+        """Yield micro-batches on the device."""
         for positions in grouped(part.sizes, places):
-            part.options.proceed()
-            batch = self._objective.batch(
-                [part.examples[position] for position in positions],
-                None if weights is None else [weights[position] for position in positions],
-            )
-            yield positions, self._copies.copied(batch)
+            part.proceed()
+            yield self._copies.copied(self._objective.batch([part.examples[position] for position in positions]))
 
 
 class _HostCopies(Mapping[str, Float32Array]):
@@ -249,10 +240,3 @@ class _HostCopies(Mapping[str, Float32Array]):
 
     def __len__(self) -> int:
         return len(self._parameters)
-
-
-def _put_logprobs(found: Sequence[Float32Array], positions: Sequence[int], rows: Float32Array) -> None:
-    """Copy rows of log-probabilities, each of the token after its place, to the places of these tokens."""
-    for row, position in zip(rows, positions, strict=True):
-        size = found[position].size
-        found[position][1:] = row[: size - 1]

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from epochal.batching.micro_batches import Example
@@ -29,15 +27,12 @@ class BatchLoss:
     """The loss of one micro-batch.
 
     Attributes:
-        nats: weighted loss summed over the predicted tokens, a tensor without dimensions on the learner's device.
+        nats: summed over the predicted tokens, a tensor without dimensions on the learner's device.
         token_count: number of predicted tokens.
-        logprobs: (rows, places) if wanted: at each place the log-probability of the token after it, 0 where nothing is
-            predicted.
     """
 
     nats: torch.Tensor
     token_count: int
-    logprobs: torch.Tensor | None = None
 
 
 class Objective(Protocol):
@@ -57,17 +52,10 @@ class Objective(Protocol):
         """Return the most places of a micro-batch on such a device (`cpu`, `cuda`, `mps`) where no number is chosen."""
         ...
 
-    def batch(
-        self, examples: Sequence[Example], weights: Sequence[npt.NDArray[np.floating[Any]]] | None
-    ) -> TensorBatch:
-        """Return a micro-batch of these examples, on the CPU.
-
-        Args:
-            examples: of similar size, none of size 0.
-            weights: for each example the factor of the loss at each of its places; None for 1.
-        """
+    def batch(self, examples: Sequence[Example]) -> TensorBatch:
+        """Return a micro-batch of these examples, which are of similar size and none of size 0, on the CPU."""
         ...
 
-    def loss(self, module: torch.nn.Module, batch: TensorBatch, *, wants_logprobs: bool) -> BatchLoss:
+    def loss(self, module: torch.nn.Module, batch: TensorBatch) -> BatchLoss:
         """Return the loss of a micro-batch that lies on the module's device, without waiting for the device."""
         ...

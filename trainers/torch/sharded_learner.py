@@ -190,10 +190,10 @@ class ShardedLearner:
     def _computed(self, examples: Sequence[Example], *, is_last: bool) -> BatchLoss:
         """Return the loss of one micro-batch, and add its gradient. Shards are reduced now, replicas at the last."""
         module = self._module.module
-        batch = self._copies.copied(self._objective.batch(examples, None))
+        batch = self._copies.copied(self._objective.batch(examples))
         module.set_requires_all_reduce(is_last)
         with torch.set_grad_enabled(self._settings is not None), self._placement.computing():
-            found = self._objective.loss(module, batch, wants_logprobs=False)
+            found = self._objective.loss(module, batch)
         if self._settings is not None:
             found.nats.backward()
         return found

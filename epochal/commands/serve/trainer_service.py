@@ -1,9 +1,7 @@
 """`epochal trainer-service`: a trainer behind HTTP, for clients with `--trainer remote`."""
 
 import contextlib
-import importlib.util
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,7 +28,6 @@ from epochal.runtime.connections.descriptors import allow_connections
 from epochal.runtime.http.allowed_hosts import ANY_HOST, allowed_hosts
 from epochal.runtime.http.http_server import Endpoint, serving_app
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.errors import InvalidInput
 from epochal.trainers.remote.service_messages import FRAME_BYTES, ServiceLimits
 from epochal.training_service.service import TrainingServiceOptions
 from epochal.training_service.service_app import create_app
@@ -49,12 +46,6 @@ def trainer_service(
     max_sessions: Annotated[
         int, typer.Option(min=1, help="Maximum number of clients that train at the same time.")
     ] = MAX_SESSIONS,
-    tinker: Annotated[
-        bool, typer.Option("--tinker", help="Also serve clients of the tinker SDK (needs epochal\\[tinker]).")
-    ] = False,
-    weights_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the weights that clients of the SDK save.")
-    ] = None,
     trust_remote_code: TrustRemoteCodeOption = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
@@ -66,14 +57,12 @@ def trainer_service(
     """Compute for clients that cannot train themselves: they send examples, this machine trains on them.
 
     If EPOCHAL_TRAINER_TOKEN is set, clients must present this token; otherwise everyone who reaches the port may train.
-    Clients of the tinker SDK present it as the API key tml-TOKEN.
     """
     start_logging(log_format, verbose=verbose)
     trust_code(trust_remote_code)
     endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
     limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes + FRAME_BYTES)
-    options = TrainingServiceOptions(limits, trainer_token(), SessionBounds(max_sessions), tinker, weights_dir)
-    _check_tinker(tinker, weights_dir)
+    options = TrainingServiceOptions(limits, trainer_token(), SessionBounds(max_sessions))
     hosts = allowed_hosts(endpoint.host, allowed_host or ())
 
     async def main() -> None:
@@ -82,15 +71,6 @@ def trainer_service(
                 await serve_until(stop, f"training service {LISTENING}{url}")
 
     run_to_end(main())
-
-
-def _check_tinker(tinker: bool, weights_dir: Path | None) -> None:
-    if weights_dir is not None and not tinker:
-        raise InvalidInput("--weights-dir goes with --tinker")
-    if weights_dir is not None and weights_dir.exists() and not weights_dir.is_dir():
-        raise InvalidInput(f"--weights-dir {weights_dir} is not a folder")
-    if tinker and importlib.util.find_spec("tinker") is None:
-        raise InvalidInput("--tinker needs the SDK; install epochal[tinker]")
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,7 @@ from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Float32Array, TensorLayout
 from epochal.trainers.architectures import ARCHITECTURES, NUMPY, open_model
-from epochal.trainers.learner import Learner, Loss, LossOptions, Model
+from epochal.trainers.learner import Learner, Loss, Model
 from epochal.trainers.packages import check_may_open
 from epochal.trainers.torch.torch_options import TorchOptions
 
@@ -210,13 +210,12 @@ class _RunningLoss:
     def __init__(self, learner: Learner) -> None:
         self.abandoned = threading.Event()
         self._learner = learner
-        self._options = LossOptions(proceed=self._proceed)
         self._nats: list[SupportsFloat] = []
         self._token_count = 0
 
     def add(self, micro_batch: MicroBatch) -> None:
         self._proceed()
-        found = self._learner.evaluate(micro_batch.examples, self._options)
+        found = self._learner.evaluate(micro_batch.examples, self._proceed)
         self._nats.append(found.nats)
         self._token_count += found.token_count
 

@@ -1,14 +1,11 @@
-"""A second model goes wherever the embedded one goes: trainer, mesh, training service, `tinker` wire, evaluation."""
+"""A second model goes wherever the embedded one goes: trainer, mesh, training service, evaluation."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from epochal.batching.micro_batches import Example
 from epochal.batching.round_plan import RoundPlan
 from epochal.commands.serve.trainer_service import serving_training
 from epochal.data_providers.open_data import open_provider
@@ -18,7 +15,6 @@ from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model_table import AdamW
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import TrainerFailed
 from epochal.state.intervals import BatchId, DataIds
@@ -130,49 +126,3 @@ async def test_evaluation_computes_its_loss(state: StateFile, monkeypatch: pytes
     assert (evaluation.data.samples, evaluated.token_count) == (SAMPLES, SAMPLES * SEQ_LEN)
     assert found[-1].loss is not None
     assert float(evaluated.nats) / evaluated.token_count < found[-1].loss
-
-
-async def test_tinker_wire_offers_it(tmp_path: Path) -> None:
-    need_module("tinker")
-    options = TrainingServiceOptions(tinker=True, weights_dir=tmp_path)
-    async with serving_training(Endpoint(port=0), options) as url, httpx.AsyncClient(base_url=f"{url}/api/v1") as http:
-        served = (await http.get("/get_server_capabilities")).json()["supported_models"]
-        assert "bag-of-bytes" in [model["model_name"] for model in served]
-        session_id = (await http.post("/create_session")).json()["session_id"]
-        wanted: dict[str, Any] = {"session_id": session_id, "model_seq_id": 0, "base_model": "bag-of-bytes"}
-        sized = await http.post("/create_model", json={**wanted, "base_model": "bag-of-bytes:hidden=3"})
-        assert sized.status_code == 422, "it has one size"
-        made = await http.post("/create_model", json=wanted)
-        model_id = (await http.post("/retrieve_future", json=made.json())).json()["model_id"]
-        assert (await http.post("/get_info", json={"model_id": model_id})).json()["model_data"] == {
-            "arch": ARCHITECTURE.value,
-            "model_name": "bag-of-bytes",
-        }
-
-
-def test_tinker_model_learns_it_and_goes_on_with_what_it_saved(tmp_path: Path) -> None:
-    need_module("tinker")
-    from tinker.proto import tinker_public_pb2 as proto
-
-    from epochal.training_service.tinker.examples import WeightedExamples
-    from epochal.training_service.tinker.models import TinkerModel
-
-    optimizer = AdamW(betas=(0.9, 0.95), weight_decay=0.0, eps=1e-8)
-    tokens = np.frombuffer(b"abcabc", np.uint8).astype(np.uint32)
-    examples = WeightedExamples([Example(tokens, tokens.astype(np.int64))], [np.full(6, 0.5, np.float32)])
-
-    def step(model: TinkerModel) -> float:
-        answer = proto.ForwardBackwardOutput.FromString(model.forward(examples, backward=True))
-        assert model.optim_step(optimizer, 0.1)["grad_norm:mean"] > 0
-        return float(answer.metrics["loss:sum"])
-
-    model, other, without = (TinkerModel("bag-of-bytes") for _ in range(3))
-    model.initialise(3)
-    losses = [step(model)]
-    model.save(tmp_path, "one", overwrite=False)
-    other.load(tmp_path, "one", optimizer=True)
-    without.load(tmp_path, "one", optimizer=False)
-    losses += [step(model), step(model)]
-    assert losses == sorted(losses, reverse=True)
-    assert [step(other), step(other)] == pytest.approx(losses[1:], rel=1e-6)
-    assert [step(without), step(without)] != pytest.approx(losses[1:], rel=1e-6)

@@ -15,7 +15,7 @@ from epochal.data_providers.protocol import IGNORED_LABEL
 from epochal.state.config.model_table import AdamW, Architecture
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.architectures import ArchitectureEntry
-from epochal.trainers.learner import NO_INNER_STATE, PLAIN_LOSS, InnerState, Loss, LossOptions
+from epochal.trainers.learner import NO_INNER_STATE, InnerState, Loss, Proceed, go_on
 
 Values = npt.NDArray[np.float64]
 
@@ -78,14 +78,14 @@ class BagLearner:
         self._steps = inner_state.step_count
         self.discard()
 
-    def accumulate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
+    def accumulate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
         gradient = np.zeros((256, 256)) if self._gradient is None else self._gradient
-        learnt = self._loss(examples, options, gradient)
+        learnt = self._loss(examples, proceed, gradient)
         self._gradient = gradient if learnt.token_count else self._gradient
         return learnt
 
-    def evaluate(self, examples: Sequence[Example], options: LossOptions = PLAIN_LOSS) -> Loss:
-        return self._loss(examples, options, None)
+    def evaluate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
+        return self._loss(examples, proceed, None)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
         self._gradient = gradient[WEIGHT].astype(np.float64)
@@ -103,12 +103,11 @@ class BagLearner:
     def discard(self) -> None:
         self._gradient = None
 
-    def _loss(self, examples: Sequence[Example], options: LossOptions, gradient: Values | None) -> Loss:
-        loss, logprobs = np.zeros(()), []
-        for number, example in enumerate(examples):
+    def _loss(self, examples: Sequence[Example], proceed: Proceed, gradient: Values | None) -> Loss:
+        loss = np.zeros(())
+        for example in examples:
             labels = example.tokens if example.labels is None else example.labels
-            weights = np.ones(labels.size) if options.weights is None else options.weights[number]
-            options.proceed()
+            proceed()
             places = np.flatnonzero(labels != IGNORED_LABEL)
             before = np.eye(256)[example.tokens].cumsum(axis=0)
             bags = np.vstack((np.zeros(256), before))[places] / np.maximum(places, 1)[:, None]
@@ -116,14 +115,12 @@ class BagLearner:
             with np.errstate(over="ignore"):  # a loss that is not finite is left to whoever reads it
                 logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
             found = logits[np.arange(places.size), labels[places]]
-            loss = loss - (weights[places] * found).sum()
+            loss = loss - found.sum()
             if gradient is not None:
                 wrong = np.exp(logits)
                 wrong[np.arange(places.size), labels[places]] -= 1
-                gradient += bags.T @ (weights[places, None] * wrong)
-            logprobs.append(np.zeros(labels.size, np.float32))
-            logprobs[-1][places] = found
-        return Loss(loss, sum(example.predicted for example in examples), logprobs)
+                gradient += bags.T @ wrong
+        return Loss(loss, sum(example.predicted for example in examples))
 
 
-ENTRY = ArchitectureEntry(lambda spec, options: BagOfBytes(), "bag-of-bytes")
+ENTRY = ArchitectureEntry(lambda spec, options: BagOfBytes())

@@ -53,11 +53,6 @@ def test_help_explains_every_command(target: str) -> None:
     run_main(name, "--help").expect(0, f"{name} [OPTIONS]")
 
 
-def test_help_names_the_extra_that_an_option_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    run_main("trainer-service", "--help").expect(0, "epochal[tinker]")
-
-
 @pytest.mark.parametrize("target", ALL_COMMANDS, ids=command_name)
 def test_help_keeps_what_stands_in_brackets(target: str) -> None:
     command = command_function(target)

@@ -1,6 +1,5 @@
 """Options and arguments that cannot be right: each command says so and exits with 2 before it starts anything."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -146,21 +145,6 @@ def test_options_of_torch_are_refused_where_nothing_takes_them(monkeypatch: pyte
     run_main(*CLIENT, "--device", "cpu").expect(2, "go with --trainer torch or that of a package, not with numpy")
     monkeypatch.setattr("epochal.trainers.architectures.find_spec", lambda name: None)
     run_main(*CLIENT, "--trainer", "torch").expect(2, "needs torch and transformers: `pip install epochal[torch]`")
-
-
-@pytest.mark.parametrize(
-    ("options", "is_installed", "message"),
-    [
-        (("--weights-dir", "weights"), True, "--weights-dir goes with --tinker"),
-        (("--tinker",), False, "install epochal[tinker]"),
-        (("--tinker", "--weights-dir", "file"), True, "is not a folder"),
-    ],
-)
-def test_wrong_option_of_the_trainer_service_is_named(
-    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_installed: bool, message: str
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if is_installed else None)
-    run_main("trainer-service", *options).expect(2, message)
 
 
 @pytest.mark.parametrize("token", ["", " ", "a\n", "\u00e9"])

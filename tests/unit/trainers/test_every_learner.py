@@ -9,7 +9,7 @@ from epochal.batching.micro_batches import Example
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
-from epochal.trainers.learner import InnerState, Learner, LossOptions, Model
+from epochal.trainers.learner import InnerState, Learner, Model
 from epochal.trainers.ngram.learner import NgramModel
 from tests.support.heavy import need_module
 from tests.support.models.local_training import ADAMW, SEED, TINY, sequences_of
@@ -88,14 +88,6 @@ def test_evaluation_is_the_loss_without_a_gradient(case: Case) -> None:
     case.learner.discard()
     case.learner.evaluate(EXAMPLES)
     assert not any(array.any() for array in case.learner.gradient.values())
-
-
-def test_logprobs_are_those_of_each_example_and_weigh_the_loss(case: Case) -> None:
-    weights = [np.linspace(0, 1, example.tokens.size) for example in EXAMPLES]
-    learnt = case.learner.evaluate(EXAMPLES, LossOptions(weights, wants_logprobs=True))
-    assert [logprobs.size for logprobs in learnt.logprobs] == [9, 4, 12]
-    wanted = -sum(float(weight @ logprobs) for weight, logprobs in zip(weights, learnt.logprobs, strict=True))
-    assert float(learnt.nats) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_gradient_that_is_replaced_is_the_one_that_counts(case: Case) -> None:

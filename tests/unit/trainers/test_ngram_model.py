@@ -12,7 +12,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import NgramConfig
-from epochal.trainers.learner import LossOptions
 from epochal.trainers.ngram import model as ngram
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.ngram.model import (
@@ -116,7 +115,7 @@ def test_ngram_computes_with_one_blas_thread_and_leaves_the_others() -> None:
     learner = NgramModel(TINY).learner()
     learner.load(initial_parameters(TINY, SEED))
     with threadpool_limits(2, user_api="blas"):
-        learner.accumulate([Example(sequences_of(9)[0])], LossOptions(proceed=lambda: seen.append(threads())))
+        learner.accumulate([Example(sequences_of(9)[0])], lambda: seen.append(threads()))
         assert threads() == {2}
     assert seen
     assert all(found == {1} for found in seen)

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.batching.micro_batches import examples_of
 from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import InvalidInput, TrainerFailed
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
-from epochal.trainers.learner import LossOptions, Model
+from epochal.trainers.learner import Model
 from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import TrainerOptions, open_trainer
 from epochal.trainers.torch.torch_options import TorchOptions
@@ -182,16 +181,6 @@ async def test_failure_of_the_tasks_code_fails_the_step_by_name(options: dict[st
     start = await trainer.initial_parameters(SEED)
     with pytest.raises(TrainerFailed, match=rf"^step 1, local step 1: .*{message}"):
         await trainer.train(plan_of(SAMPLES, 4), start, samples())
-
-
-async def test_weights_and_logprobs_of_tokens_are_refused() -> None:
-    learner, batch = model_of("Sides").learner(), await anext(samples())
-    learner.load(model_of("Sides").initial_parameters(SEED))
-    examples = [example for sample in examples_of(batch) for example in sample]
-    with pytest.raises(TrainerFailed, match="no loss for each token"):
-        learner.accumulate(examples, LossOptions(weights=[np.ones(4)] * SAMPLES))
-    with pytest.raises(TrainerFailed, match="no log-probability for each token"):
-        learner.evaluate(examples, LossOptions(wants_logprobs=True))
 
 
 def test_device_that_is_not_there_is_refused_when_the_trainer_is_opened() -> None:

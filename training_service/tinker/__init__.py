@@ -1,1 +1,0 @@
-"""The training service for clients of the tinker SDK."""
