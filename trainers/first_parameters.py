@@ -19,7 +19,6 @@ from epochal.state.model.tensors import Float32Array, TensorLayout
 from epochal.state.wire import parse_document
 from epochal.trainers.architectures import ARCHITECTURES, TORCH, open_model
 from epochal.trainers.learner import ModelInParts
-from epochal.trainers.sources.hub_model import commit_of
 from epochal.trainers.sources.model_source import ModelSource
 from epochal.trainers.sources.open_model import open_source
 from epochal.trainers.sources.origin import with_origin
@@ -218,7 +217,7 @@ def _completed(spec: ModelSpec, source: ModelSource) -> ModelSpec:
     """Return the spec, completed by the config of the source."""
     if spec.is_complete:
         return spec
-    config = with_origin(source.config(), source.origin(), commit_of)
+    config = with_origin(source.config(), source.origin())
     try:
         return ModelSpec.model_validate({**dict(spec), "hf": config})
     except ValidationError as error:

@@ -38,7 +38,6 @@ from epochal.trainers.mesh.mesh_messages import (
 )
 from epochal.trainers.mesh.mesh_options import MeshOptions
 from epochal.trainers.torch.micro_batch_sizes import DoesNotFit
-from epochal.trainers.torch.remote_code import is_remote_code_trusted
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,6 @@ class MeshProcesses:
             process=0,
             store=str(Path(folder.name) / "store"),
             timeout_s=_wait_for_others_s(options, state),
-            trusts_remote_code=is_remote_code_trusted(),
             fitting_places=fitting_places,
         )
         try:

@@ -65,7 +65,6 @@ class Start:
         process: this process's number.
         store: a file through which the processes find each other.
         timeout_s: time limit for waiting for the others.
-        trusts_remote_code: whether the model may run code that comes with its config.
         fitting_places: the most places of a micro-batch that may fit into a device's memory; None if nothing is known.
     """
 
@@ -75,7 +74,6 @@ class Start:
     process: int
     store: str
     timeout_s: float
-    trusts_remote_code: bool = False
     fitting_places: int | None = None
 
 

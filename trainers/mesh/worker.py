@@ -48,15 +48,12 @@ from epochal.trainers.mesh.mesh_messages import (
 )
 from epochal.trainers.mesh.rounds import AgentTensors, CalledOff, MeshLearner, MeshRounds
 from epochal.trainers.torch.micro_batch_sizes import DoesNotFit
-from epochal.trainers.torch.remote_code import trust_remote_code
 
 
 class MeshWorker:
     """This process's part in its mesh."""
 
     def __init__(self, start: Start, worker: WorkerThread) -> None:
-        if start.trusts_remote_code:
-            trust_remote_code()
         self._start = start
         self._worker = worker
         self._state = parse_document(StateFile, canonical_json(start.state))

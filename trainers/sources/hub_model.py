@@ -129,16 +129,3 @@ class HubFolder:
         """Keep to the commit of a file in the cache, `…/snapshots/COMMIT/NAME`, for the files after it."""
         self._revision = path.parent.name
         return path
-
-
-def commit_of(repo_id: str, name: str) -> str:
-    """Return the commit of a repository's main branch, which holds a file of this name.
-
-    Raises:
-        InvalidInput, ModelUnavailable: there is no such file, or it cannot be fetched.
-    """
-    folder = HubFolder(repo_id, None)
-    file, origin = folder.open(name), folder.origin()
-    if file is None or origin is None:
-        raise InvalidInput(f"hf://{repo_id} has no {name}, which a config names as its code", place=f"hf://{repo_id}")
-    return origin.commit

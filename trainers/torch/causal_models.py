@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from epochal.state.config.model_table import AdamW, ModelSpec
-from epochal.state.errors import TrainerFailed, Unsupported
+from epochal.state.errors import Mistake, TrainerFailed, Unsupported
 from epochal.state.model.tensors import Tensors
-from epochal.trainers.torch.causality import check_causal, check_untrained
-from epochal.trainers.torch.forward_trial import check_computable, check_dimensions
-from epochal.trainers.torch.hf_config import build_module, hf_config
+from epochal.trainers.torch.forward_trial import check_first_module
+from epochal.trainers.torch.hf_config import CONFIG_PLACE, NOT_TRAINED, build_module, hf_config
 from epochal.trainers.torch.language import NextTokenLoss
 from epochal.trainers.torch.learner import TorchLearner
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
@@ -48,7 +47,7 @@ class HfModel:
         options: where and how its learners compute.
 
     Raises:
-        Unsupported: the config is not known or not one of the architecture's, or needs code that is not trusted.
+        Unsupported: the config is not known or not one of the architecture's.
     """
 
     def __init__(self, spec: ModelSpec, options: TorchOptions = DEFAULT_TORCH_OPTIONS) -> None:
@@ -69,8 +68,7 @@ class HfModel:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 torch.manual_seed(int.from_bytes(seed[:8], "little", signed=True))
                 module = build_module(self._spec)
-                check_computable(module, self.vocabulary)
-                check_causal(module, self._spec, self.vocabulary)
+                check_first_module(module, self.vocabulary)
         except (MemoryError, RuntimeError) as error:
             raise TrainerFailed(f"no memory for a model of {self._parameter_count} parameters: {error}") from error
         return {name: one.detach().numpy() for name, one in sorted(module.named_parameters())}
@@ -82,7 +80,7 @@ class HfModel:
             InvalidInput: this machine does not have the device that the options name.
             Unsupported: the model does not have the attention that they name.
         """
-        build = partial(_built_on, self._spec, self._options.attention, self.vocabulary)
+        build = partial(_built_on, self._spec, self._options.attention)
         return TorchLearner(build, self._objective(), self._options)
 
     def sharded_learner(
@@ -107,18 +105,10 @@ class HfModel:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
 
-def _built_on(spec: ModelSpec, attention: str, vocabulary: int, device: torch.device) -> torch.nn.Module:
-    """Return the module on a device. Torch's random numbers are as before, except on the device.
-
-    Raises:
-        TrainerFailed: the model predicts tokens that it sees, and is too large to have been tried out before.
-    """
+def _built_on(spec: ModelSpec, attention: str, device: torch.device) -> torch.nn.Module:
+    """Return the module on a device. Torch's random numbers are as before, except on the device."""
     with torch.random.fork_rng(devices=[]), device:
         module: torch.nn.Module = build_module(spec, attention)
-        try:
-            check_causal(module, spec, vocabulary)
-        except Unsupported as error:
-            raise TrainerFailed(error.message) from error
     return module
 
 
@@ -129,8 +119,9 @@ def _layout_of(spec_json: str) -> _Layout:
     with torch.device("meta"):
         module = build_module(spec)
     shapes = {name: tuple(one.shape) for name, one in sorted(module.named_parameters())}
-    check_dimensions(spec.hf or {}, shapes)
-    check_untrained(spec, module, int(config.vocab_size))
+    if empty := next((name for name, shape in shapes.items() if 0 in shape), None):
+        reason = f"refused: parameter {empty} has the shape {list(shapes[empty])}"
+        raise Unsupported("model", (Mistake(CONFIG_PLACE, reason, "sizes above 0"),), NOT_TRAINED)
     longest = getattr(config, "max_position_embeddings", None)
     return _Layout(int(config.vocab_size), longest if isinstance(longest, int) else None, shapes)
 

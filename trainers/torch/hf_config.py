@@ -4,25 +4,17 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import Mistake, Unsupported
-from epochal.trainers.sources.origin import CODE_COMMIT_KEY, CODE_KEY, MODEL_CLASSES, REPOSITORY_KEY
+from epochal.trainers.sources.origin import CODE_KEY
 from epochal.trainers.sources.safetensors_reader import ROUTING_BIASES
-from epochal.trainers.torch.remote_code import is_remote_code_trusted
 
 MODEL_TYPES: dict[Architecture, str] = {Architecture.HF_LLAMA: "llama", Architecture.HF_DEEPSEEK: "deepseek"}
 """The prefix of `model_type` in an architecture's configs; `HfAuto` takes any."""
 CONFIG_PLACE = "model.LLM.hf"
 NOT_TRAINED = "this model cannot be trained"
-_SIZES = "head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers"
-POSITIVE_SIZES = frozenset(f"{_SIZES} num_key_value_heads vocab_size".split())
-"""Sizes that every model has above zero, where its config names them."""
-NORM_KEYS = ("_eps", "_epsilon")
-"""Endings of keys for the number under a norm's root, which a negative one turns into NaN."""
 NEVER_BUILT = ("quantization_config", CODE_KEY)
 """Keys of a config that say how weights are stored or loaded; parameters here are float32."""
 
@@ -31,8 +23,8 @@ def hf_config(spec: ModelSpec) -> Any:
     """Return transformers' config object of a model.
 
     Raises:
-        Unsupported: the config is not known, is not one of the architecture's, needs code of its own that is not
-            trusted, or transformers cannot read it; the message names the line to change.
+        Unsupported: the config is not known, is not one of the architecture's, needs code of its own, or transformers
+            cannot read it; the message names the line to change.
     """
     from transformers import CONFIG_MAPPING
 
@@ -45,8 +37,10 @@ def hf_config(spec: ModelSpec) -> Any:
         allowed = f"a model_type that begins with {beginning}; architecture HfAuto takes any"
         raise _wrong(f"{CONFIG_PLACE}.model_type", kind, allowed)
     if kind not in CONFIG_MAPPING:
-        return _remote_config(hf)
-    _check_sizes(hf)
+        allowed = "a model_type that the installed transformers knows"
+        if CODE_KEY in hf:
+            allowed += "; code that comes with a config is not run: a trainer of your own may hold such a model"
+        raise _wrong(f"{CONFIG_PLACE}.model_type", kind, allowed)
     named = {key: value for key, value in hf.items() if key not in NEVER_BUILT}
     try:
         with quiet():
@@ -58,13 +52,12 @@ def hf_config(spec: ModelSpec) -> Any:
     return config
 
 
-def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str, int] = MappingProxyType({})) -> Any:
+def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
     """Return the module on torch's default device with random parameters in float32, for training.
 
     Args:
         spec: the model.
         attention: one of `options.ATTENTIONS`.
-        changed: values of the config that replace others, by name.
 
     Raises:
         Unsupported: as `hf_config`, or the model does not have this attention, or is no causal language model.
@@ -86,14 +79,7 @@ def build_module(spec: ModelSpec, attention: str = "auto", changed: Mapping[str,
         config.use_cache = False
         try:
             with quiet():
-                for key, value in changed.items():
-                    setattr(config, key, value)
-                module = AutoModelForCausalLM.from_config(
-                    config,
-                    dtype=torch.float32,
-                    attn_implementation=name,
-                    trust_remote_code=is_remote_code_trusted(),
-                )
+                module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=name)
                 return _with_routing_biases(module)
         except MemoryError:
             raise
@@ -122,64 +108,6 @@ def _with_routing_biases(module: Any) -> Any:
                 one._non_persistent_buffers_set.discard(name)
                 one.register_parameter(name, torch.nn.Parameter(values.float(), requires_grad=False))
     return module
-
-
-def _check_sizes(hf: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` if a size is not positive, or the small number of a norm is negative."""
-    from transformers import CONFIG_MAPPING
-
-    own_names = CONFIG_MAPPING[hf["model_type"]].attribute_map
-    sizes = POSITIVE_SIZES | {own_names[name] for name in POSITIVE_SIZES if name in own_names}
-    wrong = [
-        Mistake(f"{CONFIG_PLACE}.{key}", str(value), "a whole number above 0")
-        for key, value in hf.items()
-        if key in sizes and type(value) in (int, float) and value <= 0
-    ]
-    wrong += [
-        Mistake(f"{CONFIG_PLACE}.{key}", str(value), "a number of at least 0")
-        for key, value in hf.items()
-        if key.endswith(NORM_KEYS) and type(value) in (int, float) and value < 0
-    ]
-    if wrong:
-        raise Unsupported("model", tuple(wrong), NOT_TRAINED)
-
-
-def _remote_config(hf: Mapping[str, Any]) -> Any:
-    """Return the config of a model whose code comes with it, if this process trusts such code."""
-    kind, auto_map, commit = hf["model_type"], hf.get(CODE_KEY), hf.get(CODE_COMMIT_KEY)
-    if not isinstance(auto_map, dict) or not all(isinstance(auto_map.get(name), str) for name in MODEL_CLASSES):
-        raise _wrong(f"{CONFIG_PLACE}.model_type", kind, "a model_type that the installed transformers knows")
-    if not is_remote_code_trusted():
-        pinned = f", commit {commit}" if commit else ""
-        allowed = (
-            "a model_type that the installed transformers knows; this one runs code of its own "
-            f"({auto_map['AutoModelForCausalLM']}{pinned}), which only --trust-remote-code allows"
-        )
-        raise _wrong(f"{CONFIG_PLACE}.{CODE_KEY}", str(auto_map["AutoConfig"]), allowed)
-    from transformers import AutoModelForCausalLM
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-    source = hf.get(REPOSITORY_KEY, "")
-    if not source and not all("--" in auto_map[name] for name in MODEL_CLASSES):
-        allowed = (
-            "a folder with the model's code, which every client has at this path; or leave it out, and write "
-            '`auto_map = { AutoConfig = "ORG/NAME--module.Class", AutoModelForCausalLM = … }` with code on the Hub'
-        )
-        raise _wrong(f"{CONFIG_PLACE}.{REPOSITORY_KEY}", None, allowed)
-    if commit is None and (any("--" in auto_map[name] for name in MODEL_CLASSES) or not Path(source).is_dir()):
-        allowed = "the commit of the repository that holds the model's code, so that all clients open the same files"
-        raise _wrong(f"{CONFIG_PLACE}.{CODE_COMMIT_KEY}", None, allowed)
-    try:
-        with quiet():
-            classes = [
-                get_class_from_dynamic_module(auto_map[one], source, code_revision=commit) for one in MODEL_CLASSES
-            ]
-            AutoModelForCausalLM.register(*classes, exist_ok=True)  # from this commit, and no later one
-            config = classes[0].from_dict(dict(hf))
-    except (OSError, ImportError, AttributeError, ValueError) as error:
-        raise _wrong(f"{CONFIG_PLACE}.{CODE_KEY}", str(error), "code that can be loaded") from error
-    config._name_or_path = source
-    return config
 
 
 def _log_as_others_do() -> None:

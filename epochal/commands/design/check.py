@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from epochal.cli.options.notified import missing_variables
-from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.output.printing import run_to_end
 from epochal.state.config.data_file import DataConfig, check_together, parse_data_config
 from epochal.state.config.mistakes import parse_tree
@@ -48,14 +47,12 @@ def check(
             "(see `epochal plan`); repeat for others. Without it: with lines of 100 Mbit/s.",
         ),
     ] = None,
-    trust_remote_code: TrustRemoteCodeOption = False,
 ) -> None:
     """Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2).
 
     Data on this machine are opened as a start would, and some of them are read: the run's model must know their tokens.
     It says how large the model is, and which limits of the file must be raised for it.
     """
-    trust_code(trust_remote_code)
     groups = [parse_clients(text, "--clients") for text in clients or ()]
     checked = _Checked()
     checked.read_state_file(state_path, with_network=network)

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import JsonOption
 from epochal.state.round_model import UNLIMITED, Links
 from epochal.tools.plan.advice import advised
@@ -50,13 +49,11 @@ def plan(
         bool, typer.Option("--no-advice", help="Leave out what to change, which takes longest.")
     ] = False,
     as_json: JsonOption = False,
-    trust_remote_code: TrustRemoteCodeOption = False,
 ) -> None:
     """Say how a run will go before it starts: time of a round, bytes, machines, days, bottleneck, what to change.
 
     The run's own rules are played in virtual time, with links as described: nothing is sent, and nothing is trained.
     """
-    trust_code(trust_remote_code)
     state = read_supported_state(state_path)
     groups = [parse_clients(text, "--clients") for text in clients]
     check_groups(groups)

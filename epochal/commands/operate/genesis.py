@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import CoordinatorCaOption, UrlArgument
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.http import CoordinatorClient
@@ -31,14 +30,12 @@ def genesis(
             help="Read the model from this folder or safetensors file, hf://ORG/NAME, s3://… or gs://….",
         ),
     ] = None,
-    trust_remote_code: TrustRemoteCodeOption = False,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."""
     if seed is not None and file is not None:
         raise InvalidInput("give --seed or --file, not both")
-    trust_code(trust_remote_code)
 
     token = required_token(admin_token)
 

@@ -32,7 +32,6 @@ from epochal.cli.options.permission_options import (
     OwnRunOption,
     show_permissions,
 )
-from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import (
     LogFormatOption,
     MetricsHostOption,
@@ -178,7 +177,6 @@ def client(
     attention: AttentionOption = None,
     compiles: CompileOption = False,
     micro_batch: MicroBatchOption = None,
-    trust_remote_code: TrustRemoteCodeOption = False,
     data: DataOption = None,
     allow_local: AllowLocalOption = None,
     allow_network: AllowNetworkOption = None,
@@ -216,7 +214,6 @@ def client(
     torch = torch_options(device, precision, attention, micro_batch, compiles=compiles)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
-    trust_code(trust_remote_code)
     mesh_options = _mesh_options(trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice)
     own_trainer = ClientTrainer(trainer, options, mesh_options)
     dependencies = replace(

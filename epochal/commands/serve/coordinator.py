@@ -10,7 +10,6 @@ import typer
 
 from epochal import __version__
 from epochal.cli.options.notified import notified_of
-from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import (
     RUNS_FOLDER,
     STORE_VARIABLE,
@@ -122,7 +121,6 @@ def coordinator(
         bool,
         typer.Option("--no-genesis", help="Do not make that model: wait until `epochal genesis` delivers it."),
     ] = False,
-    trust_remote_code: TrustRemoteCodeOption = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
@@ -134,7 +132,6 @@ def coordinator(
     """Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run."""
     share_one_heap()
     start_logging(log_format, verbose=verbose)
-    trust_code(trust_remote_code)
     state = read_supported_state(state_path)
     if data_config is not None:
         check_together(state, str(state_path), read_data_config(data_config), str(data_config))

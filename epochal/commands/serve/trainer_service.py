@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from epochal.batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
-from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import (
     AllowedHostOption,
     HostOption,
@@ -46,7 +45,6 @@ def trainer_service(
     max_sessions: Annotated[
         int, typer.Option(min=1, help="Maximum number of clients that train at the same time.")
     ] = MAX_SESSIONS,
-    trust_remote_code: TrustRemoteCodeOption = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
@@ -59,7 +57,6 @@ def trainer_service(
     If EPOCHAL_TRAINER_TOKEN is set, clients must present this token; otherwise everyone who reaches the port may train.
     """
     start_logging(log_format, verbose=verbose)
-    trust_code(trust_remote_code)
     endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
     limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes + FRAME_BYTES)
     options = TrainingServiceOptions(limits, trainer_token(), SessionBounds(max_sessions))

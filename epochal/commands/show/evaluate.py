@@ -16,7 +16,6 @@ from epochal.cli.options.permission_options import (
     AllowPackageOption,
     CredentialsForOption,
 )
-from epochal.cli.options.remote_code_option import TrustRemoteCodeOption, trust_code
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption
 from epochal.cli.options.torch_trainer import (
     AttentionOption,
@@ -80,7 +79,6 @@ def evaluate(
     precision: PrecisionOption = None,
     attention: AttentionOption = None,
     micro_batch: MicroBatchOption = None,
-    trust_remote_code: TrustRemoteCodeOption = False,
     reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
@@ -90,7 +88,6 @@ def evaluate(
     if follow and step is not None:
         raise InvalidInput("--follow evaluates every new checkpoint; leave --step out")
     start_logging(LogFormat.TEXT, verbose=False)
-    trust_code(trust_remote_code)
     torch = torch_options(device, precision, attention, micro_batch, compiles=False)
     check_machine(torch)
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)

@@ -36,7 +36,7 @@ from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream
 from epochal.tools.export.file_layout import WeightsShard, plan_export
 from epochal.trainers.sources.float_types import FloatType, from_float32
 from epochal.trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE
-from epochal.trainers.sources.origin import COMMIT_KEY
+from epochal.trainers.sources.origin import CODE_KEY, COMMIT_KEY
 
 PARTIAL_SUFFIX = ".partial"
 MARK_FILE = "incomplete-export"
@@ -55,7 +55,7 @@ CLASSES = {
 """The class that `transformers` loads, by `model_type`, for programs that read it from the config."""
 
 
-_OF_OTHER_WEIGHTS = ("dtype", "quantization_config", COMMIT_KEY)
+_OF_OTHER_WEIGHTS = ("dtype", "quantization_config", COMMIT_KEY, CODE_KEY)
 """Keys of a config that speak of the weights from which the run started."""
 
 
@@ -160,9 +160,6 @@ def config_of(model: ExportedModel) -> dict[str, Any]:
             "spec": model.spec.model_dump(mode="json", exclude_none=True),
         }
     config = {key: value for key, value in model.spec.hf.items() if key not in _OF_OTHER_WEIGHTS}
-    code = config.get("auto_map")
-    if not (isinstance(code, dict) and all("--" in str(value) for value in code.values())):
-        config.pop("auto_map", None)  # code in the model's own folder, which is not exported
     config["torch_dtype"] = model.kind.value  # every version of transformers reads it
     if "architectures" not in config and config["model_type"] in CLASSES:
         config["architectures"] = [CLASSES[config["model_type"]]]

@@ -8,18 +8,13 @@ import pytest
 
 from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.state.config.model_table import Architecture
-from epochal.state.errors import InvalidInput, Unsupported
-from epochal.trainers.architectures import ARCHITECTURES, open_model
+from epochal.trainers.architectures import ARCHITECTURES
 from epochal.trainers.first_parameters import make_first_model
-from epochal.trainers.sources.hub_model import commit_of
-from epochal.trainers.sources.origin import Origin, with_origin
 from tests.support.data.states import state_file, state_text
 from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
 from tests.support.models.bag_of_bytes import ENTRY, WEIGHT, BagOfBytes
-from tests.support.models.local_training import SEED
 from tests.support.models.model_files import CONFIG, write_model
-from tests.support.models.tiny_llama import LLAMA, LLAMA_SPEC
 from tests.support.servers.hub_server import COMMIT, REPOSITORY, FakeHub, fake_hub, point_at
 
 WEIGHTS = BagOfBytes().initial_parameters(bytes(32))
@@ -81,59 +76,3 @@ def test_requests_to_a_hub_leave_no_line_each_in_the_log(hub: FakeHub) -> None:
 
 
 NOTED = "a new store has none: what it names is read as replica 5"
-
-
-CODE = """
-from transformers import LlamaConfig, LlamaForCausalLM
-
-class OwnConfig(LlamaConfig):
-    model_type = "own-llama"
-
-class OwnModel(LlamaForCausalLM):
-    config_class = OwnConfig
-"""
-AUTO_MAP = {"AutoConfig": "own_llama.OwnConfig", "AutoModelForCausalLM": "own_llama.OwnModel"}
-
-
-def test_code_of_a_repository_is_pinned_and_opened_by_every_client(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    need_module("torch")
-    need_module("transformers")
-    monkeypatch.undo()  # the true HfLlama; the hub is pointed at again
-    point_at(hub, tmp_path / "cache", monkeypatch)
-    from transformers import dynamic_module_utils
-
-    from epochal.trainers.torch import remote_code
-
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(remote_code, "_IS_TRUSTED", False)
-    weights = open_model(LLAMA_SPEC).initial_parameters(SEED)
-    own = LLAMA | {"model_type": "own-llama", "auto_map": AUTO_MAP}
-    hub.files = {path.name: path.read_bytes() for path in write_model(tmp_path / "own", weights, config=own).iterdir()}
-    hub.files["own_llama.py"] = CODE.encode()
-    state = state_file(model__LLM__architecture="HfAuto", model__LLM__checkpoint={"Hub": {"repo_id": REPOSITORY}})
-    with pytest.raises(Unsupported, match=rf"runs code of its own \(org/model--own_llama\.OwnModel, commit {COMMIT}"):
-        make_first_model(state, 0)
-    remote_code.trust_remote_code()
-    spec = make_first_model(state, 0).spec
-    assert spec.hf is not None
-    assert spec.hf["auto_map"] == {name: f"{REPOSITORY}--{value}" for name, value in AUTO_MAP.items()}
-    assert spec.hf["code_revision"] == COMMIT
-    learner = open_model(spec).learner()
-    learner.load(weights)
-    asked = {path for _, path in hub.requests if path.endswith("own_llama.py")}
-    assert asked == {f"/{REPOSITORY}/resolve/{COMMIT}/own_llama.py"}
-
-
-def test_code_in_another_repository_is_pinned_to_a_commit_of_that_one(hub: FakeHub) -> None:
-    hub.files["own_llama.py"] = CODE.encode()
-    elsewhere = {name: f"{REPOSITORY}--{value}" for name, value in AUTO_MAP.items()}
-    found = with_origin({"auto_map": elsewhere}, Origin("weights/only", "d" * 40), commit_of)
-    assert found["auto_map"] == elsewhere
-    assert found["code_revision"] == COMMIT
-    assert with_origin({"auto_map": elsewhere}, None, commit_of)["code_revision"] == COMMIT, "of a local folder"
-    chosen = {"auto_map": elsewhere, "code_revision": "e" * 40}
-    assert with_origin(chosen, None, commit_of) == chosen
-    with pytest.raises(InvalidInput, match=r"hf://org/model has no absent\.py, which a config names as its code"):
-        commit_of(REPOSITORY, "absent.py")
