@@ -95,8 +95,8 @@ async def counted_pieces(pieces: AsyncIterator[bytes], work: LongWork) -> AsyncG
 
 
 @contextlib.contextmanager
-def shown_on(display: WorkDisplay) -> Iterator[None]:
-    """Show this process's long work on a display while the context is entered, in the place of the one before."""
+def shown_on(display: WorkDisplay | None) -> Iterator[None]:
+    """Show this process's long work on a display, or nowhere, while the context is entered; then as before."""
     global _display
     before, _display = _display, display
     try:

@@ -1,15 +1,10 @@
-"""A run that is read again whenever it changes, and shown in place on a terminal or as lines elsewhere."""
+"""A run that is read again whenever it changes, and printed as lines where there is no terminal."""
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import typer
-from rich.live import Live
-
-from epochal.cli.output.bars import terminal
 from epochal.cli.output.printing import say
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.viewer_client import ViewerClient
@@ -19,8 +14,7 @@ from epochal.state.messages.history_rows import Moment
 from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Retry
-from epochal.state.wire import canonical_json
-from epochal.view.status_panel import status_line, status_panel
+from epochal.view.status_panel import status_line
 
 REFRESH_S = 1.0
 """Time after which a run is read again although no document has changed: who is ready is not in it."""
@@ -88,26 +82,13 @@ async def follow_run(
         await asyncio.sleep(max(0.0, began_s + MIN_INTERVAL_S - time.monotonic()))
 
 
-async def watch_in_place(client: ViewerClient, policy: RetryPolicy) -> None:
-    """Show a run's status in place on standard output, which is a terminal, until it has finished. Raise as above."""
-    picture = RunPicture()
-    with Live(console=terminal(sys.stdout), auto_refresh=False) as live:
-
-        def show() -> None:
-            status, problem = picture.status, picture.problem
-            notes = [problem] if problem else [] if picture.is_over else ["Ctrl-C ends this view; the run continues."]
-            live.update(status_panel(status, notes) if status is not None else problem, refresh=True)
-
-        await follow_run(client, policy, picture, show)
-
-
-async def watch_as_lines(client: ViewerClient, policy: RetryPolicy, *, as_json: bool = False) -> None:
+async def watch_as_lines(client: ViewerClient, policy: RetryPolicy) -> None:
     """Print a line for each change of a run until it has finished. Raise as `follow_run`."""
     picture = RunPicture()
-    await follow_run(client, policy, picture, changes_printed(picture, as_json=as_json))
+    await follow_run(client, policy, picture, changes_printed(picture))
 
 
-def changes_printed(picture: RunPicture, *, as_json: bool) -> Callable[[], None]:
+def changes_printed(picture: RunPicture) -> Callable[[], None]:
     """Return what prints a line if a picture has changed; the speed alone is no change."""
     before: object = None
 
@@ -119,9 +100,9 @@ def changes_printed(picture: RunPicture, *, as_json: bool) -> Callable[[], None]
             return
         before = now
         if problem:
-            typer.echo(problem, err=as_json)
+            say(problem)
         elif status is not None:
-            say(canonical_json(status).decode() if as_json else status_line(status))
+            say(status_line(status))
 
     return show
 

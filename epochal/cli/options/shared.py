@@ -23,10 +23,6 @@ HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
 LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Log as short lines of text or as JSON.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
-ViewOption = Annotated[
-    bool,
-    typer.Option("--view/--no-view", help="Show what the client does below its log, where that is text on a terminal."),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CoordinatorCaOption = Annotated[
     Path | None,

@@ -8,6 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from epochal.cli.options.durations import shown_duration
 from epochal.runtime.long_work import BYTES, LongWork
 from epochal.runtime.visible_text import visible
 
@@ -27,18 +28,6 @@ class KeptCursorConsole(Console):
 def terminal(stream: IO[str]) -> Console:
     """Return a console on a stream that is a terminal."""
     return KeptCursorConsole(file=stream)
-
-
-def shown_duration(seconds: float) -> str:
-    """Return a duration in its two largest units: "42 s", "3 min 5 s", "2 h 10 min", "4 d 3 h"."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
 def work_line(work: LongWork, now_s: float) -> RenderableType:

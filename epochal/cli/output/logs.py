@@ -75,13 +75,12 @@ class _LineHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
             return
         try:
-            above(self.format(record), record.levelno >= logging.WARNING)
+            above(self.format(record))
         except Exception:
             self.handleError(record)
 
 
-WriteLine = Callable[[str, bool], object]
-"""Writes a line, and at once if the flag is set."""
+WriteLine = Callable[[str], object]
 _above: WriteLine | None = None
 
 

@@ -118,4 +118,4 @@ class BarDisplay(WorkDisplay):
             redirect_stdout=sys.stdout.isatty(),
         )
         self._live.start(refresh=True)
-        self._above.enter_context(logs.lines_above(lambda line, _: console.print(line, markup=False, highlight=False)))
+        self._above.enter_context(logs.lines_above(lambda line: console.print(line, markup=False, highlight=False)))

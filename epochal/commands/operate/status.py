@@ -1,9 +1,7 @@
 """`epochal status`, `pause`, `resume`, `eject` and `fingerprint`: the commands of a run's operator."""
 
 import asyncio
-import contextlib
 import re
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -13,12 +11,9 @@ from rich.console import Console
 
 from epochal.cli.options.admin_token import AdminToken, required_token
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument, trusted
-from epochal.cli.output.printing import run_to_end
-from epochal.cli.output.screens import can_be_drawn_on
 from epochal.coordinator_client.operator import check_client_id, connect_operator, finish_run, pause_run, resume_run
 from epochal.coordinator_client.operator import eject as eject_client
 from epochal.coordinator_client.viewer_client import ViewerClient
-from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.phase_names import ROUND_PHASES, RunState
@@ -43,38 +38,14 @@ def ask(url: str, tls_ca: Path | None, request: Callable[[ViewerClient], Awaitab
 def status(
     url: UrlArgument,
     as_json: JsonOption = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show it again whenever it changes, until the run has finished.")
-    ] = False,
-    reconnect_s: Annotated[
-        float,
-        typer.Option(
-            "--reconnect", min=1, help="With --watch: seconds to retry while the coordinator does not answer."
-        ),
-    ] = DEFAULT_BOUND_S,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Show a run: phase, progress, clients, loss."""
-    if watch:
-        with contextlib.suppress(KeyboardInterrupt):
-            run_to_end(_watch(url, tls_ca, RetryPolicy(bound_s=reconnect_s), as_json=as_json))
-        return
     found = ask(url, tls_ca, lambda operator: operator.status())
     if as_json:
         typer.echo(canonical_json(found).decode())
     else:
         Console().print(status_panel(found))
-
-
-async def _watch(url: str, tls_ca: Path | None, policy: RetryPolicy, *, as_json: bool) -> None:
-    from epochal.coordinator_client.viewer_client import ViewerClient
-    from epochal.view.watched_run import watch_as_lines, watch_in_place
-
-    async with await ViewerClient.connect(url, policy, trusted(tls_ca)) as client:
-        if as_json or not can_be_drawn_on(sys.stdout):
-            await watch_as_lines(client, policy, as_json=as_json)
-        else:
-            await watch_in_place(client, policy)
 
 
 def pause(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:

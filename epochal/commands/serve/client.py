@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -37,7 +39,6 @@ from epochal.cli.options.shared import (
     MetricsHostOption,
     UrlArgument,
     VerboseOption,
-    ViewOption,
     trainer_token,
     trusted,
 )
@@ -61,6 +62,7 @@ from epochal.coordinator_client.session import ClientProfile
 from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
 from epochal.run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
 from epochal.run_manager.context import ClientDependencies
+from epochal.run_manager.events import Event, Observer
 from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.http_client import check_url
 from epochal.runtime.permissions import Permissions
@@ -73,7 +75,6 @@ from epochal.state.messages.requests import Capabilities
 from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
 from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
-from epochal.view.client.client_observer import ObserverOptions, may_have_view, observing
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +84,6 @@ CLOSING_BOUND_S = 30.0
 """Seconds to close data and trainer after the round, before the process is ended from within."""
 STOP_BOUND_S = 3.0
 """Seconds after the second Ctrl-C, or after a client has left, before the process is ended from within."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The receivers of events, and the time to finish the round when asked to leave."""
-
-    observed: ObserverOptions
-    leave_bound_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +192,6 @@ def client(
     mirror: MirrorOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
-    view: ViewOption = True,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -225,10 +217,9 @@ def client(
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
-    observed = ObserverOptions(metrics_address, may_have_view(log_format, wanted=view))
     show_permissions(permissions, data, log_format)
     with contextlib.closing(own_trainer):
-        run_to_end(_run(url, verify, profile, dependencies, RunOptions(observed, leave_bound_s)))
+        run_to_end(_run(url, verify, profile, dependencies, leave_bound_s, metrics_address))
 
 
 def _dependencies(
@@ -299,19 +290,43 @@ async def _run(
     verify: bool | str,
     profile: ClientProfile,
     dependencies: ClientDependencies,
-    options: RunOptions,
+    leave_bound_s: float,
+    metrics_address: tuple[int, str] | None,
 ) -> None:
     reach = dependencies.permissions.reach
-    with _Leaving(options.leave_bound_s) as leaving:
+    with _Leaving(leave_bound_s) as leaving:
         async with (
-            observing(options.observed, url) as observer,
+            _observing(metrics_address, url) as observer,
             await CoordinatorClient.connect(url, dependencies.retry_policy, verify, reach) as api,
         ):
-            agent = Agent(api, profile, replace(dependencies, observer=observer), options.leave_bound_s)
+            agent = Agent(api, profile, replace(dependencies, observer=observer), leave_bound_s)
             leaving.agent = agent
             end = await agent.run()
         held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
         say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
+
+
+@contextlib.asynccontextmanager
+async def _observing(metrics_address: tuple[int, str] | None, url: str) -> AsyncIterator[Observer]:
+    """Yield an observer that logs the client's events, and counts them in metrics at this port and host, if any."""
+    log_events = partial(log_event, url=url)
+    if metrics_address is None:
+        yield log_events
+        return
+    from epochal.run_manager.client_metrics import ClientMetrics
+    from epochal.runtime.http.metrics_server import serving_metrics
+    from epochal.runtime.metrics.metrics_registry import new_registry
+
+    registry = new_registry()
+    count = ClientMetrics(registry).observe
+
+    def observe(event: Event) -> None:
+        log_events(event)
+        count(event)
+
+    async with serving_metrics(registry, *metrics_address) as place:
+        say(f"metrics at {place}")
+        yield observe
 
 
 class _Leaving:

@@ -3,21 +3,19 @@
 import asyncio
 import json
 import shlex
-import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
 
 from epochal.cli.options.shared import RUNS_FOLDER
-from epochal.cli.output.bars import work_line
 from epochal.cli.output.printing import say
 from epochal.cli.shutdown import Interrupts
-from epochal.runtime.long_work import LongWork, WorkDisplay, shown_on
+from epochal.runtime.long_work import shown_on
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.messages.requests import RunStatus
 from epochal.tools.testnet.demos import demo_of
@@ -79,40 +77,12 @@ def _ensure_writable(report: Path) -> None:
 
 
 def _run_live(options: LocalRunOptions, console: Console) -> Report:
-    with Live(console=console, refresh_per_second=8) as live:
-        below = _WorkBelow(live)
+    with Live(console=console, refresh_per_second=8) as live, shown_on(None):  # a bar would be drawn over the panel
 
         def show(status: RunStatus, notes: list[str]) -> None:
-            below.draw(status_panel(status, notes, explains=True))
+            live.update(status_panel(status, notes, explains=True))
 
-        with shown_on(below):
-            return _run(LocalRun(options, show, lambda url: _print_head(live.console, url)))
-
-
-class _WorkBelow(WorkDisplay):
-    """Draws a panel, and below it a line for each long work under way, such as the audit at the end."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-        self._panel: RenderableType = ""
-        self._works: dict[LongWork, None] = {}
-
-    def draw(self, panel: RenderableType) -> None:
-        """Draw another panel."""
-        self._panel = panel
-        self._draw()
-
-    def show(self, work: LongWork) -> None:
-        self._works[work] = None
-        self._draw()
-
-    def forget(self, work: LongWork) -> None:
-        if self._works.pop(work, work) is None:
-            self._draw()
-
-    def _draw(self) -> None:
-        now_s = time.monotonic()
-        self._live.update(Group(self._panel, *(work_line(work, now_s) for work in list(self._works))))
+        return _run(LocalRun(options, show, lambda url: _print_head(live.console, url)))
 
 
 def _run_plain(options: LocalRunOptions, console: Console) -> Report:

@@ -1,4 +1,4 @@
-"""A run that is followed over a coordinator that is restarted meanwhile, as `epochal watch` and `status --watch` do."""
+"""A run that is followed over a coordinator that is restarted meanwhile, as `epochal watch` does."""
 
 import asyncio
 from collections.abc import Callable
@@ -61,7 +61,7 @@ async def test_run_is_followed_over_a_restart_that_is_shown(tmp_path: Path) -> N
 
 def test_the_speed_alone_is_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     status, picture = status_of(2, 1.5), RunPicture()
-    show = changes_printed(picture, as_json=False)
+    show = changes_printed(picture)
     for picture.status, picture.problem in (
         (status, ""),
         (replace(status, tokens_per_s=12.0), ""),

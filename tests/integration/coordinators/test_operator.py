@@ -105,9 +105,8 @@ async def test_status_shows_the_run_to_people_and_to_programs(tmp_path: Path) ->
         assert status["data_indices_applied"] == 36
         assert [step for step, _ in status["loss_history"]] == [1, 2, 3]
         (await run.command_here("status", f"{run.url}/v1/runs/test-run")).expect(0, "Finished", "3 of 3")
-        for words in (("status", run.url, "--watch"), ("watch", run.url)):
-            watched = await run.command_here(*words)  # without a terminal
-            assert (watched.code, watched.out.count("\n"), watched.out[:8]) == (0, 1, "Finished"), watched
+        watched = await run.command_here("watch", run.url)  # without a terminal
+        assert (watched.code, watched.out.count("\n"), watched.out[:8]) == (0, 1, "Finished"), watched
 
 
 async def test_ejected_client_ends_with_the_reason_and_cannot_rejoin(tmp_path: Path) -> None:

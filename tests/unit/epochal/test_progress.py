@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from epochal.cli.output import logs, progress
-from epochal.cli.output.bars import KeptCursorConsole, shown_duration
+from epochal.cli.output.bars import KeptCursorConsole
 from epochal.cli.output.progress import BarDisplay, LogDisplay
 from epochal.runtime.long_work import BYTES, long_work, shown_on
 
@@ -86,11 +86,3 @@ def test_without_a_terminal_a_line_is_logged_now_and_then(clock: list[float], ca
     lines = [vars(record) for record in caplog.records if record.getMessage() == "long_work"]
     assert [line["done"] for line in lines] == [30, 60, 90]
     assert (lines[0]["total"], lines[0]["left_s"], lines[0]["unit"]) == (200, 170, "segments")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3725, "1 h 2 min"), (90_000, "1 d 1 h")],
-)
-def test_a_duration_is_shown_in_two_units(seconds: float, text: str) -> None:
-    assert shown_duration(seconds) == text

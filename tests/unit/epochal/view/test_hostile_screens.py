@@ -1,4 +1,4 @@
-"""A run and a client in a terminal, with hostile words in all that others choose: they are shown, and never obeyed."""
+"""A run in a terminal, with hostile words in all that others choose: they are shown, and never obeyed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,8 +9,6 @@ import pytest
 from rich.cells import cell_len
 from rich.console import RenderableType
 
-from epochal.coordinator_client.session import CoordinatorLost, Joined, RestBegan
-from epochal.run_manager.events import DataDiffers, ReplicaDistrusted, RoundFailed
 from epochal.state.documents import RunDocument
 from epochal.state.intervals import BatchId
 from epochal.state.messages.evaluation_reports import Evaluation
@@ -18,8 +16,6 @@ from epochal.state.messages.history_rows import DataMap, Moment
 from epochal.state.messages.requests import DatasetView, FailedBatches, FailedData, RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256
-from epochal.view.client.client_progress import ClientProgress
-from epochal.view.client.client_view import client_panel
 from epochal.view.run_screen import RunScreen
 from epochal.view.status_panel import status_line, status_panel
 from epochal.view.watched_run import RunPicture
@@ -66,23 +62,12 @@ def screen_with(text: str, problem: str = "") -> RunScreen:
     return RunScreen(RunPicture(status_with(text), moment, problem), "http://host:1")
 
 
-def client_view_of(text: str) -> RenderableType:
-    progress = ClientProgress()
-    progress.observe(Joined(ID, 1), 0.0)
-    for event in (RestBegan(3.0, text), CoordinatorLost(text), DataDiffers(text), ReplicaDistrusted(1, text)):
-        progress.observe(event, 1.0)
-    progress.observe(RoundFailed(3, 0, "trainer", text, None), 2.0)
-    progress.document = document_with(text)
-    return client_panel(progress, (), 3.0)
-
-
 def views_of(text: str) -> dict[str, Callable[[], RenderableType]]:
     return {
         "screen": partial(screen_with, text),
         "problem": partial(screen_with, "", text),
         "status": lambda: status_panel(status_with(text)),
         "line": lambda: status_line(status_with(text)),
-        "client": partial(client_view_of, text),
     }
 
 
