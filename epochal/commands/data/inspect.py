@@ -13,15 +13,10 @@ from epochal.batching.data_check import DataFindings, DataNeeds, look_at_data
 from epochal.batching.packing.packed_batches import Packing
 from epochal.cli.options.shared import JsonOption
 from epochal.cli.output.printing import run_to_end, say
-from epochal.data_providers.description import description_of
 from epochal.data_providers.file_names import LINES_SUFFIXES, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import AnyLocation, parse_location
-from epochal.data_providers.mixes.weighted import WeightedDataProvider
 from epochal.data_providers.open_data import DATA_CONFIG_SUFFIX, OpenOptions, open_location, run_data
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
-from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
-from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.sources.http.source import without_secrets
 from epochal.data_providers.sources.hub_dataset import HubDataset
 from epochal.data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder
@@ -33,10 +28,8 @@ from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
-from epochal.tools.inspect.data_report import DataReport, files_of, largest_token_of, show
-from epochal.tools.inspect.decoding import BYTES_VOCABULARY, Decode, Decoder, decoder_for, decoder_of
-from epochal.tools.inspect.prepared import prepared_tokenizer
-from epochal.tools.inspect.sample_parts import encoded_first, first_parts
+from epochal.tools.data_report import report_on, show
+from epochal.tools.prepare.text_tokenizer import BYTES_VOCABULARY
 from epochal.tools.run_inputs import (
     LOOK_TIMEOUT_S,
     TOKEN_DATA_SUFFIXES,
@@ -44,12 +37,19 @@ from epochal.tools.run_inputs import (
     fingerprint_problems,
     vocabulary_of,
 )
+from epochal.tools.sample_parts import (
+    Decode,
+    SamplePart,
+    decode_bytes,
+    decoder_of,
+    encoded_first,
+    first_parts,
+    prepared_tokenizer,
+)
 from epochal.tools.state_files import read_data_config, read_supported_state
 
 DEFAULT_SEQUENCE_LENGTH = 2048
 SAMPLE_SUFFIXES = (*LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
-SAMPLE_TOKENS = 32
-SAMPLE_CHARACTERS = 400
 
 
 def inspect(
@@ -75,9 +75,6 @@ def inspect(
     seq_len: Annotated[
         int | None, typer.Option(min=1, help=f"Number of tokens in a sequence. [default: {DEFAULT_SEQUENCE_LENGTH}]")
     ] = None,
-    preprocessed: Annotated[
-        bool, typer.Option("--preprocessed", help="The location is a folder of parquet files with one sample a row.")
-    ] = False,
     tokenizer: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="A Hugging Face tokenizer.json, or bytes, to decode the first sample."),
@@ -92,16 +89,16 @@ def inspect(
     if state is None:
         if location is None:
             raise InvalidInput("give a LOCATION, or the run whose data are meant: --state STATE.toml")
-        asked = _asked_for(location, token_size or "2", seq_len or DEFAULT_SEQUENCE_LENGTH, preprocessed)
-    elif token_size is not None or seq_len is not None or preprocessed:
-        raise InvalidInput("--token-size, --seq-len and --preprocessed do not go with --state, which says it all")
+        asked = _asked_for(location, token_size or "2", seq_len or DEFAULT_SEQUENCE_LENGTH)
+    elif token_size is not None or seq_len is not None:
+        raise InvalidInput("--token-size and --seq-len do not go with --state, which says it all")
     else:
         asked = _asked_of_run(read_supported_state(state), location)
     if isinstance(asked.location, Server):
         raise InvalidInput("a TCP data server serves only a run's members; inspect the files that it serves")
-    known = None if asked.path is None else prepared_tokenizer(asked.path)
-    looks = _Looks(decoder_of(tokenizer or (None if known is None else str(known))))
-    run_to_end(_inspect(asked, looks, as_json))
+    known = None if asked.path is None or tokenizer is not None else prepared_tokenizer(asked.path)
+    named = tokenizer if known is None else str(known)
+    run_to_end(_inspect(asked, None if named is None else decoder_of(named), as_json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,31 +120,12 @@ class _Asked:
     path: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Looks:
-    """Options of an inspection: `decoder` is None without a tokenizer.
-
-    `is_foreign` says that the data are known to be of another one, so that nothing is decoded.
-    """
-
-    decoder: Decoder | None
-    is_foreign: bool = False
-
-    def decode_of(self, largest_token: int | None) -> Decode | None:
-        """Return what decodes tokens up to a largest one, if anything does."""
-        if self.is_foreign:
-            return None
-        return decoder_for(None if self.decoder is None else self.decoder.decode, largest_token)
-
-
-def _asked_for(text: str, token_size: str, seq_len: int, preprocessed: bool) -> _Asked:
-    found: AnyLocation = parse_location(text)
+def _asked_for(text: str, token_size: str, seq_len: int) -> _Asked:
+    found = parse_location(text)
     path = Path(found.path) if isinstance(found, Local) else None
     if path is not None and path.suffix == DATA_CONFIG_SUFFIX:
         config = read_data_config(path)
         seq_len, path = config.seq_len, path.parent / config.dir
-    if preprocessed and isinstance(found, Local):
-        found = Preprocessed(found.path)
     packs = isinstance(found, HubDataset) if path is None else _holds_samples(path)
     return _Asked(text, found, DatasetSpec(int(token_size), seq_len), packs, path=path)
 
@@ -172,18 +150,16 @@ async def _opened(asked: _Asked) -> tuple[DataProvider, _Asked]:
     return provider, asked
 
 
-async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:
+async def _inspect(asked: _Asked, decode: Decode | None, as_json: bool) -> None:
     try:
         provider, asked = await _opened(asked)
         async with contextlib.aclosing(provider):
             findings = await _findings(provider, asked)
-            note = None if looks.decoder is None else looks.decoder.note_on(getattr(provider, "encodings", {}))
-            if note is not None:
-                looks = replace(looks, is_foreign=True)
-                findings.notes.append(note)
             if asked.run is not None:
                 findings.problems += fingerprint_problems(asked.run, provider)
-            report = await _report(asked, provider, looks, findings)
+            parts = await _first_sample(provider, asked.run, decode)
+            shown = without_secrets(asked.shown) if "://" in asked.shown else asked.shown
+            report = report_on(shown, provider, parts, findings.largest_token, findings.problems, findings.notes)
     except DataError as error:
         raise InvalidInput(error.message, **error.context) from error
     if as_json:
@@ -192,6 +168,17 @@ async def _inspect(asked: _Asked, looks: _Looks, as_json: bool) -> None:
         show(report)
     if report.problems:
         raise InvalidInput("; ".join(report.problems))
+
+
+async def _first_sample(provider: DataProvider, run: StateFile | None, decode: Decode | None) -> tuple[SamplePart, ...]:
+    """Return the first sample, decoded; as bytes where none of its tokens is greater; nothing if that is not known."""
+    first = await provider.get_samples(DataIds(0, 0))
+    batch = encoded_first(first, run) if first.is_text else first
+    if batch.is_text:  # it could not be encoded
+        decode = decode_bytes
+    if decode is None and int(batch.input_ids.max(initial=0)) >= BYTES_VOCABULARY:
+        return ()
+    return await asyncio.to_thread(first_parts, batch, decode or decode_bytes)
 
 
 async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
@@ -254,35 +241,3 @@ def _holds_samples(path: Path) -> bool:
         return any(entry.name.endswith(SAMPLE_SUFFIXES) for entry in path.rglob("*"))
     except OSError:  # opening the folder will raise the same error with its reason
         return False
-
-
-async def _report(asked: _Asked, provider: DataProvider, looks: _Looks, findings: DataFindings) -> DataReport:
-    first = await provider.get_samples(DataIds(0, 0))
-    batch = encoded_first(first, asked.run) if first.is_text else first
-    decode = looks.decode_of(int(batch.input_ids.max(initial=0)))
-    text_of = decoder_for(None, 0) if first.is_text else decode
-    parts = () if decode is None else await asyncio.to_thread(first_parts, batch, decode)
-    sample: list[int] = first.input_ids[: int(first.offsets[1])].tolist()
-    order = provider.order if isinstance(provider, LocalDataProvider | RangedDataProvider) else None
-    length = None if order is None else order.spec.sequence_length
-    count, described = provider.sequence_count, description_of(provider)
-    return DataReport(
-        location=without_secrets(asked.shown) if "://" in asked.shown else asked.shown,
-        kind=type(provider).__name__.removesuffix("DataProvider"),
-        sequence_length=length,
-        files=files_of(provider),
-        sequences=count,
-        tokens=None if count is None or length is None else count * length,
-        fingerprint=provider.fingerprint,
-        identified_by=None if described is None else described.identified_by,
-        columns=provider.columns if isinstance(provider, PreprocessedDataProvider) else (),
-        mix=provider.counts if isinstance(provider, WeightedDataProvider) else {},
-        schedule=provider.schedule if isinstance(provider, WeightedDataProvider) and provider.schedule[1:] else (),
-        quantisation_error=provider.quantisation_error if isinstance(provider, WeightedDataProvider) else None,
-        sample_tokens=tuple(sample[:SAMPLE_TOKENS]),
-        sample_text=None if text_of is None else text_of(sample)[:SAMPLE_CHARACTERS],
-        sample_parts=parts,
-        largest_token=largest_token_of(provider, findings.largest_token),
-        problems=tuple(findings.problems),
-        notes=tuple(findings.notes),
-    )

@@ -28,6 +28,10 @@ def inspected(*arguments: object) -> dict[str, Any]:
     return report
 
 
+def text_in(report: dict[str, Any]) -> str:
+    return "".join(part["text"] for part in report["sample_parts"])
+
+
 def write_text(folder: Path) -> Path:
     np.frombuffer(TEXT, np.uint8).astype("<u2").tofile(folder / "sonnet.bin")
     return folder
@@ -36,10 +40,8 @@ def write_text(folder: Path) -> Path:
 def test_inspect_shows_files_sequences_tokens_and_a_decoded_sample(tmp_path: Path) -> None:
     report = inspected(write_text(tmp_path), "--seq-len", "16")
     assert (report["sequences"], report["tokens"]) == (5, 80)
-    assert report["files"] == [
-        {"name": "sonnet.bin", "format": "raw", "size_bytes": 160, "sequences": 5, "tokens": 80, "dropped_tokens": 0}
-    ]
-    assert report["sample_text"] == TEXT[:16].decode()
+    assert report["files"] == [{"name": "sonnet.bin", "format": "raw", "size_bytes": 160, "sequences": 5}]
+    assert text_in(report) == TEXT[:16].decode()
     assert len(report["fingerprint"]) == 64
 
 
@@ -93,21 +95,6 @@ def test_inspect_names_the_format(tmp_path: Path, write: str, kind: str) -> None
     assert report["sequences"] == 4
 
 
-def test_inspect_shows_the_rows_and_columns_of_parquet_files(tmp_path: Path) -> None:
-    need_module("pyarrow")
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [[number, number + 1] for number in range(7)]
-    for name in ("train.parquet", "test.parquet"):
-        pyarrow.parquet.write_table(pyarrow.table({"inputs": rows, "labels": rows}), tmp_path / name)
-    report = inspected(tmp_path, "--preprocessed")
-    (file,) = report["files"]
-    assert (file["name"], file["format"], file["sequences"], file["tokens"]) == ("train.parquet", "parquet", 7, None)
-    assert (report["columns"], report["sequences"], report["sample_tokens"]) == (["inputs", "labels"], 7, [0, 1])
-    data("inspect", tmp_path, "--preprocessed").expect(0, "train.parquet")
-
-
 def test_inspect_of_a_location_that_is_wrong_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(3))
     data("inspect", tmp_path).expect(2, "a.bin has 3 bytes, not a multiple of the token size 2")
@@ -126,7 +113,7 @@ def test_inspect_shows_a_folder_of_json_lines(tmp_path: Path, place: str) -> Non
     (tmp_path / "samples" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     (tmp_path / "data.toml").write_text('dir = "samples"\ntoken_size = "TwoBytes"\nseq_len = 20\n')
     report = inspected(tmp_path / (place or "samples"))
-    assert (report["kind"], report["sequences"], report["sample_text"]) == ("Records", 2, '{"text": "one"}')
+    assert (report["kind"], report["sequences"], text_in(report)) == ("JSON lines", 2, "one")
 
 
 def test_inspect_shows_a_folder_of_parquet_files(tmp_path: Path) -> None:
@@ -134,20 +121,22 @@ def test_inspect_shows_a_folder_of_parquet_files(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(pyarrow.table({"inputs": [[72, 105]]}), tmp_path / "train.parquet")
+    for name in ("train.parquet", "test.parquet"):
+        pyarrow.parquet.write_table(pyarrow.table({"inputs": [[72, 105]] * 7}), tmp_path / name)
     report = inspected(tmp_path)
-    assert (report["kind"], report["sequences"], report["sample_text"]) == ("Preprocessed", 1, "Hi")
+    assert (report["kind"], report["sequences"], text_in(report)) == ("parquet files", 7, "Hi")
+    (file,) = report["files"]
+    assert (file["name"], file["format"], file["sequences"]) == ("train.parquet", "parquet", 7)
 
 
-@pytest.mark.parametrize("preprocessed", [False, True])
-def test_inspect_shows_rows_of_text_as_records(tmp_path: Path, preprocessed: bool) -> None:
+def test_inspect_shows_rows_of_text_as_records(tmp_path: Path) -> None:
     need_module("pyarrow")
     import pyarrow
     import pyarrow.feather
 
     pyarrow.feather.write_feather(pyarrow.table({"text": ["one", "two"], "id": [1, 2]}), tmp_path / "a.feather")
-    shown = inspected(tmp_path / "a.feather", *(["--preprocessed"] if preprocessed else []))
-    assert (shown["sequences"], shown["columns"]) == (2, ["text", "id"])
+    shown = inspected(tmp_path / "a.feather")
+    assert (shown["sequences"], text_in(shown)) == (2, "one")
     assert shown["files"][0]["format"] == "Arrow"
 
 
@@ -161,29 +150,9 @@ def test_inspect_decodes_with_a_tokenizer(tmp_path: Path) -> None:
     tokenizers.Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(path))
     np.array([300, 301, 300], "<u2").tofile(tmp_path / "a.bin")
     report = inspected(tmp_path / "a.bin", "--seq-len", "3", "--tokenizer", path)
-    assert report["sample_text"] == "summer day summer"
-    assert inspected(tmp_path / "a.bin", "--seq-len", "3")["sample_text"] is None
-
-
-def test_inspect_decodes_nothing_with_another_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("Shall I compare thee to a summer's day? " * 20)
-    run_main(
-        "prepare", str(tmp_path / "a.txt"), "--tokenizer", "bytes", "--seq-len", "16", "--out", str(tmp_path / "out")
-    ).expect(0)
-    shard = tmp_path / "out" / "train"
-    fitting = inspected(shard, "--seq-len", "16", "--tokenizer", "bytes")
-    assert (fitting["sample_text"], fitting["notes"], fitting["largest_token"]) == ("Shall I compare ", [], 255)
-    need_module("tokenizers")
-    import tokenizers
-    from tokenizers.models import WordLevel
-
-    path = tmp_path / "tokenizer.json"
-    tokenizers.Tokenizer(WordLevel({"[UNK]": 0, "summer": 104}, unk_token="[UNK]")).save(str(path))
-    other = inspected(shard, "--seq-len", "16", "--tokenizer", path)
-    assert other["sample_text"] is None
-    assert "was made with the tokenizer bytes" in other["notes"][0]
-    assert "so nothing is decoded" in other["notes"][0]
-    data("inspect", shard, "--tokenizer", "byte").expect(
+    assert text_in(report) == "summer day summer"
+    assert inspected(tmp_path / "a.bin", "--seq-len", "3")["sample_parts"] == []
+    data("inspect", tmp_path / "a.bin", "--tokenizer", "byte").expect(
         2, "there is no such file; allowed: a tokenizer.json, or bytes"
     )
 
@@ -193,8 +162,7 @@ def test_inspect_shows_the_shares_of_a_mix(tmp_path: Path) -> None:
     entries = [{"location": {"Local": "sonnet.bin"}, "weight": 2}, {"location": "Dummy", "weight": 1}]
     (tmp_path / "mix.json").write_text(json.dumps(entries))
     report = inspected(tmp_path / "mix.json", "--seq-len", "16")
-    assert report["mix"] == {"0 (Local)": 43691, "1 (Dummy)": 21845}
-    assert 0 < report["quantisation_error"] < 1e-5
+    assert report["shares"] == [[0, {"0 (Local)": 43691, "1 (Dummy)": 21845}]]
 
 
 def test_manifest_is_written_and_verified(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ async def test_installed_package_serves_its_scheme(installed: str, tmp_path: Pat
     ran = await run_command(*inspect, PYTHONPATH=installed)
     ran.expect(0)
     report = json.loads(ran.out)
-    assert (report["sequences"], report["sample_text"]) == (len(TEXT) // 64, TEXT[:64])
+    assert (report["sequences"], report["sample_parts"]) == (len(TEXT) // 64, [{"text": TEXT[:64], "learnt": True}])
 
 
 async def test_errors_of_the_package_are_shown(installed: str, tmp_path: Path) -> None:

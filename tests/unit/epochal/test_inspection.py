@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 
 from epochal.data_providers.protocol import TokenBatch
-from epochal.tools.inspect.sample_parts import ELIDED, MAX_PART_CHARACTERS, SamplePart, draw_parts, first_parts
+from epochal.tools.sample_parts import ELIDED, MAX_PART_CHARACTERS, SamplePart, draw_parts, first_parts
 
 END = 9
 

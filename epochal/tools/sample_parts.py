@@ -1,8 +1,11 @@
-"""One sample as a person reads it: its text in parts, by whether they are learnt."""
+"""One sample as a person reads it: its tokens decoded, in parts, by whether they are learnt."""
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from rich.console import RenderableType
@@ -12,13 +15,20 @@ from rich.text import Text
 from epochal.batching.packing.samples import check_encoded, packed_row, raw_samples
 from epochal.batching.packing.task_encoder import EncoderContext, open_encoder
 from epochal.data_providers.protocol import MAX_SEQUENCE_BYTES, TokenBatch
+from epochal.data_providers.sources.manifest import MANIFEST_NAME
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.state_file import StateFile
+from epochal.state.errors import ExtraMissing, InvalidInput
+from epochal.tools.prepare.publishing import PREPARATION, TOKENIZER_FOLDER, TRAIN
+from epochal.tools.prepare.text_tokenizer import BYTES, BYTES_VOCABULARY, TOKENIZER_FILE
 
 MAX_PARTS = 32
 MAX_PART_CHARACTERS = 400
 ELIDED = " […] "
 LEARNT, MASKED = "learnt", "masked"
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Returns the text of tokens, without characters that a terminal would obey."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +57,7 @@ def encoded_first(batch: TokenBatch, run: StateFile | None) -> TokenBatch:
     return packed_row([sample]) if len(sample) else batch
 
 
-def first_parts(batch: TokenBatch, decode: Callable[[Sequence[int]], str]) -> tuple[SamplePart, ...]:
+def first_parts(batch: TokenBatch, decode: Decode) -> tuple[SamplePart, ...]:
     """Return the parts of the first sample's first document, by the labels of its tokens.
 
     Args:
@@ -88,3 +98,43 @@ def draw_parts(parts: Sequence[SamplePart]) -> RenderableType:
         style = "bold green" if part.learnt else "dim"
         table.add_row(Text(LEARNT if part.learnt else MASKED, style=style), Text(part.text, style=style))
     return table
+
+
+def decoder_of(tokenizer: str) -> Decode:
+    """Return what decodes the tokens of `bytes` or of a `tokenizer.json`. `InvalidInput` if it cannot be used."""
+    if tokenizer == BYTES:
+        return decode_bytes
+    path = Path(tokenizer)
+    if not path.is_file():
+        allowed = f"allowed: a tokenizer.json, or {BYTES}"
+        raise InvalidInput(f"--tokenizer {tokenizer}: there is no such file; {allowed}", path=tokenizer)
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ExtraMissing("--tokenizer needs the tokenizers package: pip install 'epochal[prepare]'") from error
+    try:
+        opened = tokenizers.Tokenizer.from_file(tokenizer)
+    except Exception as error:  # the package raises plain Exception
+        raise InvalidInput(f"--tokenizer {tokenizer}: {error}; a tokenizer.json is allowed", path=tokenizer) from error
+    return lambda tokens: _printable(opened.decode(list(tokens), skip_special_tokens=False))
+
+
+def decode_bytes(tokens: Sequence[int]) -> str:
+    """Return the text of tokens that are bytes; greater ones are left out."""
+    return _printable(bytes(token for token in tokens if token < BYTES_VOCABULARY).decode("utf-8", errors="replace"))
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() or char == "\n" else "·" for char in text)
+
+
+def prepared_tokenizer(path: Path) -> Path | None:
+    """Return the tokenizer beside a folder, or a file, that `epochal prepare` wrote; None for bytes, or without one."""
+    for folder in (path, path / TRAIN) if path.is_dir() else (path.parent,):
+        try:
+            is_prepared = PREPARATION in json.loads((folder / MANIFEST_NAME).read_bytes())
+        except (OSError, ValueError, TypeError, RecursionError):
+            continue
+        file = folder.parent / TOKENIZER_FOLDER / TOKENIZER_FILE
+        return file if is_prepared and file.is_file() else None
+    return None

@@ -1,1 +1,0 @@
-"""Inspects data: files, tokens, and the learnt part of a sample."""
