@@ -1,7 +1,6 @@
 """`epochal prepare`: from text to a folder from which a run starts."""
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +16,8 @@ from epochal.tools.init.next_commands import next_commands
 from epochal.tools.prepare import pipeline
 from epochal.tools.prepare.pipeline import PrepareProgress
 from epochal.tools.prepare.prepare_options import PrepareOptions
-from epochal.tools.prepare.publishing import OURS, TRAIN, VALIDATION, Preparation, fingerprint_of
-from epochal.tools.prepare.sources import text_suffix_hint
-from epochal.tools.prepare.work_folder import APPENDING, WORKING, discard_unfinished
+from epochal.tools.prepare.publishing import TRAIN, VALIDATION, Preparation
+from epochal.tools.prepare.work_folder import discard_unfinished
 
 DEFAULTS = PrepareOptions()
 NAMED_SHOWN = 10
@@ -57,9 +55,6 @@ TextSuffixOption = Annotated[
 ValidationOption = Annotated[
     str, typer.Option(metavar="SHARE", help="Hold out this share of the documents, such as 0.5%.")
 ]
-InvalidTextOption = Annotated[
-    Literal["error", "replace"], typer.Option(help="What to do with a document that is not UTF-8.")
-]
 ChatOption = Annotated[
     bool,
     typer.Option(
@@ -95,13 +90,6 @@ RestartOption = Annotated[
         "--restart", help="Discard an unfinished preparation in the folder and start over; a complete one stays."
     ),
 ]
-AppendOption = Annotated[
-    bool,
-    typer.Option(
-        "--append",
-        help="Append new sources to the complete preparation in the folder, as files after those that are there.",
-    ),
-]
 
 
 def prepare(
@@ -116,7 +104,6 @@ def prepare(
     shard_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of a shard.")] = DEFAULTS.shard_tokens,
     validation: ValidationOption = DEFAULTS.validation,
     dedup: Annotated[bool, typer.Option("--dedup", help="Drop documents that repeat an earlier one exactly.")] = False,
-    invalid_text: InvalidTextOption = DEFAULTS.invalid_text,
     skip_bad: SkipBadOption = False,
     chat: ChatOption = False,
     template: TemplateOption = None,
@@ -133,7 +120,6 @@ def prepare(
         ),
     ] = DEFAULTS.data_address,
     restart: RestartOption = False,
-    append: AppendOption = False,
 ) -> None:
     """Turn text into shards of tokens, and write the files of a run that trains on them.
 
@@ -148,7 +134,6 @@ def prepare(
         shard_tokens=shard_tokens,
         validation=validation,
         dedup=dedup,
-        invalid_text=invalid_text,
         skip_bad=skip_bad,
         chat=chat,
         template=template,
@@ -156,16 +141,15 @@ def prepare(
         oversized=oversized,
         workers=workers,
         data_address=data_address,
-        append=append,
     )
     if restart:
-        discard_unfinished(out, APPENDING if append else WORKING)
+        discard_unfinished(out)
     try:
         with _shown() as show:
             made = pipeline.prepare(sources, tokenizer, out, options, show)
     except KeyboardInterrupt:
         raise EpochalError("interrupted; the same command resumes where this one stopped") from None
-    _report(made, appended=append)
+    _report(made)
 
 
 @contextmanager
@@ -183,9 +167,9 @@ def _shown() -> Iterator[Callable[[PrepareProgress], None]]:
         yield show
 
 
-def _report(made: Preparation, *, appended: bool) -> None:
+def _report(made: Preparation) -> None:
     """Print what was made, what was left out, and what to do next."""
-    counts = made.all_counts
+    counts = made.counts
     if made.was_complete:
         say(f"{made.folder} holds this preparation already, complete: nothing was done. It is:")
     for split in (TRAIN, VALIDATION):
@@ -198,36 +182,21 @@ def _report(made: Preparation, *, appended: bool) -> None:
     for name, what in (
         ("duplicates", "repeats, dropped"),
         ("empty", "documents without text, left out"),
-        ("replaced", "documents with wrong bytes, replaced by U+FFFD"),
         ("bad", "bad documents or files, skipped"),
         ("truncated", "conversations longer than a row, truncated"),
         ("split", "conversations longer than a row, split"),
         ("dropped", "conversations longer than a row, dropped"),
-        ("not_read", "files with another suffix, not read"),
+        ("not_read", "files with another suffix, not read (--text-suffix)"),
     ):
         if counts.get(name):
-            hint = text_suffix_hint(Counter(counts["not_read_suffixes"])) if name == "not_read" else ""
-            say(f"{what}: {counts[name]:,}{hint}")
+            say(f"{what}: {counts[name]:,}")
     for message in counts["named"][:NAMED_SHOWN]:
         say(f"  {message}")
     if made.content["validation"] != "0" and not made.samples(VALIDATION):
         say("too few documents were held out for one sample: there is no validation.toml; a larger --validation")
     for name in made.left:
-        path = Path(name)
-        say(f"{made.folder / name} is yours and was left as it is; {path.stem}{OURS}{path.suffix} is the new one")
-    if appended:
-        _say_how_to_append(made)
-    else:
-        _say_next(made)
-
-
-def _say_how_to_append(made: Preparation) -> None:
-    """Print what to do with what was appended."""
-    data = made.folder if made.is_chat else made.folder / "data.toml"
-    say("next, once those who train on it have the new files and the manifest:")
-    say(f"  epochal data append URL {shlex.quote(str(data))}     # the run's, with EPOCHAL_ADMIN_TOKEN")
-    say("a run that has not begun takes all of them with this line in its state.toml, in place of the one there:")
-    say(f'  data_fingerprint = "{fingerprint_of(made.content, made.folder)}"')
+        say(f"{made.folder / name} is yours and was left as it is: does it fit these data?")
+    _say_next(made)
 
 
 def _say_next(made: Preparation) -> None:

@@ -15,7 +15,6 @@ class PrepareCounts:
         duplicates: exact repeats of an earlier document.
         empty: without text.
         bad: documents and files that were skipped because of what is wrong with them.
-        replaced: of the kept ones, those in which wrong bytes were replaced.
         train_tokens, validation_tokens: end tokens included.
         text_bytes: of the documents as UTF-8, repeats included.
         named: the skipped ones in sentences, at most `MAX_NAMED`.
@@ -26,7 +25,6 @@ class PrepareCounts:
     duplicates: int = 0
     empty: int = 0
     bad: int = 0
-    replaced: int = 0
     train_tokens: int = 0
     validation_tokens: int = 0
     text_bytes: int = 0

@@ -4,15 +4,14 @@ The rules kept here: a process ends with this one, however this one ends; at mos
 process wait to be encoded or taken; one core for each process, as the library's own threads would be counted twice.
 """
 
-import contextlib
 import multiprocessing
 import os
-import queue
 import signal
+import threading
 from collections import deque
 from collections.abc import Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,6 @@ class PortionEncoder:
             digests=b"".join(map(digest_of, documents.texts)),
             text_bytes=sum(map(len, documents.texts)),
             empty=documents.empty,
-            replaced=documents.replaced,
             bad=documents.bad,
         )
 
@@ -80,51 +78,46 @@ def encoded(
         for portion in portions:
             yield portion, encoder.encode(portion)
         return
-    context = multiprocessing.get_context("spawn")
-    free: queue.SimpleQueue[Connection] = queue.SimpleQueue()
     pending: deque[tuple[Portion, Future[EncodedPortion]]] = deque()
-    with contextlib.ExitStack() as stack:
-        threads = ThreadPoolExecutor(workers, "epochal-prepare")
-        stack.callback(threads.shutdown, cancel_futures=True)
-        for _ in range(workers):
-            line, its_end = context.Pipe()
-            process = context.Process(target=_serve, args=(its_end, options, tokenizer, chat), daemon=True)
-            process.start()
-            its_end.close()  # so that this end is told when the process has ended
-            for end in (line.close, process.join, process.kill):  # it has nothing to save
-                stack.callback(end)
-            free.put(line)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _begin, (options, tokenizer, chat))
+    try:
         for portion in portions:
             while pending and (len(pending) == PENDING_OF_A_WORKER * workers or pending[0][1].done()):
                 done, future = pending.popleft()
                 yield done, future.result()
-            pending.append((portion, threads.submit(_answer, free, portion)))
+            pending.append((portion, pool.submit(_encode, portion)))
         for done, future in pending:
             yield done, future.result()
-
-
-def _answer(free: "queue.SimpleQueue[Connection]", portion: Portion) -> EncodedPortion:
-    """Return the answer of a free worker."""
-    line = free.get()
-    try:
-        line.send(portion)
-        answer: EncodedPortion = line.recv()
-    except (EOFError, OSError) as error:
+    except BrokenProcessPool as error:
         said = "a process that encodes has ended: did the machine run out of memory? --workers fewer needs less"
         raise WorkerLost(f"{said}; the same command resumes where this one stopped") from error
     finally:
-        free.put(line)
-    return answer
+        pool.shutdown(cancel_futures=True)
 
 
-def _serve(line: Connection, options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None) -> None:
-    """Encode what comes, as a worker, until the other end is gone."""
+_encoder_here: PortionEncoder
+"""Of a worker."""
+
+
+def _begin(options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None) -> None:
+    """Prepare a worker."""
+    global _encoder_here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(ONE_THREAD)
-    encoder = PortionEncoder(options, tokenizer, chat)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            line.send(encoder.encode(line.recv()))
+    _encoder_here = PortionEncoder(options, tokenizer, chat)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # it has nothing to save
+
+
+def _encode(portion: Portion) -> EncodedPortion:
+    return _encoder_here.encode(portion)
 
 
 def _of_allowed_length(

@@ -84,10 +84,7 @@ def check_are_records(sources: Sources) -> None:
             )
 
 
-def packed_into_rows(
-    made: Finished, working: Path, options: PrepareOptions, show: Callable[[int], None],
-    first_numbers: Mapping[str, int],
-) -> Finished:  # fmt: skip
+def packed_into_rows(made: Finished, working: Path, options: PrepareOptions, show: Callable[[int], None]) -> Finished:
     """Pack the marked samples of each split into rows; what an earlier call has written is discarded. Blocks.
 
     Args:
@@ -95,7 +92,6 @@ def packed_into_rows(
         working: its folder, which gets a folder of each split.
         options: of the preparation.
         show: called with the number of samples that were packed, now and then.
-        first_numbers: of each split, the number of the first file; 0 if it is not there.
 
     Returns:
         The preparation with the entries of the files of rows, each with its number of `rows`, and in its counts how
@@ -117,8 +113,7 @@ def packed_into_rows(
             samples = MarkedSamples([samples_folder(working) / split / name for name in sorted(shards)])
             packer = Packer(config, TaskEncoder(EncoderContext("epochal prepare", options.seq_len)))
             shuffled = _raw(samples, made.seed if split == TRAIN else None)
-            numbers = itertools.count(first_numbers.get(split, 0))
-            paths = (folder / part_name(number, split) for number in numbers)
+            paths = (folder / part_name(number, split) for number in itertools.count())
             entries[split] = _written(packer, shuffled, paths, show, before)
             _name_encoding(entries[split], made.content["tokenizer"], samples.largest_token)
             before += len(samples)

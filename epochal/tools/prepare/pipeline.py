@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from epochal.data_providers.locations import parse_location
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.sources.hub_dataset import HUB_SCHEME
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.tools.prepare.appending import Earlier, appending_folder, publish_appended
 from epochal.tools.prepare.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
 from epochal.tools.prepare.counts import MAX_NAMED, PrepareCounts
 from epochal.tools.prepare.encoding_pool import encoded
@@ -32,10 +31,9 @@ from epochal.tools.prepare.shards import ShardWriter
 from epochal.tools.prepare.sources import Sources, change_since
 from epochal.tools.prepare.text_tokenizer import NamedTokenizer, find_tokenizer
 from epochal.tools.prepare.texts import DIGEST_BYTES
-from epochal.tools.prepare.work_folder import APPENDING, WORKING, changes, other_options, working_folder
+from epochal.tools.prepare.work_folder import WORKING, changes, other_options, working_folder
 
 COMMIT_EVERY_S = 2.0
-MAX_SUFFIXES_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +73,7 @@ def prepare(
         sources: paths of files and folders, URLs of files, and files or folders of buckets (`s3://bucket/folder`), in
             the order in which they are read.
         tokenizer: `"bytes"`, a `tokenizer.json` or the folder that holds one, or a name on the Hugging Face Hub.
-        out: the folder to write. It is empty, does not exist, or holds a preparation of the same; with
-            `options.append`, any that is complete.
+        out: the folder to write. It is empty, does not exist, or holds a preparation of the same.
         options: see `PrepareOptions`.
         show: called with the progress every now and then, in this thread.
 
@@ -102,46 +99,31 @@ def prepare(
         ChatEncoder(chat, found)  # raises if the template is none, before a process is started
         content["template"] = {"name": chat.template_name, "sha256": hashlib.sha256(chat.template.encode()).hexdigest()}
     show = show or _show_nothing
-    if options.append:
-        with appending_folder(folder, content) as begun:
-            if begun is None:
-                return _complete_before(folder, places, content, options)
-            publish_appended(_made(places, content, found, options, chat, *begun, show), folder, begun[0])
-        shutil.rmtree(folder / APPENDING, ignore_errors=True)
-        return published(folder)
     with working_folder(folder, content) as working:
         if working is None:
-            return _complete_before(folder, places, content, options)
-        made = _made(places, content, found, options, chat, working, Earlier(), show)
+            return _complete_before(folder, places, options)
+        made = _made(places, content, found, options, chat, working, show)
         left = publish(made, folder, working, found, options.data_address)
     shutil.rmtree(folder / WORKING, ignore_errors=True)
     return published(folder, tuple(left))
 
 
-def _complete_before(
-    folder: Path, places: Sequence[str], content: Mapping[str, Any], options: PrepareOptions
-) -> Preparation:
+def _complete_before(folder: Path, places: Sequence[str], options: PrepareOptions) -> Preparation:
     """Return a preparation that is complete already, unless its sources have changed in name or size since."""
     made = replace(published(folder), was_complete=True)
-    parts = [{"content": made.content, "counts": made.counts}, *made.appended]
-    counts = next(part["counts"] for part in parts if not changes(part["content"], content))
     hub = f"{HUB_SCHEME}://"  # whose datasets would be downloaded for it
-    before = {name: size for name, size in counts["files"].items() if not name.startswith(hub)}
+    before = {name: size for name, size in made.counts["files"].items() if not name.startswith(hub)}
     listed = [place for place in places if not place.startswith(hub)]
     with contextlib.suppress(SourceUnavailable):  # what a server holds is not known now
         if change := change_since(before, Sources.of(listed, options.text_suffixes, folder).files):
-            way_out = (
-                "what is new needs a name of its own"
-                if options.append
-                else f"name another folder, or remove {' and '.join(f'{folder}/{split}' for split in made.shards)}"
-            )
+            way_out = f"name another folder, or remove {' and '.join(f'{folder}/{split}' for split in made.shards)}"
             raise InvalidInput(f"{folder} holds a complete preparation, and {change}; {way_out}", path=str(folder))
     return made
 
 
 def _made(
     places: Sequence[str], content: dict[str, Any], tokenizer: NamedTokenizer, options: PrepareOptions,
-    chat: ChatOptions | None, working: Path, before: Earlier, show: Show,
+    chat: ChatOptions | None, working: Path, show: Show,
 ) -> Finished:  # fmt: skip
     """Encode everything that is left; return what is to be published."""
     with contextlib.closing(DoneSoFar.open(working)) as ledger:
@@ -150,16 +132,15 @@ def _made(
                 raise InvalidInput(other_options(changed))
             return Finished(**earlier)
         sources = Sources.of(places, options.text_suffixes, working.parent)
-        before.refuse_repeated(sources)
         if chat is not None:
             check_are_records(sources)
-        job = _Job(options, tokenizer, chat, sources, ledger, working, before.first_numbers, show)
+        job = _Job(options, tokenizer, chat, sources, ledger, working, show)
         try:
             job.begin(content)
             job.encode()
             made = Finished(content, job.counts(), job.entries())
             if chat is not None:
-                made = packed_into_rows(made, working, options, job.show_packed, before.first_numbers)
+                made = packed_into_rows(made, working, options, job.show_packed)
         finally:
             job.close()
         made.check()
@@ -176,7 +157,7 @@ class _Job:
 
     def __init__(
         self, options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None, sources: Sources,
-        ledger: DoneSoFar, working: Path, first_numbers: Mapping[str, int], show: Show,
+        ledger: DoneSoFar, working: Path, show: Show,
     ) -> None:  # fmt: skip
         self._options = options
         self._tokenizer = tokenizer
@@ -191,7 +172,7 @@ class _Job:
         shards = working if chat is None else samples_folder(working)
         identity = replace(tokenizer.identity, token_size=size)
         self._writers = {
-            split: ShardWriter(shards / split, ledger, options.tokens_of_a_shard, identity, first_numbers.get(split, 0))
+            split: ShardWriter(shards / split, ledger, options.tokens_of_a_shard, identity)
             for split in (TRAIN, VALIDATION)
         }
         self._counts = PrepareCounts(**(ledger.fact("counts") or {}))
@@ -245,7 +226,6 @@ class _Job:
         return asdict(self._counts) | {
             "files": {file.name: file.size_bytes for file in self._sources.files},
             "not_read": self._sources.skipped_count,
-            "not_read_suffixes": dict(self._sources.skipped_suffixes.most_common(MAX_SUFFIXES_NAMED)),
         }
 
     def entries(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -269,7 +249,6 @@ class _Job:
             if len(counts.named) < MAX_NAMED:
                 counts.named.append(message)
         counts.empty += encoded.empty
-        counts.replaced += encoded.replaced
         counts.text_bytes += encoded.text_bytes
         if not (self._options.dedup or self._threshold):
             counts.train_documents += len(encoded.lengths)

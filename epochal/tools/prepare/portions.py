@@ -54,7 +54,6 @@ class EncodedPortion:
         digests: `DIGEST_BYTES` bytes for each document: the hash of its text.
         text_bytes: size of the documents' text as UTF-8.
         empty: number of documents without text, which are left out.
-        replaced: number of documents in which wrong bytes were replaced.
         bad: documents that are wrong, each in a sentence. The preparation ends with the first one, or counts them.
     """
 
@@ -63,5 +62,4 @@ class EncodedPortion:
     digests: bytes = b""
     text_bytes: int = 0
     empty: int = 0
-    replaced: int = 0
     bad: list[str] = field(default_factory=list)

@@ -10,19 +10,16 @@ from epochal.state.errors import InvalidInput
 
 Cut: TypeAlias = Literal["file", "lines", "blank-lines"]
 """The extent of a document in a text file: all of it, each line, or the text between blank lines."""
-OnInvalidText: TypeAlias = Literal["error", "replace"]
-
 Oversized: TypeAlias = Literal["error", "truncate", "split", "drop"]
 
 LEARNS: tuple[Learn, ...] = ("assistant", "last")
 ON_OVERSIZED: tuple[Oversized, ...] = ("error", "truncate", "split", "drop")
 CUTS: tuple[Cut, ...] = ("file", "lines", "blank-lines")
-ON_INVALID_TEXT: tuple[OnInvalidText, ...] = ("error", "replace")
 MAX_SHARD_TOKENS = 4_000_000_000
 MAX_SEQ_LEN = 2**20
 MAX_WORKERS = 1024
 MAX_VALIDATION = Fraction(1, 2)
-NOT_CONTENT = ("workers", "data_address", "append")
+NOT_CONTENT = ("workers", "data_address")
 """Options on which no byte of shards and manifests depends: they may differ when a preparation is resumed."""
 DATA_ADDRESS = "127.0.0.1:39405"
 EXTRA = "pip install 'epochal[prepare]'"
@@ -43,10 +40,8 @@ class PrepareOptions:
         shard_tokens: maximum number of tokens of a shard; a shard holds whole samples.
         validation: share of the documents that is held out, such as `"0.5%"` or `"0.005"`; at most half.
         dedup: whether to drop documents whose text is that of an earlier one.
-        invalid_text: what to do with a document that is not UTF-8: end with an `error` (with `skip_bad` it is left
-            out), or `replace` the wrong bytes by U+FFFD.
-        skip_bad: whether to skip bad documents and files, and name them in the manifest, instead of ending with an
-            error.
+        skip_bad: whether to skip bad documents and files, such as those that are not UTF-8, and name them in the
+            manifest, instead of ending with an error.
         chat: whether the sources are JSON lines of conversations, which become rows of `seq_len` tokens with labels.
         template: of conversations: `plain`, `chatml`, `none`, or a file with a Jinja template; None: the tokenizer's.
         learn: what is learnt of a conversation: every message of the `assistant`, or its `last` one.
@@ -54,8 +49,6 @@ class PrepareOptions:
         workers: number of processes that encode; None: one for each core.
         data_address: `host:port` under which the run's clients reach its data server, for the `state.toml`; not of
             conversations, whose rows no data server serves.
-        append: whether the sources are new ones for a folder with a complete preparation, with the same tokenizer,
-            `seq_len`, `validation` and options of conversations: their files are numbered after those that are there.
 
     Raises:
         InvalidInput: an option is out of its bounds; the user's fault.
@@ -69,7 +62,6 @@ class PrepareOptions:
     shard_tokens: int = 100_000_000
     validation: str = "0"
     dedup: bool = False
-    invalid_text: OnInvalidText = "error"
     skip_bad: bool = False
     chat: bool = False
     template: str | None = None
@@ -77,7 +69,6 @@ class PrepareOptions:
     oversized: Oversized = "error"
     workers: int | None = None
     data_address: str = DATA_ADDRESS
-    append: bool = False
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -90,7 +81,6 @@ class PrepareOptions:
                 raise InvalidInput(f"{spelled(name)} {value}; allowed: {least} to {most}")
         for name, allowed in (
             ("documents", CUTS),
-            ("invalid_text", ON_INVALID_TEXT),
             ("learn", LEARNS),
             ("oversized", ON_OVERSIZED),
         ):
@@ -99,10 +89,10 @@ class PrepareOptions:
         for name, default in (("template", None), ("learn", "assistant"), ("oversized", "error")):
             if not self.chat and getattr(self, name) != default:
                 raise InvalidInput(f"{spelled(name)} {getattr(self, name)}; allowed: with --chat")
-        if (self.chat or self.append) and self.data_address != DATA_ADDRESS:
+        if self.chat and self.data_address != DATA_ADDRESS:
             raise InvalidInput(
                 f"--data-address {self.data_address!r}; allowed: without --chat, whose rows each client reads itself "
-                "from a folder, and without --append, which leaves state.toml"
+                "from a folder"
             )
         for suffix in self.text_suffixes:
             if not suffix.startswith(".") or "/" in suffix or len(suffix) < 2:

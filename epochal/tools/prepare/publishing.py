@@ -26,8 +26,6 @@ TRAIN, VALIDATION = "train", "validation"
 TOKENIZER_FOLDER = "tokenizer"
 PREPARATION = "preparation"
 """The manifest's field that describes how the files were made."""
-APPENDED = "appended"
-"""The field in it that lists what was appended since: the options and counts of each time."""
 _LEFT_OUT = {
     "bad": "bad",
     "empty": "without text",
@@ -37,8 +35,6 @@ _LEFT_OUT = {
     "not_read": "not read by their suffix",
 }
 """Counts of what is not trained on, in words."""
-OURS = ".prepared"
-"""Between the name and suffix of a file that was written beside one of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +45,10 @@ class Preparation:
         folder: where it is.
         content: the sources, the tokenizer and every option on which the bytes depend.
         tokenizer: its identity, size of a token and end token.
-        counts: of documents, tokens and skipped files, as the manifest has them; without what was appended.
+        counts: of documents, tokens and skipped files, as the manifest has them.
         shards: for each split (`train`, and `validation` if it has any), the number of tokens of each file.
         rows: of conversations, for each split, the number of rows of each file.
-        appended: the `content` and `counts` of each append since, the oldest first.
-        left: names of the user's own files that were left as they are; what would have been written is beside them.
+        left: names of the user's own files that were left as they are.
         was_complete: whether it was complete before the call that returned it, which then did nothing.
     """
 
@@ -63,7 +58,6 @@ class Preparation:
     counts: Mapping[str, Any]
     shards: Mapping[str, Mapping[str, int]]
     rows: Mapping[str, Mapping[str, int]]
-    appended: tuple[Mapping[str, Any], ...] = ()
     left: tuple[str, ...] = ()
     was_complete: bool = False
 
@@ -71,20 +65,6 @@ class Preparation:
     def run_id(self) -> str:
         """The ID of the run in the `state.toml` that was written."""
         return run_id_of(self.folder)
-
-    @property
-    def all_counts(self) -> dict[str, Any]:
-        """The counts of the preparation and of what was appended, together."""
-        found = dict(self.counts)
-        for one in self.appended:
-            for name, value in one["counts"].items():
-                before = found.get(name)
-                if isinstance(value, dict):
-                    before = before or {}
-                    found[name] = before | {key: before.get(key, 0) + count for key, count in value.items()}
-                else:
-                    found[name] = value if before is None else before + value
-        return found
 
     @property
     def is_chat(self) -> bool:
@@ -217,12 +197,11 @@ def published(folder: Path, left: tuple[str, ...] = ()) -> Preparation:
             rows[split] = {name: entry.get("rows", 0) for name, entry in document["files"].items()}
             found = document[PREPARATION]
             tokenizer = TokenizerIdentity(**found["content"]["tokenizer"])
-            appended = tuple({"content": one["content"], "counts": one["counts"]} for one in found.get(APPENDED, ()))
         except OSError as error:
             raise InvalidInput(f"{path} cannot be read: {reason_of(error)}", path=str(path)) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidInput(f"{path} is not the manifest of `epochal prepare`", path=str(path)) from error
-    return Preparation(folder, found["content"], tokenizer, found["counts"], shards, rows, appended, left)
+    return Preparation(folder, found["content"], tokenizer, found["counts"], shards, rows, left)
 
 
 def _files(
@@ -247,12 +226,8 @@ def _files(
 
 
 def _write(path: Path, data: bytes) -> bool:
-    """Write a file unless another one is there, which gets this one beside it. Return whether it is there now."""
+    """Write a file unless another one is there. Return whether it is there now."""
     path.parent.mkdir(exist_ok=True)
     if not path.exists():
         replace_file(path, data)
-        return True
-    if path.read_bytes() == data:
-        return True
-    replace_file(path.with_name(f"{path.stem}{OURS}{path.suffix}"), data)
-    return False
+    return path.read_bytes() == data

@@ -32,20 +32,12 @@ class ShardWriter:
         ledger: keeps the lengths, and the hashes of full shards.
         tokens_of_a_shard: number of tokens of a full shard.
         tokenizer: of the tokens, for the manifest.
-        first_number: of the first shard.
 
     Raises:
         EpochalError: a file cannot be written; the disk may be full. The preparation can continue later.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        ledger: DoneSoFar,
-        tokens_of_a_shard: int,
-        tokenizer: TokenizerIdentity,
-        first_number: int = 0,
-    ) -> None:
+    def __init__(self, folder: Path, ledger: DoneSoFar, tokens_of_a_shard: int, tokenizer: TokenizerIdentity) -> None:
         self.split = folder.name
         self._folder = folder
         self._ledger = ledger
@@ -53,7 +45,7 @@ class ShardWriter:
         self._token_size = tokenizer.token_size
         self._full_bytes = tokens_of_a_shard * self._token_size
         self._file: FileIO | None = None
-        found = ledger.fact(f"open/{self.split}") or {"number": first_number, "size_bytes": 0, "largest_token": 0}
+        found = ledger.fact(f"open/{self.split}") or {"number": 0, "size_bytes": 0, "largest_token": 0}
         self._number: int = found["number"]
         self._size_bytes: int = found["size_bytes"]
         self._largest_token: int = found["largest_token"]

@@ -30,7 +30,10 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "parquet": (".parquet",),
 }
 COMPRESSIONS = (".gz", ".zst")
-READ = "; ".join(f"{', '.join(suffixes)} ({kind})" for kind, suffixes in SUFFIXES.items()) + "; also with .gz or .zst"
+READ = (
+    "; ".join(f"{', '.join(suffixes)} ({kind})" for kind, suffixes in SUFFIXES.items())
+    + "; also with .gz or .zst; others as text with --text-suffix"
+)
 """The suffixes in words, for messages."""
 BUCKETS = ("s3", "gs", "az")
 WEB = ("http", "https")
@@ -40,7 +43,6 @@ ALLOWED_PLACES = (
 )
 """The possible sources, for messages."""
 MAX_FILES = 1_000_000
-MAX_SKIPPED_SUFFIXES = 256
 
 
 class BadFile(InvalidInput):
@@ -99,12 +101,10 @@ class Sources:
     Attributes:
         files: what is read, in this order.
         skipped_count: number of files that are not read because of their suffix.
-        skipped_suffixes: how many of them have which suffix, of at most `MAX_SKIPPED_SUFFIXES` suffixes.
     """
 
     files: list[SourceText] = field(default_factory=list)
     skipped_count: int = 0
-    skipped_suffixes: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, places: Sequence[str], further_text: tuple[str, ...] = (), leave_out: Path | None = None) -> "Sources":
@@ -129,8 +129,7 @@ class Sources:
             else:
                 found._list_local(Path(place), further_text, leave_out)
             if len(found.files) == before:
-                way_out = text_suffix_hint(found.skipped_suffixes)
-                raise InvalidInput(f"{shown} holds no file that is read; allowed: {READ}{way_out}", place=shown)
+                raise InvalidInput(f"{shown} holds no file that is read; allowed: {READ}", place=shown)
             if len(found.files) > MAX_FILES:
                 raise InvalidInput(f"more than {MAX_FILES} files; give fewer, larger ones", place=shown)
         repeated = [name for name, count in Counter(file.name for file in found.files).items() if count > 1]
@@ -152,7 +151,7 @@ class Sources:
             kind = kind_of(place.name, further_text) or (None if place.suffix else "text")
             if kind is None and place.exists():
                 raise InvalidInput(
-                    f"{place} is not read; allowed: {READ}; --text-suffix {place.suffix} reads such files as text",
+                    f"{place} is not read; allowed: {READ}",
                     place=str(place),
                 )
             size_bytes, version = _described(str(place))
@@ -194,9 +193,6 @@ class Sources:
             self.files.append(SourceText(bare if "://" in place else name, kind, *_described(place), place))
         elif not bare.endswith(MANIFEST_NAME):
             self.skipped_count += 1
-            suffix = PurePosixPath(bare).suffix
-            if suffix and (suffix in self.skipped_suffixes or len(self.skipped_suffixes) < MAX_SKIPPED_SUFFIXES):
-                self.skipped_suffixes[suffix] += 1
 
 
 def kind_of(name: str, further_text: tuple[str, ...] = ()) -> Kind | None:
@@ -226,13 +222,6 @@ def change_since(before: Mapping[str, int], now: Sequence[SourceText]) -> str:
         if found[name] != before[name]:
             return f"{name} had {before[name]} bytes and has {found[name]}"
     return ""
-
-
-def text_suffix_hint(skipped: Counter[str]) -> str:
-    """Return how the files of the most frequent suffix that is not read would be; "" where none has a suffix."""
-    return "".join(
-        f"; --text-suffix {one} reads {count:,} {one} files as text" for one, count in skipped.most_common(1)
-    )
 
 
 def file_system(place: str) -> tuple[Any, str]:

@@ -32,14 +32,13 @@ class Documents:
     Attributes:
         texts: each as valid UTF-8.
         places: where each of them is.
-        empty, replaced: numbers of documents, as in `EncodedPortion`.
+        empty: number of documents, as in `EncodedPortion`.
         bad: sentences, as in `EncodedPortion`.
     """
 
     texts: list[bytes] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     empty: int = 0
-    replaced: int = 0
     bad: list[str] = field(default_factory=list)
 
     @classmethod
@@ -50,18 +49,18 @@ class Documents:
 
         Args:
             portion: of the sources.
-            options: say what is text, and what is done with text that is not valid.
+            options: say what is text.
             of_record: returns the text of a JSON record, or raises `CorruptData`; None: that of its text field.
         """
         found = cls()
         is_cut = portion.kind == "records" or (portion.kind == "text" and options.documents != "file")
         for number, raw in enumerate(portion.texts):
             try:
-                text = found._valid(raw.removeprefix(_BOM) if portion.rows[number] == 1 else raw, options)
+                text = _valid(raw.removeprefix(_BOM) if portion.rows[number] == 1 else raw)
                 if is_cut:
                     text = text.rstrip(b"\r\n")
                 if portion.kind == "records" and text and not text.isspace():
-                    text = found._of_record(text, options, of_record)
+                    text = _of_record(text, options, of_record)
             except _Bad as error:
                 found.bad.append(f"{portion.place(number)}: {error}")
                 continue
@@ -72,43 +71,37 @@ class Documents:
                 found.places.append(portion.place(number))
         return found
 
-    def _valid(self, raw: bytes, options: PrepareOptions) -> bytes:
-        """Return a document's bytes if they are UTF-8, or as the options say if they are not."""
-        try:
-            raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            self._invalid(f"not UTF-8 at its byte {error.start} ({raw[error.start]:#04x})", options)
-            return raw.decode("utf-8", "replace").encode()
-        return raw
 
-    def _invalid(self, message: str, options: PrepareOptions) -> None:
-        """Count a document whose text is not valid, or raise `_Bad`."""
-        if options.invalid_text == "error":
-            raise _Bad(f"{message}; allowed: text in UTF-8, or --invalid-text replace")
-        self.replaced += 1
+def _valid(raw: bytes) -> bytes:
+    """Return a document's bytes. Raise `_Bad` unless they are UTF-8."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _Bad(f"not UTF-8 at its byte {error.start} ({raw[error.start]:#04x})") from error
+    return raw
 
-    def _of_record(self, line: bytes, options: PrepareOptions, of_record: Callable[[Any], bytes] | None) -> bytes:
-        """Return the text of a line of JSON."""
-        name = options.text_field
+
+def _of_record(line: bytes, options: PrepareOptions, of_record: Callable[[Any], bytes] | None) -> bytes:
+    """Return the text of a line of JSON."""
+    name = options.text_field
+    try:
+        record = json.loads(line.decode())
+    except json.JSONDecodeError as error:
+        raise _Bad(f"not JSON at character {error.pos}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of many digits, or a thousand brackets
+        raise _Bad(f"not JSON that can be read: {error}") from error
+    if of_record is not None:
         try:
-            record = json.loads(line.decode())
-        except json.JSONDecodeError as error:
-            raise _Bad(f"not JSON at character {error.pos}: {error.msg}") from error
-        except (ValueError, RecursionError) as error:  # a number of many digits, or a thousand brackets
-            raise _Bad(f"not JSON that can be read: {error}") from error
-        if of_record is not None:
-            try:
-                return of_record(record)
-            except CorruptData as error:
-                raise _Bad(error.message) from error
-        if not isinstance(record, dict) or not isinstance(record.get(name), str):
-            raise _Bad(_without_text(record, name))
-        text: str = record[name]
-        try:
-            return text.encode()
-        except UnicodeEncodeError as error:  # half of a surrogate pair
-            self._invalid(f"{name} has a lone surrogate at character {error.start}", options)
-            return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+            return of_record(record)
+        except CorruptData as error:
+            raise _Bad(error.message) from error
+    if not isinstance(record, dict) or not isinstance(record.get(name), str):
+        raise _Bad(_without_text(record, name))
+    text: str = record[name]
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise _Bad(f"{name} has a lone surrogate at character {error.start}") from error
 
 
 def _without_text(record: object, name: str) -> str:

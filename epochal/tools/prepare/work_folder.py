@@ -10,14 +10,10 @@ from typing import Any
 from epochal.runtime.os_errors import reason_of
 from epochal.state.errors import InvalidInput
 from epochal.tools.prepare.prepare_options import differences
-from epochal.tools.prepare.publishing import OURS, TRAIN, published
+from epochal.tools.prepare.publishing import TRAIN, published
 
-WORKING, APPENDING = ".preparing", ".appending"
-ALWAYS_ALLOWED = frozenset(
-    {"tokenizer", "runs"}.union(
-        *({f"{name}.toml", f"{name}{OURS}.toml"} for name in ("state", "data", "validation")),
-    )
-)
+WORKING = ".preparing"
+ALWAYS_ALLOWED = frozenset({"tokenizer", "runs", "state.toml", "data.toml", "validation.toml"})
 """Files that a person may have in the folder before, or that were written beside it."""
 
 
@@ -53,13 +49,13 @@ def working_folder(folder: Path, content: dict[str, Any]) -> Iterator[Path | Non
         yield working
 
 
-def discard_unfinished(out: Path, name: str = WORKING) -> None:
-    """Remove what an unfinished preparation or append left in its folder.
+def discard_unfinished(out: Path) -> None:
+    """Remove what an unfinished preparation left in its folder.
 
     Raises:
         InvalidInput: it is under way in another process, or cannot be removed.
     """
-    working = out / name
+    working = out / WORKING
     try:
         if working.exists():
             with locked(out, working):
@@ -94,14 +90,5 @@ def other_options(changed: Sequence[str]) -> str:
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return in words the options by which a preparation is no longer the earlier one: not those that allow more."""
-    return differences({**before, **_now_lenient(before, now)}, now)
-
-
-def _now_lenient(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that may change: nothing was bad, so no byte depends on them."""
-    found = {}
-    if now["skip_bad"]:
-        found["skip_bad"] = True
-    if before["invalid_text"] == "error":
-        found["invalid_text"] = now["invalid_text"]
-    return found
+    # nothing was bad before, so no byte depends on what is now skipped
+    return differences({**before, "skip_bad": before["skip_bad"] or now["skip_bad"]}, now)

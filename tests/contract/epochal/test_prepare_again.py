@@ -77,12 +77,12 @@ def test_a_preparation_is_made_anew_as_often_as_somebody_wants(texts: Path, tmp_
     for _ in range(2):
         for split in ("train", "validation"):
             shutil.rmtree(data / split)
-        run_main(*again(texts)).expect(0, "state.prepared.toml is the new one", "validation.prepared.toml")
+        run_main(*again(texts)).expect(0, "state.toml is yours and was left", "validation.toml is yours")
     assert (data / "state.toml").read_text().endswith("# mine\n")
 
 
 def test_allowing_more_in_a_complete_folder_changes_nothing(texts: Path, tmp_path: Path) -> None:
     before = everything_in(tmp_path / "data")
-    run_main(*again(texts, "--skip-bad", "--invalid-text", "replace")).expect(0, "nothing was done")
+    run_main(*again(texts, "--skip-bad")).expect(0, "nothing was done")
     run_main(*again(texts, "--dedup")).expect(2, "--dedup was False and is True")
     assert everything_in(tmp_path / "data") == before

@@ -24,7 +24,6 @@ from epochal.tools.prepare.text_tokenizer import TokenizerIdentity
         {"validation": "1/0"},
         {"workers": 0},
         {"documents": "words"},
-        {"invalid_text": "guess"},
         {"text_suffixes": ("py",)},
     ],
 )

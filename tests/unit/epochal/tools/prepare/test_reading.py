@@ -73,14 +73,6 @@ def test_wrong_bytes_are_named_by_file_line_and_byte(tmp_path: Path) -> None:
     assert mistake.startswith(f"{path}, line 3: not UTF-8 at its byte 2 (0xff)")
 
 
-def test_wrong_bytes_are_replaced_if_asked(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"ab\xffcd")
-    options = PrepareOptions(invalid_text="replace")
-    (portion,) = portions_of(tmp_path, options)
-    documents = Documents.of(portion, options)
-    assert (documents.texts, documents.replaced) == (["ab\ufffdcd".encode()], 1)
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
