@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,10 +38,6 @@ from epochal.trainers.first_parameters import (
 TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx")
 DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
 DATA_PLACE = "model.LLM.data_location"
-_LLM = ("model", "LLM")
-_DATA_PARTS = frozenset((*_LLM, name) for name in ("data_location", "data_type", "max_seq_len"))
-_MODEL_PARTS = frozenset((*_LLM, name) for name in ("architecture", "ngram", "hf", "custom"))
-_CHECKPOINT_PARTS = _MODEL_PARTS | {(*_LLM, "checkpoint")}
 LOOK_TIMEOUT_S = 60.0
 """Seconds for the answer of each place that is checked in the files of a `data.toml`."""
 
@@ -71,51 +67,42 @@ class NamedFiles:
             self.problems.append(f"{place}: {error}")
 
 
-async def open_what_state_names(
-    state: StateFile, source: str, wrong_parts: Collection[tuple[str, ...]] = (), *, with_network: bool = False
-) -> NamedFiles:
+async def open_what_state_names(state: StateFile, source: str, *, with_network: bool = False) -> NamedFiles:
     """Open a state file's data, initial parameters and task encoder.
 
     Args:
-        state: the state file, with stand-ins for its parts that are wrong.
+        state: the state file.
         source: its name, for messages.
-        wrong_parts: its parts that are stand-ins (`epochal.state.config.valid_part`); nothing that depends on them is
-            opened.
         with_network: whether to open data on other machines.
     """
     found = NamedFiles()
     llm = state.model.LLM
     spec = None
-    if llm.architecture in ARCHITECTURES and not _MODEL_PARTS.intersection(wrong_parts):
+    if llm.architecture in ARCHITECTURES:
         spec = llm.spec
-        if not (llm.is_made_from_seed or _CHECKPOINT_PARTS.intersection(wrong_parts)):
+        if not llm.is_made_from_seed:
             spec = await _open_checkpoint(state, f"{source}: model.LLM.checkpoint", found, with_network=with_network)
-    if spec is not None and llm.is_made_from_seed and ("model", "LLM", "max_seq_len") not in wrong_parts:
+    if spec is not None and llm.is_made_from_seed:
         with found.collecting(source):
             check_config(state, spec, found.notes.append)
     if spec is not None and not found.problems:
         await asyncio.to_thread(_look_at_size, state, spec, source, found)
-    if _DATA_PARTS.intersection(wrong_parts):
-        return found
     async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:
         needs = None
-        if ("packing",) not in wrong_parts:
-            with found.collecting(source):
-                vocabulary = _vocabulary_in(spec, f"{source}: model.LLM", found)
-                needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker, OWNERS))
+        with found.collecting(source):
+            vocabulary = _vocabulary_in(spec, f"{source}: model.LLM", found)
+            needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker, OWNERS))
         await _open_data(state, f"{source}: {DATA_PLACE}", needs, found, with_network=with_network)
     return found
 
 
-async def open_what_data_file_names(
-    config: DataConfig, path: Path, state: StateFile | None, wrong_parts: Collection[tuple[str, ...]]
-) -> NamedFiles:
+async def open_what_data_file_names(config: DataConfig, path: Path, state: StateFile | None) -> NamedFiles:
     """Open the folder of a `data.toml`, and check that the model of the state file, if any, can take it."""
     found = NamedFiles()
     place = f"{path}: dir"
     with found.collecting(place):
         async with contextlib.aclosing(await open_described(config, path.parent)) as provider:
-            vocabulary = None if state is None else vocabulary_of(state, wrong_parts)
+            vocabulary = None if state is None else vocabulary_of(state)
             tokenizer = None if state is None else state.model.LLM.tokenizer
             needs = DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S, tokenizer)
             found.fingerprint = provider.fingerprint
@@ -188,19 +175,17 @@ def _lacking_libraries(spec: ModelSpec) -> str:
     return f"not installed: {' and '.join(missing)}; `pip install epochal[{entry.extra}]`" if missing else ""
 
 
-def vocabulary_of(state: StateFile, wrong_parts: Collection[tuple[str, ...]] = ()) -> int | None:
-    """Return the number of tokens of the run's model, as far as it is known on this machine.
-
-    It is None if the model's part of the file is wrong, its config is at its checkpoint, this version or what is
-    installed here (a library, a trainer's package) does not train it, or it takes every token.
-    """
-    if _MODEL_PARTS.intersection(wrong_parts):
-        return None
+def vocabulary_of(state: StateFile) -> int | None:
+    """Return the number of tokens of the run's model, as `vocabulary_of_model`."""
     return vocabulary_of_model(state.model.LLM.spec)
 
 
 def vocabulary_of_model(spec: ModelSpec) -> int | None:
-    """Return the number of a model's tokens, as far as it is known on this machine; None as `vocabulary_of`."""
+    """Return the number of a model's tokens, as far as it is known on this machine.
+
+    It is None if its config is at its checkpoint, this version or what is installed here (a library, a trainer's
+    package) does not train it, or it takes every token.
+    """
     size = (spec.hf or {}).get("vocab_size")
     if spec.architecture in HF_ARCHITECTURES and type(size) is int and not spec.dummy:
         return size  # said by the file itself, so that a data server needs neither torch nor the time to import it

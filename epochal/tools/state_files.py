@@ -5,7 +5,7 @@ from pathlib import Path
 from epochal.state.config.data_file import DataConfig, parse_data_config
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.config.support import ensure_supported
-from epochal.state.errors import InvalidConfig, InvalidInput, Mistake, Unsupported
+from epochal.state.errors import InvalidConfig, InvalidInput, Mistake
 from epochal.trainers.architectures import ARCHITECTURES
 
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -46,12 +46,7 @@ def read_state(path: Path) -> StateFile:
 def read_supported_state(path: Path) -> StateFile:
     """Return the validated state file. Raise `InvalidInput`, or `Unsupported` for what is not supported yet."""
     state = read_state(path)
-    try:
-        ensure_supported(state, str(path), ARCHITECTURES)
-    except Unsupported as error:
-        from epochal.tools.mix_pins import with_digest  # which opens data: only here
-
-        raise Unsupported(str(path), with_digest(error.mistakes, state)) from None
+    ensure_supported(state, str(path), ARCHITECTURES)
     return state
 
 

@@ -13,12 +13,14 @@ import tomli
 from pydantic import BaseModel, ValidationError
 
 from epochal.state.config.free_table import WrongEntry
-from epochal.state.config.hidden_values import shown_key, shown_line, shown_value
 from epochal.state.config.schema import ABSENT, MAX_INTEGER, Known, Path, known_places
 from epochal.state.errors import InvalidConfig, Mistake
 
 MAX_VALUE_CHARS = 80
 MIN_LIKENESS = 0.6
+HIDDEN = "(not shown)"
+SECRET_TABLE = "notify"
+"""Its addresses and keys are secrets."""
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -52,17 +54,8 @@ def parse_tree(text: str, source: str) -> dict[str, Any]:
     try:
         return tomli.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: an integer of thousands of digits, too
-        mistake = Mistake("", f"not TOML: {error}{_line_of(error)}", "TOML 1.0 (https://toml.io/en/v1.0.0)")
+        mistake = Mistake("", f"not TOML: {error}", "TOML 1.0 (https://toml.io/en/v1.0.0)")
         raise InvalidConfig(source, (mistake,)) from error
-
-
-def _line_of(error: Exception) -> str:
-    """Return the line at which the text stops being TOML, as the end of a message; "" where it is not known."""
-    if not isinstance(error, tomli.TOMLDecodeError):
-        return ""
-    line = shown_line(error.doc, error.lineno)
-    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line[:MAX_VALUE_CHARS])
-    return f": `{shown}`" if shown else ""
 
 
 def broken_rules(
@@ -93,9 +86,9 @@ def show(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 1]}…"
 
 
-def show_at(path: Path, value: Any, *, is_unknown: bool = False) -> str:
-    """Return the value at a path as a file spells it, cut, and without what may be a secret."""
-    return show(shown_value(value, path, is_unknown=is_unknown))
+def show_at(path: Path, value: Any) -> str:
+    """Return the value at a path as a file spells it, cut; one of `[notify]`, which may be a secret, is hidden."""
+    return HIDDEN if path[:1] == (SECRET_TABLE,) else show(value)
 
 
 def _spell(value: Any) -> str:
@@ -123,7 +116,7 @@ def _mistakes(
     mistakes: list[Mistake] = []
     misspelt: set[Path] = set()
     for path in (path for kind, path in places if kind == "extra_forbidden"):
-        mistake = _unknown_key(known, tree, path)
+        mistake = _unknown_key(known, path)
         mistakes.append(mistake)
         if mistake.nearest is not None:
             misspelt.add((*path[:-1], mistake.nearest))
@@ -145,7 +138,7 @@ def _place_of(problem: Any) -> tuple[Path, str]:
     return problem["loc"], ""
 
 
-def _unknown_key(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
+def _unknown_key(known: Known, path: Path) -> Mistake:
     parent, key = known.at(path[:-1]), str(path[-1])
     elsewhere = [".".join(other) for other in known.paths() if other[-1] == key]
     nearest = elsewhere[0] if len(elsewhere) == 1 else _nearest(key, parent.children)
@@ -153,7 +146,7 @@ def _unknown_key(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
         allowed = "only known keys"
     else:
         allowed = f"only the keys {', '.join(parent.children)}" if parent.children else parent.allowed
-    return Mistake(_dotted(path), show_at(path, _value_at(tree, path, ""), is_unknown=True), allowed, nearest)
+    return Mistake(_dotted(path), "an unknown key", allowed, nearest)
 
 
 def _wrong_value(known: Known, tree: Mapping[str, Any], path: Path) -> Mistake:
@@ -186,7 +179,7 @@ def _value_at(tree: Any, path: Path, default: Any) -> Any:
 
 
 def _dotted(path: Path) -> str:
-    return ".".join(map(shown_key, path))
+    return ".".join(HIDDEN if "://" in str(part) else str(part) for part in path)  # an address was written as a key
 
 
 def _overlap(one: Path, other: Path) -> bool:

@@ -7,14 +7,12 @@ import typer
 
 from epochal.cli.options.notified import missing_variables
 from epochal.cli.output.printing import run_to_end
-from epochal.state.config.data_file import DataConfig, check_together, parse_data_config
-from epochal.state.config.mistakes import parse_tree
-from epochal.state.config.state_file import StateFile, parse_state
-from epochal.state.config.support import unsupported_values
-from epochal.state.config.valid_part import valid_part
-from epochal.state.errors import InvalidConfig, InvalidInput, Unsupported
+from epochal.state.config.data_file import DataConfig, check_together
+from epochal.state.config.state_file import StateFile
+from epochal.state.config.support import ensure_supported
+from epochal.state.errors import InvalidInput, Unsupported
 from epochal.tools.plan.scenario import parse_clients
-from epochal.tools.state_files import read_text, unpinned_data
+from epochal.tools.state_files import read_data_config, read_state, unpinned_data
 from epochal.trainers.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from epochal.tools.run_inputs import NamedFiles
 
 HINT = "--no-files leaves out the data, checkpoint and task encoder that the files name"
-
-_SHARED_PARTS = frozenset({("model", "LLM", "data_location"), ("model", "LLM", "max_seq_len")})
 
 
 def check(
@@ -55,7 +51,7 @@ def check(
     """
     groups = [parse_clients(text, "--clients") for text in clients or ()]
     checked = _Checked()
-    checked.read_state_file(state_path, with_network=network)
+    checked.read_state_file(state_path)
     if data_config is not None:
         checked.read_data_file(data_config)
     count = len(checked.problems)
@@ -81,43 +77,28 @@ class _Checked:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.facts: list[str] = []
-        self._state: tuple[StateFile, Path, frozenset[tuple[str, ...]]] | None = None
+        self._state: tuple[StateFile, Path] | None = None
         self._data: tuple[DataConfig, Path] | None = None
         self._fingerprint: str | None = None
 
-    def read_state_file(self, path: Path, *, with_network: bool) -> None:
+    def read_state_file(self, path: Path) -> None:
         try:
-            text = read_text(path)
-            tree = parse_tree(text, str(path))
-        except InvalidInput as error:
+            state = read_state(path)
+            self._state = state, path
+            ensure_supported(state, str(path), ARCHITECTURES)
+        except (InvalidInput, Unsupported) as error:
             self.problems.append(str(error))
             return
-        wrong: set[str] = set()
-        try:
-            parse_state(text, str(path))
-        except InvalidConfig as error:
-            self.problems.append(str(error))
-            wrong = {mistake.path for mistake in error.mistakes}
-        state, wrong_parts = valid_part(tree)
-        found = [value for value in unsupported_values(tree, ARCHITECTURES) if value.path not in wrong]
-        if found and state is not None and with_network:
-            from epochal.tools.mix_pins import with_digest
-
-            found = list(with_digest(found, state))
-        if found:
-            self.problems.append(str(Unsupported(str(path), tuple(found))))
-        if state is not None:
-            self._state = state, path, wrong_parts
-            self.notes += [
-                f"{path}: [notify] names the variable {name}, which is not set here; the coordinator needs it"
-                for name in missing_variables(state)
-            ]
+        self.notes += [
+            f"{path}: [notify] names the variable {name}, which is not set here; the coordinator needs it"
+            for name in missing_variables(state)
+        ]
 
     def read_data_file(self, path: Path) -> None:
         try:
-            config = parse_data_config(read_text(path), str(path))
+            config = read_data_config(path)
             self._data = config, path
-            if self._state is not None and not _SHARED_PARTS.intersection(self._state[2]):
+            if self._state is not None:
                 check_together(self._state[0], str(self._state[1]), config, str(path))
         except InvalidInput as error:
             self.problems.append(str(error))
@@ -127,18 +108,18 @@ class _Checked:
         from epochal.tools.run_inputs import open_what_data_file_names, open_what_state_names
 
         async def opened() -> None:
-            state, path, wrong_parts = self._state or (None, None, frozenset())
+            state, path = self._state or (None, None)
             if state is not None:
-                self._take(await open_what_state_names(state, str(path), wrong_parts, with_network=network))
+                self._take(await open_what_state_names(state, str(path), with_network=network))
             if self._data is not None:
                 self.notes = [note for note in self.notes if "--data-config" not in note]
-                self._take(await open_what_data_file_names(*self._data, state, wrong_parts))
+                self._take(await open_what_data_file_names(*self._data, state))
 
         run_to_end(opened())
 
     def note_unpinned_data(self) -> None:
         """Note that strangers can decide which data are the run's, with the line that prevents it if it is known."""
-        if self._state is None or self._state[2] or (warning := unpinned_data(self._state[0])) is None:
+        if self._state is None or (warning := unpinned_data(self._state[0])) is None:
             return
         line = "" if self._fingerprint is None else f'. These have `data_fingerprint = "{self._fingerprint}"`'
         self.notes.append(f"{self._state[1]}: {warning}{line}")
@@ -148,14 +129,14 @@ class _Checked:
 
         A model that is not known here, or not right, is said elsewhere.
         """
-        if self._state is None or self._state[2] or self._state[0].model.LLM.spec.dummy:
+        if self._state is None or self._state[0].model.LLM.spec.dummy:
             return
         from epochal.state.round_model import Links
         from epochal.tools.plan.planner import check_groups, plan_run
         from epochal.tools.plan.sizes import sizes_of
         from epochal.tools.plan.timers import modest_clients, timer_notes
 
-        state, path, _ = self._state
+        state, path = self._state
         try:
             sizes = sizes_of(state)
         except (InvalidInput, Unsupported):
