@@ -17,7 +17,7 @@ async def test_written_files_start_a_run_that_trains(tmp_path: Path) -> None:
     async with prepared_run(tmp_path / "run") as run:
         run.state_path.unlink()
         ran = await run.command_here(
-            *("init", str(run.state_path.parent), "--yes", "--run-id", "test-run", "--data", str(folder)),
+            *("init", str(run.state_path.parent), "--run-id", "test-run", "--data", str(folder)),
             *("--data-address", f"127.0.0.1:{port}", "--seq-len", "64", "--clients", "1 x 1gbit/1gbit 1ms 1M tokens/s"),
         )
         ran.expect(0)

@@ -16,7 +16,7 @@ from epochal.state.config.data_location import DummyData, Server, SingleUrl
 from epochal.state.config.state_file import MAX_RUN_ID_BYTES
 from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from epochal.state.errors import InvalidInput
-from epochal.tools.plan.scenario import parse_clients, parse_count
+from epochal.tools.plan.scenario import parse_count
 
 NGRAM = "ngram"
 BYTES_VOCABULARY = 256
@@ -185,9 +185,3 @@ def tokens_in_all(text: str, data: ChosenData) -> int:
     if data.tokens is None:
         raise InvalidInput(f"--tokens {text!r}: the size of these data is not known here; give a number, such as 10B")
     return max(1, math.ceil(float(passes[1]) * data.tokens))
-
-
-def check_clients(texts: list[str]) -> None:
-    """Raise `InvalidInput` unless each describes clients, as `epochal plan` takes them."""
-    for text in texts:
-        parse_clients(text)

@@ -40,7 +40,7 @@ def test_failed_command_says_where_its_error_is_explained() -> None:
 
 
 def test_command_that_ends_well_or_with_figures_names_no_explanation(tmp_path: Path) -> None:
-    for command in (("--version",), ("audit", "-h"), ("init", str(tmp_path / "run"), "--yes")):
+    for command in (("--version",), ("audit", "-h"), ("init", str(tmp_path / "run"))):
         ran = run_main(*command)
         ran.expect(0)
         assert "epochal explain" not in ran.err
@@ -55,7 +55,7 @@ def test_wrong_input_because_of_a_more_exact_error_is_explained_as_that(tmp_path
     [
         (("pause", "http://127.0.0.1:1"), "admin-token-missing"),
         (("key", "show", "nowhere.key"), "wrong-key-file"),
-        (("init", "run", "--clients", "many", "--yes"), "unclear-clients"),
+        (("init", "run", "--clients", "many"), "unclear-clients"),
         (("client", "http://127.0.0.1:1", "--trainer", "nope"), "unknown-trainer"),
         (("trainer-service", "--host", "0.0.0.0"), "would-be-unencrypted"),
         (("status", "http://no-such-host.invalid"), "wrong-address"),

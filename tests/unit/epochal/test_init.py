@@ -1,4 +1,4 @@
-"""`epochal init`: files that start, from options or answers; nothing is overwritten, and mistakes are named."""
+"""`epochal init`: files that start, from options; nothing is overwritten, and mistakes are named."""
 
 import json
 import socket
@@ -12,7 +12,6 @@ from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
 from tests.support.drive.cli import run_main
-from tests.support.drive.terminals import in_terminal
 
 CLIENTS = "2 x 1gbit/1gbit 1ms 1M tokens/s"
 TOKENS = 100_000
@@ -31,35 +30,18 @@ def state_in(folder: Path) -> StateFile:
 
 
 def test_defaults_make_a_file_that_check_takes_without_warnings(tmp_path: Path) -> None:
-    run_main("init", str(tmp_path / "My Run!"), "--yes").expect(0, "epochal coordinator")
+    run_main("init", str(tmp_path / "My Run!")).expect(0, "epochal coordinator")
     assert state_in(tmp_path / "My Run!").run_id == "my-run"
     checked = run_main("check", str(tmp_path / "My Run!" / "state.toml"))
     checked.expect(0, "is valid")
     assert "note:" not in checked.err
-
-
-def test_without_a_terminal_it_says_which_defaults_it_took(tmp_path: Path) -> None:
-    ran = run_main("init", str(tmp_path / "run"), "--seq-len", "64", "--clients", CLIENTS)
-    ran.expect(0, "taken by default", "--run-id run\n", "--data dummy\n", "--vocabulary 256\n", "--model ngram\n")
-    ran.expect(0, "--access open\n", "--tokens (default: a hundred rounds)")
-    taken = ran.out.partition("taken by default")[2]
-    assert "--seq-len" not in taken
-    assert "--clients" not in taken
-
-
-def test_all_options_leave_no_default_to_tell(tmp_path: Path, tokens: Path) -> None:
-    ran = run_main(
-        *("init", str(tmp_path / "run"), "--run-id", "r", "--data", str(tokens), "--vocabulary", "256", "--model"),
-        *("ngram", "--seq-len", "64", "--clients", CLIENTS, "--tokens", "1M", "--access", "open"),
-        *("--data-address", "data.example:39405"),
-    )
-    ran.expect(0)
-    assert "taken by default" not in ran.out
-    assert "random bytes" not in ran.out
+    planned = run_main("plan", str(tmp_path / "My Run!" / "state.toml"), "--clients", DEFAULT_CLIENTS, "--no-advice")
+    planned.expect(0, "to the end")
+    assert "warnings  " not in planned.out
 
 
 def test_made_up_data_are_said_to_be_random_and_how_to_have_others(tmp_path: Path) -> None:
-    ran = run_main("init", str(tmp_path / "run"), "--yes")
+    ran = run_main("init", str(tmp_path / "run"))
     ran.expect(0, "The data are random bytes", "epochal prepare TEXT.txt --tokenizer bytes --out data")
     assert "# random bytes: nothing can be learnt" in (tmp_path / "run" / "state.toml").read_text()
 
@@ -67,7 +49,7 @@ def test_made_up_data_are_said_to_be_random_and_how_to_have_others(tmp_path: Pat
 def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("TEXT.txt").write_text("words to learn from\n" * 4000)
-    said = run_main("init", "run", "--yes").out
+    said = run_main("init", "run").out
     commands = [
         line.split()[1:] for line in said.splitlines() if line.startswith(("  epochal prepare", "  epochal init"))
     ]
@@ -77,17 +59,10 @@ def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeyp
     run_main("check", "OTHER_DIR/state.toml", "--data-config", "OTHER_DIR/data.toml").expect(0, "is valid")
 
 
-def test_written_run_is_planned_for_its_clients_without_warnings(tmp_path: Path) -> None:
-    run_main("init", str(tmp_path), "--yes").expect(0)
-    planned = run_main("plan", str(tmp_path / "state.toml"), "--clients", DEFAULT_CLIENTS)
-    planned.expect(0, "to the end")
-    assert "warnings  " not in planned.out
-
-
 def test_folder_of_tokens_gets_a_data_file_that_fits(tmp_path: Path, tokens: Path) -> None:
     run_main(
         *("init", str(tmp_path / "run"), "--data", str(tokens), "--data-address", "data.example:39405"),
-        *("--seq-len", "128", "--clients", CLIENTS, "--tokens", "3 passes", "--yes"),
+        *("--seq-len", "128", "--clients", CLIENTS, "--tokens", "3 passes"),
     ).expect(0)
     state = state_in(tmp_path / "run")
     data = parse_data_config((tmp_path / "run" / "data.toml").read_text(), "data.toml")
@@ -101,13 +76,13 @@ def test_folder_of_tokens_gets_a_data_file_that_fits(tmp_path: Path, tokens: Pat
 
 def test_file_fits_the_lines_of_the_clients(tmp_path: Path) -> None:
     for name, clients in (("fast", CLIENTS), ("slow", "2 x 800kbit/100kbit 300ms 200 tokens/s")):
-        run_main("init", str(tmp_path / name), "--clients", clients, "--yes").expect(0)
+        run_main("init", str(tmp_path / name), "--clients", clients).expect(0)
     fast, slow = state_in(tmp_path / "fast").config, state_in(tmp_path / "slow").config
     assert slow.max_round_train_time > fast.max_round_train_time
 
 
 def test_run_by_invitation_has_one_that_the_command_shows(tmp_path: Path) -> None:
-    ran = run_main("init", str(tmp_path), "--access", "invitations", "--yes")
+    ran = run_main("init", str(tmp_path), "--access", "invitations")
     ran.expect(0, "--invitation ")
     assert len(state_in(tmp_path).access.invitations) == 1
     code = ran.out.partition("--invitation ")[2].split()[0]
@@ -116,7 +91,7 @@ def test_run_by_invitation_has_one_that_the_command_shows(tmp_path: Path) -> Non
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text("mine")
-    run_main("init", str(tmp_path), "--yes").expect(2, "data.toml exists")
+    run_main("init", str(tmp_path)).expect(2, "data.toml exists")
     assert [path.name for path in tmp_path.iterdir()] == ["data.toml"]
 
 
@@ -137,7 +112,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     ],
 )
 def test_mistake_is_named_and_nothing_is_written(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    run_main("init", str(tmp_path / "run"), *options, "--yes").expect(2, message)
+    run_main("init", str(tmp_path / "run"), *options).expect(2, message)
     assert not (tmp_path / "run" / "state.toml").exists()
 
 
@@ -166,42 +141,13 @@ def test_tokens_are_numbers_or_passes(tokens: Path) -> None:
     assert tokens_in_all("10B", data) == 10_000_000_000
 
 
-ANSWERED = (
-    ("Name of the run", "../up", "asked"),
-    ("Data: ", "nowhere", None),
-    ("Where clients reach these data", "here", "data.example:39405"),
-    ("Number of different tokens", "1", "256"),
-    ("Model: ", "gpt", "ngram"),
-    ("Tokens of a sample", "many", "64"),
-    ("Clients: ", "two laptops", CLIENTS),
-    ("Tokens to train in all", "lots", "1 pass"),
-    ("Who may join", "friends", "keys"),
-    ("Public key of a first member", "me", "0" * 64),
-)
-"""Each question, an answer that is not taken, and one that is; None for the folder of tokens."""
-
-
-async def test_answer_that_is_not_taken_is_asked_for_again(tmp_path: Path, tokens: Path) -> None:
-    async with in_terminal("init", str(tmp_path / "run")) as terminal:
-        for question, wrong, right in ANSWERED:
-            await terminal.until(question)
-            told = len(terminal.text)
-            terminal.press(f"{wrong}\n")
-            await terminal.until_again(question, told)
-            terminal.press(f"{right or tokens}\n")
-        assert await terminal.end() == 0
-    state = state_in(tmp_path / "run")
-    assert (state.run_id, state.access.keys, state.model.LLM.max_seq_len) == ("asked", ("0" * 64,), 64)
-    assert "data.example:39405" in (tmp_path / "run" / "state.toml").read_text()
-
-
 def test_name_that_no_run_may_have_is_refused_before_files_are_written(tmp_path: Path) -> None:
-    run_main("init", str(tmp_path / "run"), "--yes", "--run-id", "../up").expect(2, "--run-id '../up'; allowed:")
+    run_main("init", str(tmp_path / "run"), "--run-id", "../up").expect(2, "--run-id '../up'; allowed:")
     assert not (tmp_path / "run").exists()
 
 
 def test_data_that_can_be_opened_are_pinned(tmp_path: Path, tokens: Path) -> None:
-    run_main("init", str(tmp_path / "run"), "--data", str(tokens), "--seq-len", "64", "--yes").expect(0)
+    run_main("init", str(tmp_path / "run"), "--data", str(tokens), "--seq-len", "64").expect(0)
     state, data = tmp_path / "run" / "state.toml", tmp_path / "run" / "data.toml"
     shown = json.loads(run_main("data", "inspect", str(data), "--json").out)
     assert state_in(tmp_path / "run").config.data_fingerprint == shown["fingerprint"]
@@ -213,7 +159,7 @@ def test_data_that_can_be_opened_are_pinned(tmp_path: Path, tokens: Path) -> Non
 def test_data_that_cannot_be_opened_leave_a_comment_that_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         location = f"http://127.0.0.1:{unused.getsockname()[1]}/tokens.bin"
-    ran = run_main("init", str(tmp_path / "run"), "--data", location, "--yes")
+    ran = run_main("init", str(tmp_path / "run"), "--data", location)
     ran.expect(0, "state.toml does not say which data are the run's")
     text = (tmp_path / "run" / "state.toml").read_text()
     assert '# data_fingerprint = "…"' in text

@@ -55,7 +55,7 @@ def test_commands_are_taken_by_the_command_line(address: str) -> None:
 
 def test_client_of_a_transformer_has_its_trainer_and_the_invitation(tmp_path: Path) -> None:
     need_module("transformers")
-    written = ("--model", "llama-6m", "--seq-len", "64", "--vocabulary", "256", "--access", "invitations", "--yes")
+    written = ("--model", "llama-6m", "--seq-len", "64", "--vocabulary", "256", "--access", "invitations")
     ran = run_main("init", str(tmp_path / "run"), *written)
     ran.expect(0)
     client = next(line for line in ran.out.splitlines() if line.startswith("  epochal client "))
@@ -64,7 +64,7 @@ def test_client_of_a_transformer_has_its_trainer_and_the_invitation(tmp_path: Pa
 
 def test_run_whose_data_only_this_machine_reaches_says_so(tmp_path: Path) -> None:
     (tmp_path / "tokens.bin").write_bytes(bytes(20_000))
-    made = ("init", "--data", str(tmp_path), "--seq-len", "64", "--yes")
+    made = ("init", "--data", str(tmp_path), "--seq-len", "64")
     run_main(*made, str(tmp_path / "here")).expect(0, "only this machine can reach the data")
     away = run_main(*made, str(tmp_path / "away"), "--data-address", "tls://a.example:39405")
     away.expect(0, "epochal client https://a.example:8000")
