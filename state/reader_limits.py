@@ -14,14 +14,6 @@ MAX_MANIFEST_BYTES = 256 * 1024**2
 
 MAX_ROW_GROUP_BYTES = 256 * 1024**2
 """Size of the decoded row group of a parquet file, or record batch of an Arrow file."""
-MAX_PARQUET_FOOTER_BYTES = 16 * 1024**2
-"""Size of the footer of a parquet file."""
-MAX_COLUMN_CHUNKS = 2**17
-"""Columns of all row groups of a parquet file together."""
-MAX_COLUMN_DEPTH = 64
-"""Levels of the columns of a parquet file."""
-MAX_THRIFT_DEPTH = 16
-"""Levels of a parquet file's footer and of the heads of its pages."""
 MAX_RECORDS_BYTES = 32 * 1024**2
 """Size of the rows that become JSON records together, and so of a single one."""
 MAX_ARROW_HEAD_BYTES = 16 * 1024**2

@@ -97,7 +97,10 @@ def batches_of(file: BinaryIO, size_bytes: int, place: str) -> tuple[Any, list[A
                 schema = arrow.ipc.read_schema(arrow.ipc.read_message(file))
             elif kind == _BATCH and schema is not None:
                 batch = message.table(2)
-                found.append(ArrowBatch(at, _rows(batch, file, body_at, body_bytes, len(found), place)))
+                rows = -1 if batch is None else batch.number(0, "<q")
+                if not 0 <= rows <= columns.MAX_ROW_GROUP_BYTES:
+                    raise CorruptData(f"{place}: record batch {len(found)} has {rows} rows", path=place)
+                found.append(ArrowBatch(at, rows))
             else:
                 what = "columns that are encoded by a dictionary" if kind == _DICTIONARY else f"a part of kind {kind}"
                 raise CorruptData(f"{place} has {what}; not supported", path=place)
@@ -130,32 +133,11 @@ def _head(file: BinaryIO, at: int, size_bytes: int, place: str, *, is_file: bool
     return head, at + 8 + length
 
 
-def _rows(batch: _Flat | None, file: BinaryIO, body_at: int, body_bytes: int, number: int, place: str) -> int:
-    """Return the number of rows of a batch; `CorruptData` if it is impossible, or takes too much memory."""
-    rows = -1 if batch is None else batch.number(0, "<q")
-    if batch is None or not 0 <= rows <= columns.MAX_ROW_GROUP_BYTES:
-        raise CorruptData(f"{place}: record batch {number} has {rows} rows", path=place)
-    is_compressed = batch.table(3) is not None
-    taken_bytes = 0
-    for offset, length in batch.buffers(2):
-        if offset < 0 or length < 0 or offset + length > body_bytes:
-            raise CorruptData(f"{place}: record batch {number} points beyond its end", path=place)
-        if is_compressed and length >= 8:
-            file.seek(body_at + offset)
-            # -1: not compressed after all
-            said = int.from_bytes(file.read(8), "little", signed=True)
-            length = said if said >= 0 else length
-        taken_bytes += length
-    if taken_bytes > columns.MAX_ROW_GROUP_BYTES:
-        raise too_large(place, number, taken_bytes)
-    return rows
-
-
 def read_batch(file: Any, batch: ArrowBatch, schema: Any, number: int, place: str) -> Any:
-    """Return a record batch, checked as if it were read for the first time: a server may have answered with another.
+    """Return a record batch, with its sizes checked before they are decompressed.
 
     Raises:
-        CorruptData: it has another number of rows, or takes too much memory.
+        CorruptData: it has another number of rows than when the file was opened, or takes too much memory.
         ArrowException, ValueError, OSError: what pyarrow raises, for `as_ours`.
     """
     arrow = pyarrow()
@@ -163,8 +145,7 @@ def read_batch(file: Any, batch: ArrowBatch, schema: Any, number: int, place: st
     message = arrow.ipc.read_message(file)
     head, body = message.metadata.to_pybytes(), message.body or b""
     try:
-        with arrow.BufferReader(body) as held:
-            _rows(_Flat(head, struct.unpack_from("<I", head)[0]).table(2), held, 0, len(body), number, place)
+        _check_size(_Flat(head, struct.unpack_from("<I", head)[0]).table(2), memoryview(body), number, place)
     except struct.error as error:
         raise ValueError(f"record batch {number}: {error}") from error
     found = arrow.ipc.read_record_batch(message, schema)
@@ -172,3 +153,18 @@ def read_batch(file: Any, batch: ArrowBatch, schema: Any, number: int, place: st
     if found.num_rows != batch.rows:
         raise CorruptData(f"{place} changed: a record batch had {batch.rows} rows", path=place)
     return found
+
+
+def _check_size(batch: _Flat | None, body: memoryview, number: int, place: str) -> None:
+    """Raise `CorruptData` if the buffers of a batch are larger than allowed, or beyond its end."""
+    is_compressed = batch is not None and batch.table(3) is not None
+    taken_bytes = 0
+    for offset, length in () if batch is None else batch.buffers(2):
+        if offset < 0 or length < 0 or offset + length > len(body):
+            raise CorruptData(f"{place}: record batch {number} points beyond its end", path=place)
+        if is_compressed and length >= 8:
+            said = int.from_bytes(body[offset : offset + 8], "little", signed=True)
+            length = said if said >= 0 else length  # -1: not compressed after all
+        taken_bytes += length
+    if taken_bytes > columns.MAX_ROW_GROUP_BYTES:
+        raise too_large(place, number, taken_bytes)

@@ -38,11 +38,9 @@ from epochal.data_providers.formats.columns import (
     pyarrow,
     too_large,
 )
-from epochal.data_providers.formats.parquet_pages import CheckedColumns, StoredColumn, chunks_of, tail_of
 from epochal.data_providers.identity import contents_of
 from epochal.data_providers.order import DataFile, DataOrder, Extent
 from epochal.data_providers.protocol import (
-    MAX_SEQUENCE_BYTES,
     CorruptData,
     DatasetSpec,
     TokenBatch,
@@ -58,7 +56,6 @@ from epochal.data_providers.splits import DEFAULT_SPLIT, names_of_split
 from epochal.data_providers.waits import decoding
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
-from epochal.state.wire import sha256_hex
 
 __all__ = ["EXTRA", "PreprocessedDataProvider"]
 
@@ -66,8 +63,6 @@ MAX_DECODED_BYTES = 512 * 1024**2
 """Maximum size of the decoded row groups that are kept; the least recently used is dropped first."""
 _ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
 """For the order a row is a sample of one token."""
-_FEW_VALUES = 2**20
-"""So many values of a row group are always decoded, so that the error names the sample that is too long."""
 T = TypeVar("T")
 
 
@@ -88,8 +83,7 @@ class RowFile(DataFile):
         columns: those that are read.
         schema: of an Arrow file, for its batches.
         batches: of an Arrow file; None for parquet.
-        chunks: of a parquet file, the columns of each row group.
-        tail_sha256: of a parquet file, of the end that was read first.
+        metadata: of a parquet file, its footer.
     """
 
     source: SourceFile
@@ -97,8 +91,7 @@ class RowFile(DataFile):
     starts: NDArray[np.int64]
     schema: Any = None
     batches: tuple[ArrowBatch, ...] | None = None
-    chunks: tuple[list[StoredColumn], ...] = ()
-    tail_sha256: str = ""
+    metadata: Any = None
 
 
 class PreprocessedDataProvider:
@@ -251,7 +244,7 @@ class PreprocessedDataProvider:
             self._decoded.move_to_end(key)
             return self._decoded[key]
         with decoding():
-            found = _decode(self.files[file], group, self._opening, self._max_tokens)
+            found = _decode(self.files[file], group, self._opening)
         self._decoded[key] = found
         self._decoded_bytes += _bytes_of(found)
         while self._decoded_bytes > MAX_DECODED_BYTES and len(self._decoded) > 1:
@@ -309,10 +302,7 @@ def _parquet_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile
     arrow = pyarrow()
     place = file.place
     try:
-        readable = opening(file)
-        tail = tail_of(readable, place)
-        chunks = chunks_of(tail, readable.size(), place)
-        with arrow.parquet.ParquetFile(CheckedColumns(readable, tail, (), (), 0, (place, 0))) as opened:
+        with arrow.parquet.ParquetFile(opening(file)) as opened:
             metadata, schema = opened.metadata, opened.schema_arrow
             counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except (arrow.ArrowException, ValueError, OSError) as error:
@@ -323,24 +313,18 @@ def _parquet_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile
     for group in range(metadata.num_row_groups):
         _check_row_group(metadata.row_group(group), group, place)
     starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-    kept = tuple([chunk for chunk in group if chunk.path[0] in columns] for group in chunks)
-    return RowFile(
-        file.name, file.size_bytes, int(starts[-1]), file, columns, starts, chunks=kept, tail_sha256=sha256_hex(tail)
-    )
+    return RowFile(file.name, file.size_bytes, int(starts[-1]), file, columns, starts, metadata=metadata)
 
 
 def _check_row_group(group: Any, number: int, place: str) -> None:
-    """Raise `CorruptData` if a row group has an impossible number of rows or is too large.
-
-    Its columns are checked when they are decoded, by `CheckedColumns`.
-    """
+    """Raise `CorruptData` if a row group has an impossible number of rows or is too large."""
     if group.num_rows < 0:
         raise CorruptData(f"{place}: row group {number} has {group.num_rows} rows", path=place)
     if group.total_byte_size > row_columns.MAX_ROW_GROUP_BYTES:
         raise too_large(place, number, group.total_byte_size)
 
 
-def _decode(file: RowFile, group: int, opening: _Opening, max_tokens: int | None) -> dict[str, Column]:
+def _decode(file: RowFile, group: int, opening: _Opening) -> dict[str, Column]:
     arrow = pyarrow()
     place = file.source.place
     count = int(file.starts[group + 1] - file.starts[group])
@@ -352,14 +336,8 @@ def _decode(file: RowFile, group: int, opening: _Opening, max_tokens: int | None
                 rows = range(0, max(batch.num_rows, 1), row_columns.DECODED_ROWS)
                 parts = (batch.slice(row, row_columns.DECODED_ROWS) for row in rows)
                 return decoded(parts, file.columns, count, group, place)
-        wanted = list(file.columns)
-        max_values = max(count * (max_tokens or MAX_SEQUENCE_BYTES // _ROWS.token_size_bytes), _FEW_VALUES)
-        tail = tail_of(opened, place)
-        if sha256_hex(tail) != file.tail_sha256:
-            raise CorruptData(f"{place} changed: it had another footer", path=place)
-        checked = CheckedColumns(opened, tail, file.chunks[group], wanted, max_values, (place, group))
-        with arrow.parquet.ParquetFile(checked, pre_buffer=False, read_dictionary=checked.with_dictionary) as parquet:
-            parts = parquet.iter_batches(row_columns.DECODED_ROWS, row_groups=[group], columns=wanted)
+        with arrow.parquet.ParquetFile(opened, metadata=file.metadata, pre_buffer=True) as parquet:
+            parts = parquet.iter_batches(row_columns.DECODED_ROWS, row_groups=[group], columns=list(file.columns))
             return decoded(parts, file.columns, count, group, place)
     except (arrow.ArrowException, ValueError, OSError) as error:
         raise as_ours(error, place, f"holds a row group {group} that cannot be decoded") from error

@@ -146,7 +146,7 @@ async def test_row_group_that_decodes_to_too_much_is_refused_in_time(
     provider = PreprocessedDataProvider.open(path)
     assert path.stat().st_size < 5000
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 300_000)
-    with pytest.raises(CorruptData, match=r"row group 0 has 640000 bytes or more; at most 300000: write smaller"):
+    with pytest.raises(CorruptData, match=r"row group 0 has \d+ bytes or more; at most 300000: write smaller"):
         await provider.get_samples(DataIds(0, 0))
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 700_000)
     assert (await provider.get_samples(DataIds(0, 39))).input_ids.tolist() == [7] * 80_000

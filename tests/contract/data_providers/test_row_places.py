@@ -177,12 +177,12 @@ def opened(path: Path, data: bytes) -> PreprocessedDataProvider:
     return PreprocessedDataProvider.open(path, records=True)
 
 
-def test_arrow_batch_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_arrow_batch_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = arrow_file(table_of(inputs=[[7] * 5000] * 20), "zstd")
     assert len(data) < 50_000
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 500_000)
     with pytest.raises(CorruptData, match=r"row group 0 has \d+ bytes or more; at most 500000"):
-        opened(tmp_path / "a.arrow", data)
+        await opened(tmp_path / "a.arrow", data).get_samples(DataIds(0, 0))
 
 
 def test_arrow_file_is_refused_with_its_reason(tmp_path: Path) -> None:
