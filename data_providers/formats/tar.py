@@ -2,7 +2,7 @@
 
 Of a sample, `NAME.json` is the record and `NAME.txt` a text: without a record the record is `{"text": …}`, and beside
 one that has no `text` it becomes its `text`. Other members (images, sound) are left out. Nothing is ever unpacked by a
-member's name, so a name can do no harm. Tar itself: POSIX 1003.1 (ustar, pax) and GNU's long names.
+member's name, so a name can do no harm. `tarfile` reads the headers.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import json
 import tarfile
 from array import array
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import IO, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,6 @@ from epochal.data_providers.protocol import CorruptData
 from epochal.state.reader_limits import MAX_LINE_BYTES, MAX_TAR_END_BYTES, MAX_TAR_HEADER_BYTES, MAX_TAR_MEMBERS
 from epochal.state.wire import load_json
 
-BLOCK_BYTES = 512
-_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, b"xX", b"g"
 _NOT_THERE = -1
 _SHOWN_CHARACTERS = 100
 
@@ -87,101 +85,55 @@ def samples_of_tar(file: BinaryIO, size_bytes: int, place: str) -> Places:
         DataError: what reading the file raises.
     """
     found = _Found(place)
-    at, said = 0, _Said()
-    for _ in range(MAX_TAR_MEMBERS):
-        file.seek(at)
-        head = _exactly(file, BLOCK_BYTES, at, place)
-        if not head.strip(b"\0"):
-            _check_end(file, at + BLOCK_BYTES, size_bytes, place)
-            return found.all()
-        try:
-            member = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-        except (tarfile.HeaderError, ValueError, OverflowError) as error:
-            raise CorruptData(f"{place} is not a tar file at byte {at}: {error}", place=place) from error
-        at += BLOCK_BYTES
-        if member.type in (_LONG_NAME, _LONG_LINK) or member.type in (b"x", b"X", _GLOBAL_PAX):
-            text = _extended(file, member.size, at, place)
-            said.note(member.type, text, place)
-            held_bytes = member.size
-        else:
-            held_bytes = member.size if said.size_bytes is None else said.size_bytes
-            if not (member.isreg() or member.type not in tarfile.SUPPORTED_TYPES):
-                held_bytes = 0
-            if not 0 <= held_bytes <= size_bytes - at:
-                raise CorruptData(f"{place} is cut off: the member at byte {at} has {held_bytes} bytes", place=place)
-            if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE) and not member.isdir():
-                found.take(said.name or member.name, at, held_bytes)
-            elif member.type == tarfile.GNUTYPE_SPARSE:
-                raise CorruptData(f"{place}: {_shown(member.name)} is a sparse file; not supported", place=place)
-            said = _Said()
-        at += -(-held_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        if at > size_bytes:
-            raise CorruptData(f"{place} is cut off at byte {size_bytes}", place=place)
+    at = 0
+    try:
+        with tarfile.open(fileobj=cast("IO[bytes]", _Headers(file, place)), mode="r:") as tar:
+            for _ in range(MAX_TAR_MEMBERS):
+                member = tar.next()
+                if member is None:
+                    _check_end(file, tar.offset, size_bytes, place)
+                    return found.all()
+                tar.members = []  # type: ignore[attr-defined]  # which would keep all of them
+                if not at < tar.offset <= size_bytes or member.size < 0:
+                    raise CorruptData(f"{place} is cut off: the member at byte {at} has {member.size} bytes")
+                at = tar.offset
+                if member.issparse():
+                    raise CorruptData(f"{place}: {_shown(member.name)} is a sparse file; not supported", place=place)
+                if member.isreg():
+                    found.take(member.name, member.offset_data, member.size)
+    except (tarfile.TarError, ValueError, OverflowError, LookupError, RecursionError) as error:
+        raise CorruptData(f"{place} is not a tar file, or is cut off, at byte {at}: {error}", place=place) from error
     raise CorruptData(f"{place} holds more than {MAX_TAR_MEMBERS} members", place=place)
 
 
-@dataclass(slots=True)
-class _Said:
-    """The name and size that extended headers give the next member."""
+class _Headers:
+    """A file as `tarfile` reads it, which refuses reads larger than any header."""
 
-    name: str | None = None
-    size_bytes: int | None = None
+    def __init__(self, file: BinaryIO, place: str) -> None:
+        self.seek, self.tell = file.seek, file.tell
+        self._file = file
+        self._place = place
 
-    def note(self, kind: bytes, text: bytes, place: str) -> None:
-        if kind == _LONG_NAME:
-            self.name = text.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-        elif kind in (b"x", b"X"):
-            pairs = _pax(text, place)
-            if any(key.startswith(b"GNU.sparse") for key in pairs):
-                raise CorruptData(f"{place} holds a sparse file; not supported", place=place)
-            if b"path" in pairs:
-                self.name = pairs[b"path"].decode("utf-8", "surrogateescape")
-            if b"size" in pairs:
-                if not pairs[b"size"].isdigit() or len(pairs[b"size"]) > 18:
-                    raise CorruptData(f"{place} has a member of size {pairs[b'size'][:20]!r}", place=place)
-                self.size_bytes = int(pairs[b"size"])
-
-
-def _pax(text: bytes, place: str) -> dict[bytes, bytes]:
-    pairs: dict[bytes, bytes] = {}
-    at = 0
-    while at < len(text) and text[at]:
-        digits, space, _ = text[at : at + 20].partition(b" ")
-        length = int(digits) if digits.isdigit() and space else 0
-        line = text[at : at + length]
-        key, equals, value = line[len(digits) + 1 : -1].partition(b"=")
-        if len(line) != length or not equals or line[-1:] != b"\n":
-            raise CorruptData(f"{place} has an extended header that cannot be read", place=place)
-        pairs[key] = value
-        at += length
-    return pairs
-
-
-def _extended(file: BinaryIO, size_bytes: int, at: int, place: str) -> bytes:
-    if not 0 <= size_bytes <= MAX_TAR_HEADER_BYTES:
-        raise CorruptData(f"{place} has an extended header of {size_bytes} bytes; at most {MAX_TAR_HEADER_BYTES}")
-    return _exactly(file, size_bytes, at, place)
+    def read(self, size_bytes: int) -> bytes:
+        if not 0 <= size_bytes <= MAX_TAR_HEADER_BYTES:
+            raise CorruptData(
+                f"{self._place} has an extended header of {size_bytes} bytes; at most {MAX_TAR_HEADER_BYTES}"
+            )
+        return self._file.read(size_bytes)
 
 
 def _check_end(file: BinaryIO, at: int, size_bytes: int, place: str) -> None:
-    if size_bytes - at > MAX_TAR_END_BYTES:
+    """Raise `CorruptData` unless nothing but the end mark, and zeros behind it, follow the last member."""
+    file.seek(at)
+    head = file.read(tarfile.BLOCKSIZE)
+    if len(head) < tarfile.BLOCKSIZE:
+        raise CorruptData(f"{place} is cut off at byte {at + len(head)}: it has no end mark", place=place)
+    if head.strip(b"\0"):
+        raise CorruptData(f"{place} is not a tar file at byte {at}", place=place)
+    if size_bytes - at > MAX_TAR_END_BYTES or file.read(MAX_TAR_END_BYTES).strip(b"\0"):
         raise CorruptData(
             f"{place} continues after its end mark at byte {at}: archives one after the other are not read"
         )
-    if _exactly(file, size_bytes - at, at, place).strip(b"\0"):
-        raise CorruptData(
-            f"{place} continues after its end mark at byte {at}: archives one after the other are not read"
-        )
-
-
-def _exactly(file: BinaryIO, size_bytes: int, at: int, place: str) -> bytes:
-    found = bytearray()
-    while len(found) < size_bytes:
-        part = file.read(size_bytes - len(found))
-        if not part:
-            raise CorruptData(f"{place} is cut off at byte {at + len(found)}: it has no end mark", place=place)
-        found += part
-    return bytes(found)
 
 
 def _key_and_kind(name: str) -> tuple[str | None, str]:

@@ -327,8 +327,8 @@ def test_tar_cut_off_anywhere_is_corrupt(size: int) -> None:
         (tar_of([("1.json", b"1"), ("2.json", b"2"), ("1.txt", b"2")]), "samples 1 and 3 have the same name"),
         (tar_of(MEMBERS) + tar_of(MEMBERS), "continues after its end mark"),
         (tar_of(MEMBERS) + bytes(2 * 1024**2), "continues after its end mark"),
-        (b"x" * 2048, "is not a tar file at byte 0"),
-        (tar_of(MEMBERS).replace(b"1.json", b"2.json", 1), "is not a tar file at byte 0: bad checksum"),
+        (b"x" * 2048, "is not a tar file, or is cut off, at byte 0"),
+        (tar_of(MEMBERS).replace(b"1.json", b"2.json", 1), "at byte 0: bad checksum"),
         (linked(tarfile.GNUTYPE_SPARSE), "sparse"),
     ],
 )
@@ -341,9 +341,9 @@ def test_members_of_a_tar_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tar_module, "MAX_LINE_BYTES", 1000)
     with pytest.raises(CorruptData, match=r"'2\.txt' has 1200 bytes; at most 1000"):
         places_in(tar_of(MEMBERS))
-    monkeypatch.setattr(tar_module, "MAX_TAR_HEADER_BYTES", 100)
-    with pytest.raises(CorruptData, match="extended header of 305 bytes; at most 100"):
-        places_in(tar_of([("n" * 300 + ".txt", b"")], tarfile.GNU_FORMAT))
+    monkeypatch.setattr(tar_module, "MAX_TAR_HEADER_BYTES", 600)
+    with pytest.raises(CorruptData, match="extended header of 1024 bytes; at most 600"):
+        places_in(tar_of([("n" * 900 + ".txt", b"")], tarfile.GNU_FORMAT))
     monkeypatch.setattr(tar_module, "MAX_TAR_MEMBERS", 2)
     with pytest.raises(CorruptData, match="more than 2 members"):
         places_in(tar_of([("1.jpg", b""), ("2.jpg", b""), ("3.jpg", b"")]))
@@ -364,7 +364,7 @@ async def test_sample_that_cannot_be_a_record_is_corrupt(tmp_path: Path, members
         await records(await open_lines(tmp_path), 0, 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=6),
     cut=st.none() | st.integers(0, 6000),
