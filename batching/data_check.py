@@ -140,8 +140,6 @@ async def look_at_appended(provider: DataProvider, needs: DataNeeds, file_count:
         findings = await _Look(provider, needs).take(places)
     finally:
         order.follow(())
-        if isinstance(provider, RangedDataProvider):
-            provider.forget_ahead()
     findings.problems[:0] = _encoding_problems(provider, needs)
     return findings
 

@@ -297,7 +297,8 @@ async def _far(port: int, folder: Path) -> list[Figure]:
         async def read(start: int, end: int, provider: RangedDataProvider = provider) -> None:
             await provider.get_samples(DataIds(start, end))
 
-        waits = await _waits(read)
+        with provider.expecting([DataIds(0, PACED_REQUESTS * PACED_PER_REQUEST - 1)], PACED_PER_REQUEST):
+            waits = await _waits(read)
         await provider.aclose()
         later_s = sum(waits[PACED_BEGINNING:])
         count = PACED_REQUESTS - PACED_BEGINNING

@@ -88,8 +88,9 @@ async def _contiguous_rates(provider: RangedDataProvider, urls: Sequence[str]) -
     async with httpx.AsyncClient() as client:
         for _ in range(HTTP_PASSES):
             begin_s = time.perf_counter()
-            for start in range(0, HTTP_SEQUENCES, HTTP_PER_REQUEST):
-                await provider.get_samples(DataIds(start, start + HTTP_PER_REQUEST - 1))
+            with provider.expecting([DataIds(0, HTTP_SEQUENCES - 1)], HTTP_PER_REQUEST):
+                for start in range(0, HTTP_SEQUENCES, HTTP_PER_REQUEST):
+                    await provider.get_samples(DataIds(start, start + HTTP_PER_REQUEST - 1))
             times.append(time.perf_counter() - begin_s)
             bare_times.append(await _bare_pass(client, urls, wanted))
     return wanted / statistics.median(times), wanted / statistics.median(bare_times)

@@ -16,7 +16,6 @@ from typing import Any
 from epochal.data_providers.description import describe_order, description_of
 from epochal.data_providers.order import DataOrder
 from epochal.data_providers.protocol import DataProvider, SourceUnavailable, TokenBatch, expecting
-from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.tcp.answer_pieces import GivesBytes, SampleBytes
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.dataset_descriptions import DatasetDescription
@@ -281,10 +280,7 @@ class FollowingDataProvider:
             # These files may be more than the run's so far, or the run's may be known by name and size alone.
             found = await asyncio.to_thread(found_among, provider, self._run_fingerprint)
             generations = () if found is None else (found,)
-        held = await self._held_by(provider, generations)
-        if isinstance(provider, RangedDataProvider):
-            provider.forget_ahead()
-        self._held = held
+        self._held = held = await self._held_by(provider, generations)
         self.fingerprint = held[-1].fingerprint if held else provider.fingerprint
         described = description_of(provider)
         if held and described is not None and held[-1].file_count < len(order.files):

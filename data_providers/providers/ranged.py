@@ -83,10 +83,6 @@ class RangedDataProvider:
         """Read ahead within the context, as `Expecting.expecting`."""
         return self._ahead.expecting(data_ids, samples_per_request)
 
-    def forget_ahead(self) -> None:
-        """Drop what was read ahead unannounced: later data indices may be of other files now."""
-        self._ahead.forget_guess()
-
     async def _fill(self, data_ids: DataIds, tokens: Tokens) -> None:
         """Fill an array with the samples of these data indices."""
         view = tokens.view(np.uint8).data

@@ -1,8 +1,6 @@
 """Reads samples before they are requested, because their order is known: large units hide a server's latency.
 
-Who knows which data indices follow says so (`expecting`); without that, two requests one after the other in the order
-are taken as the beginning of a sequence, which is read ahead by one request, or by `GUESSED_SHARE` of what it has used
-so far if that is more. The rules kept here:
+Who knows which data indices follow says so (`expecting`). The rules kept here:
 
 - what is held and not yet requested has one bound for the process, `READ_AHEAD_BYTES`, of which nobody takes more than
   half of what is free, so that the sources of a mix share it;
@@ -10,13 +8,10 @@ so far if that is more. The rules kept here:
   server sends what is needed first;
 - where answers come at once, nothing is read ahead: there is nothing to hide, and memory that is used again at once is
   faster than more of it;
-- where requests overlap that nobody announced, nothing is read ahead either: they hide the latency themselves, and one
-  that overtakes another would be taken for a jump elsewhere;
 - an error is raised only for the samples that are requested: what failed ahead is requested again, by itself.
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,14 +19,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from epochal.data_providers.protocol import DatasetSpec, Tokens
-from epochal.state.intervals import MAX_INDEX, DataIds
+from epochal.state.intervals import DataIds
 
 READ_AHEAD_BYTES = 64 * 1024**2
 """Maximum number of bytes that a process holds, or fetches, ahead of requests."""
 FETCH_UNIT_BYTES = 4 * 1024**2
 """A unit does not grow beyond this, unless one request is larger."""
-GUESSED_SHARE = 0.1
-"""Maximum number of bytes that are read ahead because they may follow, for each byte of the sequence so far."""
 MAX_UNITS_UNDER_WAY = 4
 AT_ONCE_S = 0.025
 AT_ONCE_BYTES_PER_S = 250e6
@@ -82,15 +75,11 @@ class _Plan:
     Attributes:
         step: samples of one request, as far as is known.
         unit_samples: samples of the next unit.
-        window_bytes: maximum number of bytes of its units.
-        used_bytes: number of bytes that were requested one after the other.
     """
 
     left: deque[DataIds]
     step: int
     unit_samples: int
-    window_bytes: float = math.inf
-    used_bytes: int = 0
     units: deque[_Unit] = field(default_factory=deque)
 
     @property
@@ -128,22 +117,17 @@ class ReadAhead:
         self._spec = spec
         self._budget = budget
         self._told: list[_Plan] = []
-        self._guessed: _Plan | None = None
         self._under_way: set[asyncio.Task[None]] = set()
         self._closed = False
         self._slow_answers_left = 0
-        self._requests_under_way = 0
 
     async def get(self, data_ids: DataIds) -> Tokens:
         """Return the samples of these data indices, `(count · sequence_length,)`. Raises as `fill`."""
-        self._requests_under_way += 1
-        try:
-            return await self._get(data_ids)
-        finally:
-            self._requests_under_way -= 1
-
-    async def _get(self, data_ids: DataIds) -> Tokens:
-        plan = self._plan_for(data_ids)
+        plan = next((plan for plan in self._told if plan.next == data_ids.start), None)
+        if plan is None:
+            tokens = self._spec.empty_tokens(data_ids)
+            await self._fill(data_ids, tokens)
+            return tokens
         pieces, direct = self._taken(plan, data_ids)
         plan.step = data_ids.count
         self._extend(plan)
@@ -181,7 +165,6 @@ class ReadAhead:
         """
         plan = _Plan(deque(data_ids), samples_per_request, samples_per_request)
         self._told.append(plan)
-        self.forget_guess()
         self._extend(plan)
         try:
             yield
@@ -189,39 +172,13 @@ class ReadAhead:
             self._told.remove(plan)
             self._discard(plan)
 
-    def forget_guess(self) -> None:
-        """Drop what was fetched because it may follow, for example because it is of other files now."""
-        if self._guessed is not None:
-            self._discard(self._guessed)
-            self._guessed = None
-
     async def aclose(self) -> None:
         """Fetch nothing more."""
         self._closed = True
-        for plan in (*self._told, *filter(None, (self._guessed,))):
-            plan.left.clear()
+        for plan in self._told:
             self._discard(plan)
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=CLOSE_TIMEOUT_S)
-
-    def _plan_for(self, data_ids: DataIds) -> _Plan:
-        """Return the plan that expects these data indices next, or one for what may follow them."""
-        for plan in self._told:
-            if plan.next == data_ids.start:
-                return plan
-        guessed, overlaps = self._guessed, self._requests_under_way > 1
-        if guessed is not None and guessed.next == data_ids.start:
-            used_bytes = data_ids.count * self._spec.sequence_bytes
-            guessed.used_bytes = 0 if overlaps else guessed.used_bytes + used_bytes
-            guessed.window_bytes = 0 if overlaps else max(used_bytes, guessed.used_bytes * GUESSED_SHARE)
-            return guessed
-        if guessed is not None and not overlaps:
-            self._discard(guessed)
-        if self._told or data_ids.end >= MAX_INDEX or (guessed is not None and overlaps):
-            return _Plan(deque(), data_ids.count, data_ids.count)
-        after = DataIds(data_ids.end + 1, MAX_INDEX)
-        self._guessed = _Plan(deque([after]), data_ids.count, data_ids.count, window_bytes=0)
-        return self._guessed
 
     def _taken(self, plan: _Plan, data_ids: DataIds) -> tuple[list[tuple[_Unit, DataIds]], DataIds | None]:
         """Return the parts that are fetched already, in order, and the rest."""
@@ -247,15 +204,9 @@ class ReadAhead:
         while plan.left and not self._closed and self._slow_answers_left:
             under_way = sum(not unit.task.done() for unit in plan.units)
             first = plan.left[0]
-            most_bytes = plan.window_bytes - sum(unit.tokens.nbytes for unit in plan.units)
             count = max(plan.unit_samples, plan.step)
-            if count * self._spec.sequence_bytes > most_bytes:
-                count = plan.step
             wanted = DataIds(first.start, min(first.end, first.start + count - 1))
-            size_bytes = wanted.count * self._spec.sequence_bytes
-            if under_way >= MAX_UNITS_UNDER_WAY or size_bytes > most_bytes:
-                return
-            if not self._budget.take(size_bytes):
+            if under_way >= MAX_UNITS_UNDER_WAY or not self._budget.take(wanted.count * self._spec.sequence_bytes):
                 return
             tokens = self._spec.empty_tokens(wanted)
             task = loop.create_task(self._timed(wanted, tokens))
@@ -284,7 +235,7 @@ class ReadAhead:
             plan.unit_samples = min(max(plan.unit_samples, plan.step) * 2, most)
         elif took_s > SLOW_S:
             plan.unit_samples = max(plan.unit_samples // 2, plan.step)
-        if plan is self._guessed or plan in self._told:
+        if plan in self._told:
             self._extend(plan)
 
     async def _piece(self, unit: _Unit, part: DataIds) -> Tokens | None:

@@ -1,4 +1,4 @@
-"""Samples over HTTP that nobody announced: hardly more bytes are read than are wanted, however the calls come."""
+"""Samples over HTTP: hardly more bytes are read than are wanted, however the calls come."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epochal.data_providers.protocol import DatasetSpec
+from epochal.data_providers.protocol import DatasetSpec, expecting
 from epochal.data_providers.providers import read_ahead
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.sources.http.source import HttpSource
@@ -20,9 +20,10 @@ MAX_BYTES = 1.2
 
 
 @pytest.mark.parametrize("calls", [1, 4], ids=["one call at a time", "four calls that overlap"])
+@pytest.mark.parametrize("is_announced", [False, True])
 @pytest.mark.parametrize("seed", [None, SEED], ids=["in order", "shuffled"])
-async def test_calls_that_nobody_announced_read_few_bytes_twice(
-    seed: bytes | None, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_calls_over_http_read_few_bytes_twice(
+    seed: bytes | None, calls: int, is_announced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_ahead, "AT_ONCE_S", -1e9)  # every answer is one for which reading ahead helps
     root = tmp_path / "root"
@@ -37,8 +38,9 @@ async def test_calls_that_nobody_announced_read_few_bytes_twice(
             for start in starts:
                 assert (await provider.get_samples(DataIds(start, start + PER_CALL - 1))).sample_count == PER_CALL
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(calls):
-                group.create_task(read())
+        with expecting(provider, [DataIds(0, SEQUENCES - 1)] if is_announced else [], PER_CALL):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(calls):
+                    group.create_task(read())
         await provider.aclose()
     assert source.received_bytes <= MAX_BYTES * SEQUENCES * LENGTH * 2
