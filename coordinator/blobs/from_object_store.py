@@ -109,18 +109,16 @@ class Arrivals:
         Args:
             sha256: the blob.
             is_missed: whether the reader did not find it there.
-            is_other: whether it found other bytes there.
+            is_other: whether it found other bytes there; it is then missed as well.
 
         Raises:
             Refused: `not-found` if it was deleted or overwritten, `store-failed` if the store does not answer, and as
-                `ObjectLooks.compare`.
+                `ObjectLooks.look`.
         """
         with self._intake.failures_noted():
             try:
-                if is_other:
-                    await self._looks.compare(sha256)
-                elif is_missed:
-                    await self._looks.find(sha256)
+                if is_missed:
+                    await self._looks.look(sha256, reads=is_other)
             except Refused as refusal:
                 if refusal.kind is Refusal.NOT_FOUND:
                     self._service.lost_blobs.asked_for(sha256, refusal.message)

@@ -7,7 +7,7 @@ out by reading it, once for each version of it. Readers that ask about one blob 
 import asyncio
 from functools import partial
 
-from epochal.coordinator.store.blobs import DirectBlobs
+from epochal.coordinator.store.run_blobs import RunBlobs
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256
@@ -27,25 +27,18 @@ class ObjectLooks:
         blobs: are in an object store, or some are.
     """
 
-    def __init__(self, blobs: DirectBlobs) -> None:
+    def __init__(self, blobs: RunBlobs) -> None:
         self._blobs = blobs
         self._looking: dict[tuple[Sha256, bool], asyncio.Task[None]] = {}
         """By blob, and whether it is read."""
         self._slots = asyncio.Semaphore(MAX_READS)
 
-    async def find(self, sha256: Sha256) -> None:
-        """Look whether a held blob is there. Raises as `compare`."""
-        await self._looked(sha256, reads=False)
-
-    async def compare(self, sha256: Sha256) -> None:
-        """Look whether a held blob is there, with its own bytes.
+    async def look(self, sha256: Sha256, *, reads: bool) -> None:
+        """Look whether a held blob is there; with `reads`, whether it has its own bytes.
 
         Raises:
-            Refused: as `DirectBlobs.look`; `overloaded` while that takes long, or too many others are looked at.
+            Refused: as `ObjectBlobs.look`; `overloaded` while that takes long, or too many others are looked at.
         """
-        await self._looked(sha256, reads=True)
-
-    async def _looked(self, sha256: Sha256, *, reads: bool) -> None:
         task = self._looking.get((sha256, reads))
         if task is None:
             if len(self._looking) >= MAX_LOOKS:

@@ -22,7 +22,7 @@ from epochal.coordinator.store.files.opening import open_folder_reader
 from epochal.coordinator.store.keys import KEY_LOST, CoordinatorKeyReader
 from epochal.coordinator.store.open import open_store_reader, run_directory_of
 from epochal.coordinator.store.sql.copying import copy_rows
-from epochal.coordinator.store.sql.notes import BACKUP, OBJECT_STORES, OF_A_PLACE, Notes
+from epochal.coordinator.store.sql.notes import BACKUP, OBJECT_STORE, OF_A_PLACE, Notes
 from epochal.coordinator.store.sql.sqlite import SqliteDatabase
 from epochal.coordinator.store.sql.store import SqlReader
 from epochal.runtime.long_work import BYTES, counted_pieces, long_work
@@ -177,7 +177,7 @@ async def _note(folder: BackupFolder, run_id: str, note: BackupNote) -> None:
     copy = SqliteDatabase(folder.database, str(folder.folder), writes=True)
     try:
         notes = Notes(copy, run_id)
-        for name in (*OF_A_PLACE, OBJECT_STORES):
+        for name in (*OF_A_PLACE, OBJECT_STORE):
             await notes.delete(name)
         await notes.write(BACKUP, canonical_json(note))
     finally:

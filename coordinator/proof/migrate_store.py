@@ -20,7 +20,7 @@ from epochal.coordinator.machine.views import KeptBlob, blobs_kept, state_file_t
 from epochal.coordinator.proof.audit import AuditReport, audit
 from epochal.coordinator.proof.backup import check_key, copy_database, last_of
 from epochal.coordinator.proof.kept_blobs import wrong_content
-from epochal.coordinator.store.blobs import BlobWriter
+from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.files.backup_folder import BackupFolder
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import FolderPlace
@@ -32,7 +32,7 @@ from epochal.coordinator.store.postgres.opening import open_database_reader
 from epochal.coordinator.store.postgres.place import ServerPlace
 from epochal.coordinator.store.replication import LEASE_S
 from epochal.coordinator.store.sql.copying import copy_rows, remove_run
-from epochal.coordinator.store.sql.notes import BACKUP, BLOBS, BLOBS_OWNER, MOVED, OBJECT_STORES, ORIGIN, STATE_FILE
+from epochal.coordinator.store.sql.notes import BACKUP, BLOBS, BLOBS_OWNER, MOVED, OBJECT_STORE, ORIGIN, STATE_FILE
 from epochal.coordinator.store.sql.store import SqlReader
 from epochal.runtime.long_work import BYTES, counted_pieces, long_work
 from epochal.state.errors import InvalidInput, StoreFailed
@@ -145,7 +145,7 @@ async def _into_database(source: SqlReader, target: str, folder: Path | None, pr
     if address.run_id not in (None, run_id):
         raise InvalidInput(f"{address.name} names run {address.run_id!r}, but the run to be moved is {run_id!r}")
     folder = folder or (None if address.blobs is None else Path(address.blobs))
-    if folder is None and (found.blobs or await source.notes.read(OBJECT_STORES) is None):
+    if folder is None and (found.blobs or await source.notes.read(OBJECT_STORE) is None):
         raise InvalidInput(
             f"{address.name} keeps no results and checkpoints: name a folder for them that all coordinators of the run "
             "share (--blobs DIR)"
@@ -207,7 +207,7 @@ async def _into_folder(source: SqlReader, target: Path, progress: Progress) -> M
     return MoveReport(found.run.state_file.run_id, str(target), after)
 
 
-async def _copy_blobs(source: SqlReader, found: _Found, target: BlobWriter, progress: Progress) -> None:
+async def _copy_blobs(source: SqlReader, found: _Found, target: BlobStore, progress: Progress) -> None:
     """Copy blobs that lie in files. Raise `StoreFailed` if the bytes of one are not what its name says."""
     size_bytes = sum(blob.size_bytes for blob in found.blobs)
     progress(f"copying {len(found.blobs)} blobs, {size_bytes:,} bytes")

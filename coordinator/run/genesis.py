@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from epochal.coordinator.machine.stimuli import GenesisProvided
-from epochal.coordinator.store.blobs import BlobWriter
+from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.checkpoint_blobs import keep_in_parts
 from epochal.runtime.worker_thread import InlineWorker, Worker
 from epochal.state.checkpoint_parts import MAX_PARTS, CheckpointPart, parts_digest
@@ -195,7 +195,7 @@ def _provided(step: int, parts: tuple[CheckpointPart, ...], digest: Sha256, spec
     return GenesisProvided(reference, spec, parts if len(parts) > 1 else ())
 
 
-async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobWriter) -> GenesisProvided | None:
+async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobStore) -> GenesisProvided | None:
     """Make the first checkpoint, keep its bytes, and return what it is; None where it is not made at the start.
 
     One parameter is in memory at a time, as far as whoever makes the model reads them one at a time.

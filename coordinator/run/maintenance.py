@@ -286,7 +286,6 @@ class Maintenance:
         if unneeded:
             await self._store.blobs.recount()
             log.info("blobs_swept", extra={"count": len(unneeded)})
-        await self._store.blobs.swept()
 
     async def _sweep_recorded_blobs(self) -> frozenset[Sha256]:
         """Delete unneeded blobs that are kept with records; return which of those are left, or were there."""

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from epochal.coordinator.store.blobs import STREAM_BYTES, BlobReader, BlobWriter, OpenBlob
+from epochal.coordinator.store.blobs import STREAM_BYTES, BlobReader, BlobStore, OpenBlob
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.refusals import Refusal
@@ -84,7 +84,7 @@ async def digest_of_parts(blobs: BlobReader, parts: Sequence[tuple[Sha256, int]]
 
 
 async def keep_in_parts(
-    blobs: BlobWriter,
+    blobs: BlobStore,
     size_bytes: int,
     pieces: AsyncIterator[bytes],
     part_bytes: int,
@@ -102,7 +102,7 @@ async def keep_in_parts(
         look: is shown the bytes in their order.
 
     Raises:
-        Refused: as `BlobWriter.add`.
+        Refused: as `BlobStore.add`.
     """
     body = _Body(pieces, look)
     for start, stop in part_ranges(size_bytes, part_bytes):

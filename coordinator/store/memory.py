@@ -11,15 +11,16 @@ from epochal.coordinator.store.blobs import (
     BlobStore,
     BytesOfBlob,
     OpenBlob,
-    ServedBlobs,
     blob_not_found,
     check_content,
     check_growth,
     check_room,
+    read_again,
 )
 from epochal.coordinator.store.journal import STORE_RETRY_S, StoredProof, Tail
-from epochal.coordinator.store.recorded_blobs import RecordedBlobs, RecordedBytes, WithRecordedBlobs
+from epochal.coordinator.store.recorded_blobs import RecordedBlobs, RecordedBytes
 from epochal.coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Replication
+from epochal.coordinator.store.run_blobs import RunBlobs
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.clock import Clock
 from epochal.runtime.files.key_file import RAW_KEY_BYTES
@@ -107,7 +108,7 @@ class MemoryJournal:
                 yield segment
 
 
-class MemoryBlobs(ServedBlobs):
+class MemoryBlobs:
     """The `BlobStore` protocol over a dictionary, bounded by `max_total_bytes`."""
 
     def __init__(self, max_total_bytes: int) -> None:
@@ -119,10 +120,7 @@ class MemoryBlobs(ServedBlobs):
         if sha256 not in self._blobs:
             await self._receive(sha256, size_bytes, body, spare_bytes)
             return
-        received_bytes = 0
-        async for piece in body:
-            received_bytes += len(piece)
-            check_growth(received_bytes, size_bytes)
+        await read_again(body, size_bytes)
 
     async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
         return await self._receive(None, size_bytes, body, spare_bytes)
@@ -164,6 +162,9 @@ class MemoryBlobs(ServedBlobs):
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._blobs)
+
+    async def recount(self) -> None:
+        """Do nothing: nobody else adds or deletes blobs."""
 
 
 class MemoryRecordedBlobs:
@@ -299,7 +300,7 @@ class MemoryStore:
     def take_blobs(self, recorded: RecordedBlobs, others: BlobStore) -> None:
         """Keep small blobs with the records of the journal, and all others there."""
         self.recorded_blobs: RecordedBlobs = recorded
-        self.blobs: BlobStore = WithRecordedBlobs(recorded, others)
+        self.blobs = RunBlobs(recorded, others)
 
     is_backup = False
     replication: Replication | None = None

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from epochal.coordinator.store.blobs import BlobReader, BlobStore, BlobSweeper
+from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.files.backup_folder import refuse_unfinished
 from epochal.coordinator.store.files.folder import run_directory_in
 from epochal.coordinator.store.files.opening import open_folder_reader, open_folder_store
@@ -18,6 +18,7 @@ from epochal.coordinator.store.kept_runs import KeptRun
 from epochal.coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
 from epochal.coordinator.store.recorded_blobs import RecordedBlobs
 from epochal.coordinator.store.replication import Program, Replication
+from epochal.coordinator.store.run_blobs import RunBlobs
 from epochal.coordinator.store.sql.store import SqlReader, SqlStore
 from epochal.runtime.clock import Clock
 from epochal.runtime.http.redacted_urls import without_password
@@ -93,7 +94,7 @@ class StoreUpkeep(Protocol):
     """The part of a store that is swept, and kept up to date, while a run is served."""
 
     @property
-    def blobs(self) -> BlobSweeper: ...
+    def blobs(self) -> RunBlobs: ...
 
     @property
     def recorded_blobs(self) -> RecordedBlobs:
@@ -120,7 +121,7 @@ class Store(StoreReader, ServedStore, StoreUpkeep, Protocol):
     def journal(self) -> Journal: ...
 
     @property
-    def blobs(self) -> BlobStore: ...
+    def blobs(self) -> RunBlobs: ...
 
     @property
     def keys(self) -> CoordinatorKeys: ...

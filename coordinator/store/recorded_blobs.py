@@ -8,14 +8,12 @@ is: it does nothing if a record was appended that the deleter does not know, by 
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from epochal.coordinator.store.blobs import BlobReader, BlobStore, SignedPut, check_growth
-from epochal.coordinator.store.layered_blobs import LayeredReader
-from epochal.state.blob_checks import HashedReadable
-from epochal.state.wire import ClientId, Sha256
+from epochal.coordinator.store.blobs import BlobReader
+from epochal.state.wire import Sha256
 
 DROPPED_AT_A_TIME = 1024
 """Maximum number of blobs that one transaction deletes; meanwhile no record is appended."""
@@ -85,78 +83,3 @@ class RecordedBytes:
             yield
         finally:
             self._arriving -= size_bytes
-
-
-class WithRecordedBlobs(LayeredReader[BlobReader]):
-    """The `BlobStore` protocol over those kept with records, and a store that takes all others.
-
-    Both are read and counted; what is received, kept or deleted here is the other store's.
-    """
-
-    def __init__(self, recorded: RecordedBlobs, others: BlobStore) -> None:
-
-        async def layers() -> tuple[BlobReader, ...]:
-            return others, recorded
-
-        super().__init__(layers)
-        self._recorded = recorded
-        self._others = others
-
-    @property
-    def total_bytes(self) -> int:
-        return self._others.total_bytes + self._recorded.total_bytes
-
-    async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
-        if await self._recorded.size(sha256) is None:
-            await self._others.receive(sha256, size_bytes, body, spare_bytes + self._recorded.total_bytes)
-            return
-        received_bytes = 0
-        async for piece in body:
-            received_bytes += len(piece)
-            check_growth(received_bytes, size_bytes)
-
-    async def add(self, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> Sha256:
-        return await self._others.add(size_bytes, body, spare_bytes + self._recorded.total_bytes)
-
-    async def delete(self, sha256: Sha256) -> None:
-        await self._others.delete(sha256)
-
-    async def held(self) -> frozenset[Sha256]:
-        return await self._others.held() | await self._recorded.held()
-
-    async def signed_get(self, sha256: Sha256) -> str | None:
-        if await self._others.size(sha256) is None and await self._recorded.size(sha256) is not None:
-            return None
-        return await self._others.signed_get(sha256)
-
-    async def look(self, sha256: Sha256, *, reads: bool) -> None:
-        await self._others.look(sha256, reads=reads)
-
-    async def signed_put(
-        self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0
-    ) -> SignedPut | None:
-        return await self._others.signed_put(sha256, size_bytes, sender, spare_bytes + self._recorded.total_bytes)
-
-    def end_put(self, sha256: Sha256, sender: ClientId) -> None:
-        self._others.end_put(sha256, sender)
-
-    async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> HashedReadable | None:
-        if await self._recorded.size(sha256) is not None:
-            return None
-        return await self._others.take_in(sha256, size_bytes, sender)
-
-    async def settle(self, sha256: Sha256, size_bytes: int, sender: ClientId, found: Sha256 | None) -> None:
-        await self._others.settle(sha256, size_bytes, sender, found)
-
-    async def drop_unfinished(self) -> None:
-        await self._others.drop_unfinished()
-
-    async def swept(self) -> None:
-        await self._others.swept()
-
-    async def recount(self) -> None:
-        await self._others.recount()
-        await self._recorded.recount()
-
-    async def check_answers(self) -> None:
-        await self._others.check_answers()

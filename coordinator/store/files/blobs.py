@@ -15,11 +15,11 @@ from pathlib import Path
 from epochal.coordinator.store.blobs import (
     STREAM_BYTES,
     OpenBlob,
-    ServedBlobs,
     blob_not_found,
     check_content,
     check_growth,
     check_room,
+    read_again,
 )
 from epochal.coordinator.store.failures import store_failure
 from epochal.coordinator.store.files.arriving import Arriving, in_thread, piece_bytes
@@ -43,7 +43,7 @@ OWNER_FILE = "owner"
 _PARTIAL, _NEW = "partial", "new"
 
 
-class DirectoryBlobs(ServedBlobs):
+class DirectoryBlobs:
     """The `BlobStore` protocol over `RUN_DIR/blobs`, in folders of the digest's first two characters.
 
     Args:
@@ -121,10 +121,7 @@ class DirectoryBlobs(ServedBlobs):
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         if self._path(sha256).exists():
-            received = 0
-            async for piece in body:
-                received += len(piece)
-                check_growth(received, size_bytes)
+            await read_again(body, size_bytes)
             await in_thread(sync_folder, self._path(sha256).parent, self._disk)  # which may have failed before
             return
         await self._keep(sha256, size_bytes, body, spare_bytes)

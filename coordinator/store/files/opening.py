@@ -6,10 +6,7 @@ from pathlib import Path
 
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import DATABASE_FILE, FolderPlace
-from epochal.coordinator.store.layered_blobs import layered_reader
-from epochal.coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
 from epochal.coordinator.store.sql.database import Statement
-from epochal.coordinator.store.sql.notes import NoteOfStores
 from epochal.coordinator.store.sql.schema import check_schema
 from epochal.coordinator.store.sql.sqlite import SqliteDatabase, connect, failure_of
 from epochal.coordinator.store.sql.store import SqlReader, SqlStore
@@ -48,8 +45,7 @@ async def open_folder_store(
         store = SqlStore((writing, other), found[0][0] if found else run_id or UNNAMED_RUN, place, name)
         await store.begin()
         own = await DirectoryBlobs.open(run_dir, max_blob_bytes, disk)
-        note = NoteOfStores(store.notes, name, is_shared=False)
-        store.take_blobs(await with_object_stores(note, own, run_id, blobs, max_blob_bytes))
+        await store.open_blobs(own, run_id, blobs, max_blob_bytes)
         on_failure.pop_all()
     return store
 
@@ -75,9 +71,5 @@ def open_folder_reader(run_dir: Path, *, writes: bool = False) -> SqlReader:
     except (sqlite3.Error, OSError) as error:
         raise failure_of(name, error) from error
     run_id = UNNAMED_RUN if found is None else found[0]
-    reader = SqlReader(SqliteDatabase(path, name, writes=writes), run_id, FolderPlace(run_dir), name)
-    files = DirectoryBlobs.for_reading(run_dir)
-    reader.own_blobs = layered_reader(files, reader.recorded_blobs)
-    note = NoteOfStores(reader.notes, name, is_shared=False)
-    reader.blobs = layered_reader(reader_with_object_stores(note, files), reader.recorded_blobs)
-    return reader
+    database = SqliteDatabase(path, name, writes=writes)
+    return SqlReader(database, run_id, FolderPlace(run_dir), name, DirectoryBlobs.for_reading(run_dir))

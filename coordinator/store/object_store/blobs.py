@@ -15,7 +15,6 @@ digest is taken in, checked or deleted at a time.
 import asyncio
 import contextlib
 import hashlib
-import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -28,17 +27,16 @@ from epochal.coordinator.store.blobs import (
     check_content,
     check_growth,
     check_room,
+    read_again,
 )
 from epochal.coordinator.store.object_store.granted_puts import GrantedPuts
-from epochal.coordinator.store.object_store.objects import OWNER, SIGNED_FOR_S, ObjectMissing, Objects, StoredObject
+from epochal.coordinator.store.object_store.objects import SIGNED_FOR_S, ObjectMissing, Objects, StoredObject
 from epochal.coordinator.store.object_store.reading import BLOBS, ObjectReader, OpenObject, key_of
 from epochal.coordinator.store.object_store.signing import bound_put
 from epochal.runtime.keyed_locks import KeyedLocks
 from epochal.state.errors import Refused, StoreBlocked
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
-
-log = logging.getLogger(__name__)
 
 INCOMING = "incoming"
 SHOWN_WITHIN_S = 5.0
@@ -131,10 +129,7 @@ class ObjectBlobs(ObjectReader):
 
     async def receive(self, sha256: Sha256, size_bytes: int, body: AsyncIterator[bytes], spare_bytes: int = 0) -> None:
         if await self.size(sha256) is not None:
-            received = 0
-            async for piece in body:
-                received += len(piece)
-                check_growth(received, size_bytes)
+            await read_again(body, size_bytes)
             return
         putting = self._put(key_of(sha256), sha256, size_bytes, body, spare_bytes)
         async with putting as (_, version), self._locks.of(sha256):
@@ -229,9 +224,19 @@ class ObjectBlobs(ObjectReader):
     # Signed requests
 
     async def signed_get(self, sha256: Sha256) -> str:
+        """Return a URL where anybody gets a blob that is held, or was taken in."""
         return await self._objects.signed("GET", key_of(sha256))
 
     async def look(self, sha256: Sha256, *, reads: bool) -> None:
+        """Look whether a held blob is still where `signed_get` leads, because somebody did not find it there.
+
+        Args:
+            sha256: the blob.
+            reads: read its bytes, because somebody found others, unless these were read before.
+
+        Raises:
+            Refused: `not-found`: it was deleted or overwritten, and is not held from now on; the message says where.
+        """
         size_bytes = self._sizes.get(sha256)
         if size_bytes is None:
             raise blob_not_found(sha256)
@@ -255,9 +260,12 @@ class ObjectBlobs(ObjectReader):
         self._let_go(sha256)
         raise Refused(Refusal.NOT_FOUND, f"{self._objects.place_of(key_of(sha256))} {state}")
 
-    async def signed_put(
-        self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0
-    ) -> SignedPut | None:
+    async def signed_put(self, sha256: Sha256, size_bytes: int, sender: ClientId, spare_bytes: int = 0) -> SignedPut:
+        """Return how this client puts an announced blob into the store.
+
+        Raises:
+            Refused: `blobs-full`, with `spare_bytes` as for `receive`.
+        """
         key = _incoming_key(sha256, sender)
         self._puts.make_way(key, sender)
         check_room(self._other_bytes(sha256) + size_bytes + spare_bytes, self._max_total_bytes)
@@ -268,9 +276,17 @@ class ObjectBlobs(ObjectReader):
         )
 
     def end_put(self, sha256: Sha256, sender: ClientId) -> None:
+        """Note that the run waits no longer for what `signed_put` granted: it takes no room any more."""
         self._puts.end(_incoming_key(sha256, sender))
 
     async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> OpenObject | None:
+        """Take what a client has put where `signed_put` said out of its reach, and return it; it is not held yet.
+
+        `settle` must follow. Return None, and change nothing, if the blob is held already.
+
+        Raises:
+            Refused: `body-incomplete` if nothing arrived; `blob-mismatch` or `blob-too-large` for another length.
+        """
         await self._locks.acquire(sha256)
         try:
             data = await self._take_in(sha256, size_bytes, sender)
@@ -310,6 +326,17 @@ class ObjectBlobs(ObjectReader):
         raise Refused(kind, f"{place} has {found.size_bytes} bytes; {size_bytes} were announced")
 
     async def settle(self, sha256: Sha256, size_bytes: int, sender: ClientId, found: Sha256 | None) -> None:
+        """Hold what was taken in, if its bytes hash to its name; else delete it.
+
+        Args:
+            sha256: its name.
+            size_bytes: its size.
+            sender: the client that has put it there.
+            found: the digest of its bytes; None if nobody knows.
+
+        Raises:
+            Refused: `blob-mismatch`.
+        """
         taken, key = self._taken.pop(sha256), _incoming_key(sha256, sender)
         try:
             self._puts.end(key)
@@ -347,6 +374,7 @@ class ObjectBlobs(ObjectReader):
     # Upkeep
 
     async def drop_unfinished(self) -> None:
+        """Delete what clients have put and nobody will take in any more."""
         await self._discard_unsettled()
         oldest = datetime.now(UTC) - timedelta(seconds=FORGOTTEN_AFTER_S)
         async for page in self._objects.pages(INCOMING):
@@ -366,24 +394,8 @@ class ObjectBlobs(ObjectReader):
                 async with self._locks.of(sha256):
                     await self._discard(sha256, size_bytes)
 
-    async def swept(self) -> None:
-        """Do nothing: the folder stays the run's."""
-
-    async def abandon(self) -> None:
-        """Delete what clients have put, and the owner's name: the run uses the folder no longer.
-
-        A store that refuses, fails or does not answer keeps them.
-        """
-        try:
-            await self._discard_unsettled()
-            async for page in self._objects.pages(INCOMING):
-                for found in page:
-                    await self._objects.delete(found.key)
-            await self._objects.delete(OWNER)
-        except StoreBlocked as error:
-            log.warning("left_overs_not_deleted", extra={"place": self.location, "reason": str(error)})
-
     async def check_answers(self) -> None:
+        """Raise `StoreBlocked` unless the store answers now."""
         await self._objects.check_answers()
 
 

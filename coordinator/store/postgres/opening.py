@@ -5,11 +5,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.kept_runs import KeptRun, KnownCoordinator
-from epochal.coordinator.store.layered_blobs import layered_reader
-from epochal.coordinator.store.object_store.opening import reader_with_object_stores, with_object_stores
 from epochal.coordinator.store.postgres.address import DatabaseAddress, parse_address
 from epochal.coordinator.store.postgres.appending import AppendingDatabase
 from epochal.coordinator.store.postgres.database import PostgresDatabase
@@ -17,7 +14,7 @@ from epochal.coordinator.store.postgres.place import ServerPlace
 from epochal.coordinator.store.postgres.replication import PostgresReplication
 from epochal.coordinator.store.replication import LEASE_S, Program
 from epochal.coordinator.store.sql.database import Row, Statement
-from epochal.coordinator.store.sql.notes import BLOBS, BLOBS_OWNER, NoteOfStores
+from epochal.coordinator.store.sql.notes import BLOBS, BLOBS_OWNER
 from epochal.coordinator.store.sql.schema import check_schema
 from epochal.coordinator.store.sql.store import SqlReader, SqlStore
 from epochal.state.config.blob_place import BlobPlace
@@ -77,8 +74,7 @@ async def open_database_store(
             owner = await store.notes.create(BLOBS_OWNER, os.urandom(16).hex().encode())
             own = await DirectoryBlobs.shared(folder.absolute(), run_id, owner, max_blob_bytes)
             store.blobs_folder = str(folder.absolute()).encode()
-        note = NoteOfStores(store.notes, store.name, is_shared=True)
-        store.take_blobs(await with_object_stores(note, own, run_id, place, max_blob_bytes))
+        await store.open_blobs(own, run_id, place, max_blob_bytes)
     except BaseException:
         await store.aclose()
         raise
@@ -168,12 +164,7 @@ def open_database_reader(url: str, *, writes: bool = False) -> SqlReader:
     run = named[0]
     folder, name = address.blobs or run.blobs, address.name_of(run.run_id)
     database = PostgresDatabase(address.writing() if writes else address.conninfo, name, is_kept=False)
-    reader = SqlReader(database, run.run_id, ServerPlace(address, database, run.run_id), name)
-    files: BlobReader | None = None
-    if folder is not None:
-        reader.blobs_folder = Path(folder) / run.run_id
-        files = DirectoryBlobs.for_reading(reader.blobs_folder)
-    reader.own_blobs = reader.recorded_blobs if files is None else layered_reader(files, reader.recorded_blobs)
-    others = reader_with_object_stores(NoteOfStores(reader.notes, name, is_shared=True), files)
-    reader.blobs = layered_reader(others, reader.recorded_blobs)
+    files = None if folder is None else DirectoryBlobs.for_reading(Path(folder) / run.run_id)
+    reader = SqlReader(database, run.run_id, ServerPlace(address, database, run.run_id), name, files)
+    reader.blobs_folder = None if folder is None else Path(folder) / run.run_id
     return reader

@@ -17,7 +17,7 @@ MOVED = "moved-to"
 BLOBS = "blobs"
 BLOBS_OWNER = "blobs-owner"
 HISTORY = "history"
-OBJECT_STORES = "object-stores.json"
+OBJECT_STORE = "object-store.json"
 SERVER = "server"
 OF_A_PLACE = (ORIGIN, BACKUP, MOVED, BLOBS, BLOBS_OWNER, SERVER)
 """Notes that are true of one place of a run, and not of where it is copied to."""
@@ -87,22 +87,6 @@ class Notes:
 
     def _values(self, name: str, value: bytes) -> dict[str, object]:
         return {"run": self._run_id, "name": name, "value": value, "hash": hash_of_value(name, value)}
-
-
-class NoteOfStores:
-    """The `KeptNote` protocol over the notes of a run (`coordinator/store/object_store/opening.py`)."""
-
-    def __init__(self, notes: Notes, owner: str, *, is_shared: bool) -> None:
-        self.owner = owner
-        self.place = f"{owner}, note {OBJECT_STORES}"
-        self.is_shared = is_shared
-        self._notes = notes
-
-    async def read(self) -> bytes | None:
-        return await self._notes.read(OBJECT_STORES)
-
-    async def write(self, data: bytes) -> None:
-        await self._notes.write(OBJECT_STORES, data)
 
 
 class Keys:

@@ -3,19 +3,23 @@
 Small results lie in the database; all other blobs lie in a folder or in an object store.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
 from epochal.coordinator.store.blobs import BlobReader, BlobStore
-from epochal.coordinator.store.recorded_blobs import RecordedBlobs, WithRecordedBlobs
+from epochal.coordinator.store.object_store.opening import open_object_store, readers_of
+from epochal.coordinator.store.recorded_blobs import RecordedBlobs
 from epochal.coordinator.store.replication import Replication
+from epochal.coordinator.store.run_blobs import LayeredReader, RunBlobs
 from epochal.coordinator.store.sql.database import Database, JournalDatabase
 from epochal.coordinator.store.sql.history import SqlHistory
 from epochal.coordinator.store.sql.journal import SqlJournal
 from epochal.coordinator.store.sql.notes import BACKUP, BLOBS, MOVED, ORIGIN, Keys, Notes
 from epochal.coordinator.store.sql.recorded_blobs import SqlBlobReader, SqlRecordedBlobs
 from epochal.runtime.clock import Clock
+from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import InvalidInput
 
 
@@ -68,21 +72,20 @@ class SqlReader:
         run_id: the run.
         place: where it lies.
         name: of the run, for messages.
+        files: those of its blobs that lie in a folder; None if there is none.
 
     Attributes:
         run_id: the run.
+        recorded_blobs: those of its blobs that lie in the database.
         own_blobs: those in a folder and in the database.
-        blobs: all of the run's; whoever opens the reader sets both.
-        recorded_blobs: those of them that lie in the database.
+        blobs: all of the run's.
         blobs_folder: that coordinators of the run share; None if there is none.
         notes: the run's.
     """
 
-    own_blobs: BlobReader
-    blobs: BlobReader
     blobs_folder: Path | None = None
 
-    def __init__(self, database: Database, run_id: str, place: Place, name: str) -> None:
+    def __init__(self, database: Database, run_id: str, place: Place, name: str, files: BlobReader | None) -> None:
         self.name = name
         self.run_id = run_id
         self.database = database
@@ -91,6 +94,15 @@ class SqlReader:
         self.recorded_blobs = SqlBlobReader(database, run_id)
         self.notes = Notes(database, run_id)
         self.keys = Keys(self.notes, name)
+        own = (self.recorded_blobs,) if files is None else (files, self.recorded_blobs)
+
+        async def layers_of_own() -> Sequence[BlobReader]:
+            return own
+
+        async def all_layers() -> Sequence[BlobReader]:
+            return (*own, *await readers_of(self.notes, name))
+
+        self.own_blobs, self.blobs = LayeredReader(layers_of_own), LayeredReader(all_layers)
 
     def copying(self) -> AbstractAsyncContextManager[None]:
         return self.place.copying()
@@ -133,7 +145,7 @@ class SqlStore:
         self.notes = Notes(databases[1], run_id)
         self.keys = Keys(self.notes, name)
         self.recorded_blobs: RecordedBlobs = SqlRecordedBlobs(databases[1], self.journal, run_id)
-        self.blobs: BlobStore
+        self.blobs: RunBlobs
         self.is_backup = False
         self.retry_s = place.retry_s
         self.blobs_folder: bytes | None = None
@@ -155,9 +167,16 @@ class SqlStore:
         kept = await self.notes.read(ORIGIN)
         self.is_backup = kept not in (None, self._origin) or await self.notes.read(BACKUP) is not None
 
-    def take_blobs(self, others: BlobStore) -> None:
-        """Let this store take all blobs that do not lie in the database."""
-        self.blobs = WithRecordedBlobs(self.recorded_blobs, others)
+    async def open_blobs(
+        self, files: BlobStore | None, run_id: str, wanted: BlobPlace | None, max_total_bytes: int
+    ) -> None:
+        """Let this store have blobs in a folder, and in the object store that the state file names, if it names one.
+
+        Raises as `open_object_store`.
+        """
+        is_shared = self.replication is not None
+        found = await open_object_store(self.notes, self.name, run_id, wanted, max_total_bytes, is_shared=is_shared)
+        self.blobs = RunBlobs(self.recorded_blobs, files, found)
 
     def clock(self, system: Clock) -> Clock:
         return self.place.clock(system)

@@ -130,8 +130,8 @@ async def test_result_that_breaks_a_rule_is_refused_and_deleted(run: Served) -> 
 async def objects(run: Served) -> list[str]:
     """The run's objects, without the first checkpoint."""
     assert run.store is not None
-    blobs = run.store.blobs
-    assert isinstance(blobs, ObjectBlobs)
+    blobs = run.store.blobs._objects
+    assert blobs is not None
     kept = {checkpoint.blob_sha256 for checkpoint in run.service.run.models.checkpoints}
     listed = [*await blobs._objects.listed("blobs"), *await blobs._objects.listed("incoming")]
     return [item.key for item in listed if item.key.rpartition("/")[2] not in kept]

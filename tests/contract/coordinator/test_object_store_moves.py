@@ -1,31 +1,24 @@
-"""A run's blobs move between its disk and object stores by an edit of the state file, against a real S3 API."""
+"""A run's blobs move from its disk into an object store, and with the whole folder into another one."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from epochal.coordinator.machine.journal_records import Snapshot
-from epochal.coordinator.machine.run import new_run
-from epochal.coordinator.run.maintenance import Maintenance
 from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.files.opening import open_folder_reader
 from epochal.coordinator.store.open import Store, open_store, open_store_reader
-from epochal.coordinator.store.sql.notes import OBJECT_STORES
+from epochal.coordinator.store.sql.notes import OBJECT_STORE
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import InvalidInput, Refused, StoreFailed
 from epochal.state.wire import Sha256, sha256_hex
-from tests.support.bounds import BOUND_S
 from tests.support.data.object_blobs import RUN_ID, s3_place
-from tests.support.data.states import state_file
 from tests.support.data.stored_blobs import blob_bytes
 from tests.support.servers.s3_door import s3_door
-from tests.support.servers.s3_server import BUCKET, s3_server
 
 LIMIT = 1_000_000
-PIECES = (b"kept on the disk", b"kept in the bucket", b"kept on the disk again")
+PIECES = (b"kept first", b"kept then")
 
 
 async def start_and_keep(run_dir: Path, place: BlobPlace | None, *data: bytes) -> frozenset[Sha256]:
@@ -54,7 +47,7 @@ async def _keep(store: Store, run_dir: Path, *data: bytes) -> frozenset[Sha256]:
 
 async def note_in(run_dir: Path) -> str | None:
     """Returns the note on object stores of a run in a folder."""
-    note = await open_folder_reader(run_dir).notes.read(OBJECT_STORES)
+    note = await open_folder_reader(run_dir).notes.read(OBJECT_STORE)
     return None if note is None else note.decode()
 
 
@@ -70,27 +63,18 @@ async def assert_reads(blobs: BlobReader, *data: bytes) -> None:
         assert await blob_bytes(blobs, sha256_hex(piece)) == piece
 
 
-async def test_run_moves_to_a_bucket_and_back_and_holds_all_its_blobs(bucket: Any, s3_url: str, tmp_path: Path) -> None:
-    place = s3_place(s3_url)
+async def test_run_moves_from_its_disk_to_a_bucket_and_holds_all_its_blobs(
+    bucket: Any, s3_url: str, tmp_path: Path
+) -> None:
     await start_and_keep(tmp_path, None, PIECES[0])
     assert await note_in(tmp_path) is None
-    await start_and_keep(tmp_path, place, PIECES[1])
+    held = await start_and_keep(tmp_path, s3_place(s3_url), PIECES[1])
     assert f"training/{RUN_ID}/blobs/{sha256_hex(PIECES[1])}" in await keys_of(bucket)
     assert len(list((tmp_path / "blobs").glob("??/*"))) == 1
-    held = await start_and_keep(tmp_path, None, PIECES[2])
-    assert held == {sha256_hex(piece) for piece in PIECES}
-    assert len(list((tmp_path / "blobs").glob("??/*"))) == 2
-    await assert_reads(open_store_reader(str(tmp_path)).blobs, *PIECES)
-
-
-async def test_bucket_that_holds_nothing_more_is_forgotten(bucket: Any, s3_url: str, tmp_path: Path) -> None:
-    await start_and_keep(tmp_path, s3_place(s3_url), PIECES[1])
-    store = await open_store(str(tmp_path), LIMIT, None, RUN_ID)
-    assert store.blobs.total_bytes == len(PIECES[1])
-    await store.blobs.delete(sha256_hex(PIECES[1]))
-    await store.aclose()
-    assert await start_and_keep(tmp_path, None) == frozenset()
-    assert s3_url not in (await note_in(tmp_path) or "")
+    assert held == {sha256_hex(piece) for piece in PIECES[:2]}
+    await assert_reads(open_store_reader(str(tmp_path)).blobs, *PIECES[:2])
+    with pytest.raises(InvalidInput, match=f"are in s3://tokens/training/{RUN_ID}"):
+        await start_and_keep(tmp_path, None)
 
 
 async def test_blobs_of_all_places_count_towards_the_maximum(bucket: Any, s3_url: str, tmp_path: Path) -> None:
@@ -125,9 +109,9 @@ async def test_bucket_without_credentials_is_refused(
 async def test_damaged_note_of_the_stores_is_named(tmp_path: Path) -> None:
     await start_and_keep(tmp_path, None)
     writing = open_folder_reader(tmp_path, writes=True)
-    await writing.notes.write(OBJECT_STORES, b"{")
+    await writing.notes.write(OBJECT_STORE, b"{")
     await writing.aclose()
-    with pytest.raises(StoreFailed, match=OBJECT_STORES):
+    with pytest.raises(StoreFailed, match=OBJECT_STORE):
         await start_and_keep(tmp_path, None)
 
 
@@ -135,48 +119,23 @@ async def test_folder_under_another_address_is_the_same_one(bucket: Any, s3_url:
     with s3_door(s3_url) as door:
         await start_and_keep(tmp_path, s3_place(door.url), PIECES[0])
     for place in (s3_place(s3_url), s3_place(s3_url).model_copy(update={"region": "eu-west-1"})):  # the door is gone
-        store = await open_store(str(tmp_path), LIMIT, place, RUN_ID)
-        assert store.blobs.total_bytes == len(PIECES[0])
-        await assert_reads(store.blobs, PIECES[0])
-        await store.aclose()
-    assert (await note_in(tmp_path) or "").count(s3_url) == 1
+        assert await start_and_keep(tmp_path, place) == {sha256_hex(PIECES[0])}
     await assert_reads(open_store_reader(str(tmp_path)).blobs, PIECES[0])
 
 
-async def test_folder_of_the_same_name_on_another_server_is_another(bucket: Any, s3_url: str, tmp_path: Path) -> None:
-    await start_and_keep(tmp_path, s3_place(s3_url), PIECES[0])
-    with s3_server() as other_url:
-        async with httpx.AsyncClient(timeout=BOUND_S) as http:
-            assert (await http.put(f"{other_url}/{BUCKET}")).status_code == 200
-        for piece in PIECES[1:]:
-            held = await start_and_keep(tmp_path, s3_place(other_url), piece)
-        assert held == {sha256_hex(piece) for piece in PIECES}
-        await assert_reads(open_store_reader(str(tmp_path)).blobs, *PIECES)
-
-
-async def test_bucket_is_left_once_a_sweep_has_emptied_it(bucket: Any, s3_url: str, tmp_path: Path) -> None:
+async def test_run_goes_on_in_another_bucket_once_its_whole_folder_is_copied_there(
+    bucket: Any, s3_url: str, tmp_path: Path
+) -> None:
     import obstore
 
-    await start_and_keep(tmp_path, s3_place(s3_url), PIECES[1])
-    await obstore.put_async(bucket, f"training/{RUN_ID}/incoming/left", b"by a client")
-    store = await open_store(str(tmp_path), LIMIT, None, RUN_ID)
-    run = new_run(state_file(), lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)
-    failures: list[StoreFailed] = []
-    maintenance = Maintenance(store, lambda: run, failures.append)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(maintenance.run())
-        maintenance.sweep()
-        async with asyncio.timeout(BOUND_S):
-            while s3_url in (await note_in(tmp_path) or "") or await keys_of(bucket) or maintenance.makes_room():
-                continue
-        running.cancel()
-    async with httpx.AsyncClient(timeout=BOUND_S) as http:
-        (await http.delete(f"{s3_url}/{BUCKET}")).raise_for_status()
-    await store.blobs.check_answers()
-    await store.blobs.drop_unfinished()
-    assert failures == []
-    await store.aclose()
-    assert await start_and_keep(tmp_path, None) == frozenset()
+    await start_and_keep(tmp_path, s3_place(s3_url), PIECES[0])
+    other = s3_place(s3_url, "elsewhere")
+    with pytest.raises(InvalidInput, match="another object store than s3://tokens/elsewhere"):
+        await start_and_keep(tmp_path, other)
+    for key in await keys_of(bucket):
+        await obstore.copy_async(bucket, key, key.replace("training", "elsewhere"))
+    assert await start_and_keep(tmp_path, other, PIECES[1]) == {sha256_hex(piece) for piece in PIECES[:2]}
+    await assert_reads(open_store_reader(str(tmp_path)).blobs, *PIECES[:2])
 
 
 async def test_blobs_of_all_places_count_where_a_checkpoint_is_added(bucket: Any, s3_url: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ async def database_store(
 ) -> SqlStore:
     """Open the store of a run, by default a new one, in the database at a URL."""
     store = await open_journal(parse_address(url), run_id or secrets.token_hex(8), program)
-    store.take_blobs(MemoryBlobs(max_blob_bytes))
+    await store.open_blobs(MemoryBlobs(max_blob_bytes), "", None, max_blob_bytes)
     return store
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from epochal.coordinator.store.memory import MemoryStore
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.objects import Objects
+from epochal.coordinator.store.run_blobs import RunBlobs
 from tests.support.data.object_blobs import RUN_ID, s3_lines, s3_place
 from tests.support.data.states import state_file
 from tests.support.drive.served import Served, served
@@ -21,7 +22,8 @@ async def stored_run(door: S3Door, **overrides: Any) -> AsyncIterator[Served]:
     soon = {"config__waiting_for_members_extra_time": 0.001}
     state = state_file(blobs__store=s3_lines(door.url), **soon, **overrides)
     store = MemoryStore(0, private_key=bytes(range(32)))
-    store.blobs = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), LIMIT)
+    objects = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), LIMIT)
+    store.blobs = RunBlobs(store.recorded_blobs, None, objects)
     async with served(state, store=store) as running:
         yield running
         await running.handlers.arrivals.aclose()
