@@ -6,7 +6,6 @@ They speak the real protocols to servers on this machine, and are bounded in num
 
 import asyncio
 import contextlib
-import json
 import resource
 import secrets
 import selectors
@@ -291,42 +290,6 @@ def _opened_from_anywhere(host: str, port: int, head: bytes) -> tuple[socket.soc
     return connection, selectors.EVENT_WRITE, head
 
 
-async def past_versions(url: str, run_id: str, strangers: str) -> None:
-    """Ask for the run at past versions over and over, as strangers at addresses of their own."""
-    address = urlsplit(url)
-    host, port = address.hostname or "", address.port or 0
-
-    async def ask(number: int) -> None:
-        version = 0
-        while True:
-            with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(host, port, local_addr=(f"127.0.1.{number}", 0))
-                with contextlib.closing(writer):
-                    while True:
-                        path = f"/v1/runs/{run_id}/history/versions/{secrets.randbelow(version + 1)}"
-                        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-                        await _answer(reader)
-                        version = await _present_version(reader, writer, run_id)
-            await asyncio.sleep(TOP_UP_S)
-
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(1, int(strangers) + 1):
-            tasks.create_task(ask(number))
-        _attacking(int(strangers))
-
-
-async def _present_version(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, run_id: str) -> int:
-    writer.write(f"GET /v1/runs/{run_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    version: int = json.loads(await _answer(reader))["version"]
-    return version
-
-
-async def _answer(reader: asyncio.StreamReader) -> bytes:
-    """Return the body of the next answer."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    return await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
-
-
 async def half_open(host: str, port: str, count: str) -> None:
     """Hold connections to a data server without a word, each opened again when it is closed."""
     await _hold(host, int(port), [b""] * int(count))
@@ -432,7 +395,6 @@ ATTACKS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
         polls,
         sockets,
         fresh_sockets,
-        past_versions,
         half_open,
         unread_samples,
         unread_blobs,

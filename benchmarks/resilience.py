@@ -185,7 +185,6 @@ FLOODS = (
         "12,000 sockets opened anew, 1,600 a second",
         *("fresh_sockets", lambda site: (site.process.url, "12000", "1600"), 0.8),
     ),
-    Row("4 strangers that ask for past versions", "past_versions", lambda site: (site.process.url, RUN_ID, "4"), 0.8),
 )
 
 

@@ -97,11 +97,6 @@ class ViewerClient(CoordinatorClient):
 
         return await self._viewed(JoinGuide, "/join")
 
-    async def moment(self, version: int, slowest: int | None = None) -> Moment:
-        """Return the run as it was at a version of its document. Raise `Refused`: `not-found`, and as `history`."""
-        query = None if slowest is None else {"slowest": slowest}
-        return await self._viewed(Moment, f"/history/versions/{version}", query)
-
     async def present(self, slowest: int | None = None) -> Moment:
         """Return the run as it is, or was a moment ago. Raise as `history`."""
         query = None if slowest is None else {"slowest": slowest}

@@ -12,7 +12,6 @@ from PIL import Image
 PICTURES = {
     "dashboard-run.png": "run-1280.png",
     "dashboard-round.png": "round-whole.png",
-    "dashboard-trust.png": "trust-1280.png",
     "dashboard-operate.png": "operate-1280.png",
     "dashboard-members-360.png": "members-360.png",
 }

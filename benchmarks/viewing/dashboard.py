@@ -1,4 +1,4 @@
-"""The run's page in a real browser, over a run of 10,000 rounds: its first paint, what is sent for it, and the slider.
+"""The run's page in a real browser, over a run of 10,000 rounds: its first paint, and what is sent for it.
 
 The run is played by the machine alone (`benchmarks/viewing/history.py`), then served from its directory as any
 other.
@@ -21,13 +21,9 @@ if TYPE_CHECKING:
 
 ROUNDS = 10_000
 LOADS = 9
-JUMPS = 60
-STRIDE = 7919
-"""Between two jumps, in versions: they lie all over the journal."""
 
 PAINTED_WHOLE, PAINTED_TARGET = "first paint of the page with the run's figures, median", "≤ 0.5"
 SENT, SENT_TARGET = "sent for the page, with its charts and their data", "≤ 150"
-JUMPED, JUMPED_TARGET = "the slider's jump to any of {:,} rounds until it is painted, worst", "≤ 0.5"
 
 WATCH = """
 new MutationObserver((changes, observer) => {
@@ -44,22 +40,6 @@ WHOLE = """async () => {
 }"""
 """Waits for the figures, the charts and the map. (The page's policy forbids `wait_for_function`, which calls eval.)"""
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-JUMP = """async (version) => {
-    const input = document.querySelector("#timeline input"), what = document.querySelector("#timeline .what");
-    const began = performance.now();
-    input.value = version;
-    input.dispatchEvent(new Event("input"));
-    input.dispatchEvent(new Event("change"));
-    const wanted = `Version ${version.toLocaleString("en")},`;
-    while (!(what.textContent.startsWith(wanted) && what.textContent.includes("as it was at"))) {
-        await new Promise(requestAnimationFrame);
-    }
-    for (let frame = 0; frame < 2; frame += 1) {  // of the figures, and of the charts
-        await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
-    }
-    return performance.now() - began;
-}"""
-"""Moves the slider, and returns how long it takes until the run as it was is painted."""
 
 
 async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
@@ -68,7 +48,6 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
     wanted = (
         (PAINTED_WHOLE, "s", PAINTED_TARGET),
         (SENT, "KB", SENT_TARGET),
-        (JUMPED.format(rounds), "s", JUMPED_TARGET),
     )
     if program is None or find_spec("playwright") is None:
         missing = "chromium is not installed" if program is None else "playwright is not installed"
@@ -81,7 +60,7 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
             try:
-                return [*await _loads(browser, running.url), *await _jumps(browser, running.url, rounds)]
+                return await _loads(browser, running.url)
             finally:
                 await browser.close()
 
@@ -117,15 +96,3 @@ async def _sent_bytes(page: "Page") -> list[int]:
     network.on("Network.dataReceived", received)
     await network.send("Network.enable")
     return sent
-
-
-async def _jumps(browser: "Browser", url: str, rounds: int) -> list[Figure]:
-    async with opened(browser) as (page, _):
-        await page.goto(url)
-        await page.locator(".chart canvas").first.wait_for()
-        last = int(await page.locator("#timeline input").get_attribute("max") or 0)
-        times = [await page.evaluate(JUMP, number * STRIDE % last) for number in range(1, JUMPS + 1)]
-    return [
-        Figure(f"the slider's jump to any of {rounds:,} rounds until it is painted, median", median(times) / 1000, "s"),
-        Figure(JUMPED.format(rounds), max(times) / 1000, "s", JUMPED_TARGET),
-    ]

@@ -1,4 +1,4 @@
-"""A run's history: reading it from a long journal, looking back at any version, and telling a thousand viewers.
+"""A run's history: reading it from a long journal, and telling a thousand viewers.
 
 The run has three clients that do no arithmetic; the machine plays it alone, into a run directory.
 """
@@ -9,7 +9,6 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -55,9 +54,6 @@ ROUNDS = 10_000
 MANY_ROUNDS = 100_000
 EPOCH_S = 8
 """Time of an epoch: of some hundred rounds, each of whose stimuli takes a hundredth of a second."""
-LOOKS = 40
-STRIDE = 7919
-"""Between two looks, in versions: they lie all over the journal."""
 MAX_BLOB_BYTES = 1 << 30
 RESULT_BYTES = 1_000
 MAX_CONTENTS = 8_192
@@ -245,22 +241,14 @@ async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
             reading.cancel()
         kept_s, again = await _timed(read_history(store.journal))
         assert again.history.rows == found.history.rows
-        times = await _looks(first, found.history.rows[-1].version)
         kept = await store.journal.kept_history()
     finally:
         await store.aclose()
     return [
         Figure(f"reading the history of {rounds:,} rounds from their journal", whole_s, "s"),
         Figure(f"the same when it is kept beside the journal, as at a start, {rounds:,} rounds", kept_s, "s"),
-        Figure(f"a look back at any version of {rounds:,} rounds, median", median(times), "s"),
-        Figure(f"a look back at any version of {rounds:,} rounds, longest", max(times), "s", "≤ 0.5"),
         Figure(f"the history as it is kept, {rounds:,} rounds", len(kept or b"") / 1e6, "MB"),
     ]
-
-
-async def _looks(history: RunHistory, last: int) -> list[float]:
-    """Return the seconds of looks back at versions all over a journal."""
-    return [(await _timed(history.moment(number * STRIDE % last, last)))[0] for number in range(LOOKS)]
 
 
 async def _timed(work: Awaitable[T]) -> tuple[float, T]:

@@ -21,13 +21,11 @@ from epochal.coordinator.api.operator_routes import health_routes, operator_rout
 from epochal.coordinator.api.page_routes import dashboard_routes
 from epochal.coordinator.api.probe_routes import probe_routes
 from epochal.coordinator.api.reading_routes import reading_routes
-from epochal.coordinator.api.trust_routes import trust_routes
 from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.insight.history_views import HistoryViews
 from epochal.coordinator.insight.member_views import MemberViews
-from epochal.coordinator.insight.trust_views import TrustViews
 from epochal.coordinator.insight.viewers import Viewers
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
@@ -101,9 +99,8 @@ def create_app(
         check_routes(handlers),
         status_routes(handlers),
         operator_routes(handlers),
-        history_routes(access, views, viewers),
+        history_routes(access, views, viewers, insight),
         member_routes(access, MemberViews(insight, SharedThreads(), metrics.http.refusals)),
-        trust_routes(access, TrustViews(insight, metrics.http.refusals), insight),
         access_routes(handlers),
         join_routes(handlers, access, version),
         probe_routes(),

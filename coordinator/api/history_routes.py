@@ -14,15 +14,18 @@ from epochal.coordinator.api.encoded_documents import takes_gzip
 from epochal.coordinator.api.request_parts import RUN
 from epochal.coordinator.api.viewer_access import ViewerAccess, viewer_router
 from epochal.coordinator.insight.history_views import DEFAULT_POINTS, MAX_POINTS, EncodedPage, HistoryViews
+from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.insight.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
 from epochal.coordinator.run.long_polls import Reader
 from epochal.runtime.connections.shedding import vouch_for
-from epochal.runtime.http.bodies import bearer_token, has_gone, json_response
+from epochal.runtime.http.bodies import bearer_token, document_response, has_gone, json_response
 from epochal.runtime.http.openapi import WHOLE, Number, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.runtime.http.problem_json import problem_response
+from epochal.state.messages.audit_reports import AuditHistory
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
 from epochal.state.shown.explanation import SpeedExplanation
+from epochal.state.shown.operator_actions import ActionsPage
 
 EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = "last-event-id"
@@ -41,11 +44,12 @@ _POINTS = in_query(
 )
 
 
-def history_routes(access: ViewerAccess, views: HistoryViews, viewers: Viewers) -> APIRouter:
-    """Return the routes of the history: rows, one round, the run as it was, and its news."""
+def history_routes(access: ViewerAccess, views: HistoryViews, viewers: Viewers, insight: ReadSide) -> APIRouter:
+    """Return the routes of the history: rows, one round, the present, its news, operators' actions and audits."""
     router = viewer_router(access)
     _add_rounds(router, access, views)
     _add_news(router, access, views, viewers)
+    _add_records(router, insight)
     return router
 
 
@@ -92,16 +96,6 @@ def _add_news(router: APIRouter, access: ViewerAccess, views: HistoryViews, view
         return sent_page(await views.present(_slowest(request)), request)
 
     @router.get(
-        f"{RUN}/history/versions/{{version}}",
-        summary="The run as it was at a version of its document",
-        response_model=Moment,
-        **_SLOWEST,
-    )
-    async def moment(run_id: str, version: Number, request: Request) -> Response:
-        viewer = viewer_of(access, run_id, request.scope)
-        return sent_page(await views.moment(viewer, parse_whole("version", version), _slowest(request)), request)
-
-    @router.get(
         f"{RUN}/events",
         summary="News of the run without end: `document` (RunDocument), `rounds` (HistoryPage), `now` (RunNow), "
         "`reset`, `dropped` (with a `detail`)",
@@ -111,6 +105,16 @@ def _add_news(router: APIRouter, access: ViewerAccess, views: HistoryViews, view
     )
     async def events(run_id: str, request: Request) -> Response:
         return EventStream(viewer_of(access, run_id, request.scope), viewers)
+
+
+def _add_records(router: APIRouter, insight: ReadSide) -> None:
+    @router.get(f"{RUN}/actions", summary="What the operators did", response_model=ActionsPage)
+    async def actions() -> Response:
+        return document_response(insight.actions(), "no-cache")
+
+    @router.get(f"{RUN}/audits", summary="The audits that were reported", response_model=AuditHistory)
+    async def audits() -> Response:
+        return document_response(await insight.audits(), "no-cache")
 
 
 def viewer_of(access: ViewerAccess, run_id: str, scope: Scope) -> Reader:

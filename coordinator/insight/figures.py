@@ -14,7 +14,6 @@ from epochal.state.intervals import total_batches
 from epochal.state.messages.data_metrics import MAX_CLAIMED_S
 from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
 from epochal.state.messages.round_times import MS_PER_S, LaterTimes, ResultMetrics
-from epochal.state.shown.trust import Vouched
 from epochal.state.weights import number_of
 from epochal.state.wire import ClientId
 
@@ -83,27 +82,6 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
         carried_batches=ended.carried_batches,
         quarantined_batches=ended.quarantined_batches,
         result_bytes=sum(current.results.commitments[client_id].size_bytes for client_id in verified),
-    )
-
-
-def vouched_for(decided: OutcomeDecided) -> Vouched | None:
-    """Return the replica that a round was trained from and how many of its witnesses say so; None of an empty round."""
-    ended, outcome = decided.ended, decided.outcome
-    if ended is None or outcome is None:
-        return None
-    plan, attested = (
-        ended.round.tasks.plan,
-        [one.replica_digest for one in plain(ended.round.witnessed.attestations).values()],
-    )
-    vouched = sum(digest == outcome.replica_digest for digest in attested)
-    return Vouched(
-        replica_step=outcome.step - 1,
-        replica_digest=outcome.replica_digest,
-        vouched=vouched,
-        differed=len(attested) - vouched,
-        witnesses=len(plan.witnesses),
-        quorum=plan.quorum,
-        at_s=_seconds(ended.ended_s),
     )
 
 

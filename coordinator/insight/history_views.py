@@ -13,12 +13,9 @@ from typing import TypeVar
 from epochal.coordinator.insight.present import moment_of, with_slowest
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.read_side import ReadSide
-from epochal.coordinator.insight.strangers_time import StrangersTime
-from epochal.coordinator.insight.thinning import USUAL_POINTS, Thinning
 from epochal.coordinator.insight.wait_facts import situation_of
-from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.long_polls import Reader
-from epochal.coordinator.run.publication import Published
+from epochal.runtime.connections.token_buckets import TokenBuckets
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused
 from epochal.state.messages.history_rows import (
@@ -37,8 +34,13 @@ from epochal.state.wire import canonical_json, sha256_hex
 DEFAULT_POINTS = 1024
 MAX_POINTS = 4096
 """Maximum number of rows in a page."""
+USUAL_POINTS = (512, DEFAULT_POINTS, MAX_POINTS)
+"""Maximum numbers of rows for which the run's page, the terminal's and notebooks ask."""
 FREE_ROWS = 1024
 """Number of rows of which a page takes so little time, some milliseconds, that a stranger's is not counted."""
+STRANGERS_PARTS_AT_ONCE = 32
+STRANGERS_PART_PERIOD_S = 2.0
+"""After them, one part of a long history is merged for strangers in each period: some percent of a processor."""
 MAX_ENCODED_PAGES = 32
 """Maximum number of pages that are kept as they were encoded."""
 MAX_ENCODED_PAGE_BYTES = 16 * 1024 * 1024
@@ -52,8 +54,7 @@ _LEVEL = 5
 REST_PER_WORK = 10.0
 """Multiple of the time that it took to show the present, for which the same is shown again."""
 SAME_PRESENT_S = 0.5
-"""Time for which the present is sent again: to those who ask for it, whatever happens; to those who ask for its
-version, if nothing has happened but that time went by."""
+"""Minimum time for which the present is sent again, whatever happens."""
 MAX_PRESENT = 8
 """Maximum number of forms in which the present is kept."""
 
@@ -72,11 +73,9 @@ class EncodedPage:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """The present as it was sent: of which document and run, and until when for a later run, or for this one."""
+    """The present as it was sent, and until when it is sent again."""
 
-    etag: str
-    run: Run
-    rests_s: float
+    lineage: str
     until_s: float
     page: EncodedPage
 
@@ -94,13 +93,11 @@ class HistoryViews:
         self._worker = worker
         self._pages: OrderedDict[str, EncodedPage] = OrderedDict()
         self._kept_bytes = 0
-        self._encoding: dict[str, asyncio.Event] = {}
         self._asking_count = 0
         self.encoded_count = 0
         """Number of pages that were encoded."""
         self._turn = asyncio.Lock()
-        self._strangers = StrangersTime()
-        self._thinning = Thinning()
+        self._strangers = TokenBuckets[None](STRANGERS_PARTS_AT_ONCE, STRANGERS_PART_PERIOD_S)
         self._last_present: dict[int | None, _Present] = {}
         """The present as it was sent last, by the number of clients that were asked for."""
 
@@ -112,14 +109,13 @@ class HistoryViews:
             lineage=run.identity.lineage,
             next=projection.next,
             detailed_from=projection.detailed_from,
-            first_version=self._insight.history.first_version,
             rounds=RoundColumns.of(rows),
         )
 
     async def page(self, viewer: Reader, first: int, last: int | None, points: int) -> EncodedPage:
         """Return the rows of some rounds, merged into at most `points`.
 
-        A part of a long history costs as much as a look back. The whole, as every page begins with it, does not.
+        Each part of a long history is merged by itself. The whole, which opens every page, is merged once for all.
 
         Args:
             viewer: who looks.
@@ -128,7 +124,7 @@ class HistoryViews:
 
         Raises:
             Refused: `invalid-parameter`; `overloaded` while the history is read, or if too many ask; `store-failed`;
-                `rate-limited` as `encoded_past`.
+                `rate-limited` for a stranger, if strangers asked for many parts of a long history.
         """
         if not 1 <= points <= MAX_POINTS:
             raise Refused(Refusal.INVALID_PARAMETER, f"points={points}; allowed: 1 to {MAX_POINTS}")
@@ -137,20 +133,23 @@ class HistoryViews:
         history = self._history()
         until = history.next - 1 if last is None else min(last, history.next - 1)
         empty = self.page_of([])
-        name = f"{empty.lineage}-{empty.next}-{empty.first_version}-{first}-{until}-{points}"
+        name = f"{empty.lineage}-{empty.next}-{first}-{until}-{points}"
 
         rows, is_whole = history.between(first, until), first == 0 and last is None
 
         async def encode() -> bytes:
             def work() -> bytes:
-                few = RoundColumns.of((self._thinning.thinned if is_whole else thinned)(rows, points))
-                return canonical_json({**_fields_of(empty), "rounds": few})
+                return canonical_json(replace(empty, rounds=RoundColumns.of(thinned(rows, points))))
 
             return await self._worker.run(work)
 
-        if len(rows) <= FREE_ROWS or (is_whole and points in USUAL_POINTS):
-            return await self.encoded(name, encode)
-        return await self.encoded_past(viewer, name, encode)
+        is_free = len(rows) <= FREE_ROWS or (is_whole and points in USUAL_POINTS) or name in self._pages
+        if viewer.is_stranger and not is_free:
+            wait_s = self._strangers.take(None, _loop_s())
+            if wait_s:
+                message = "strangers ask for too many parts of a long history; ask again later"
+                raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+        return await self.encoded(name, encode)
 
     async def round(self, number: int, slowest: int | None = None) -> EncodedPage:
         """Return a round with its clients.
@@ -188,27 +187,6 @@ class HistoryViews:
 
         return await self.encoded(f"{insight.run.identity.lineage}-explanation-{sha256_hex(body)[:16]}", encode)
 
-    async def moment(self, viewer: Reader, version: int, slowest: int | None = None) -> EncodedPage:
-        """Return the run as it was at a version. Raises as `RunHistory.moment`, and as `encoded_past`.
-
-        Args:
-            viewer: who looks.
-            version: of the run document.
-            slowest: maximum number of clients of each round; None for all.
-        """
-        insight = self._insight
-        self._history()  # which is read
-        published = insight.published
-        if version == published.version:
-            return await self._shown_now(published, slowest)
-
-        async def encode() -> bytes:
-            moment = await insight.history.moment(version, published.version)
-            return await self._worker.run(lambda: canonical_json(_few(moment, slowest)))
-
-        name = f"{published.document.lineage}-version-{version}-{_named(slowest)}"
-        return await self.encoded_past(viewer, name, encode)
-
     async def present(self, slowest: int | None = None) -> EncodedPage:
         """Return the run as it is, or was up to `SAME_PRESENT_S` ago, or for longer if it takes long to show it.
 
@@ -218,59 +196,31 @@ class HistoryViews:
         Raises:
             Refused: as `page`.
         """
-        self._history()
+        insight, history = self._insight, self._history()
+        run, published, at_s, now_s = insight.run, insight.published, insight.now_s(), _loop_s()
         last = self._last_present.get(slowest)
-        lineage = self._insight.run.identity.lineage
-        if (
-            last is not None
-            and last.run.identity.lineage == lineage
-            and asyncio.get_running_loop().time() < last.until_s
-        ):
-            return last.page
-        return await self._shown_now(self._insight.published, slowest)
-
-    async def _shown_now(self, present: Published, slowest: int | None) -> EncodedPage:
-        """Return the published version: from memory, and not made again at once, least of all if that took long."""
-        history = self._history()
-        now_s, run, at_s = asyncio.get_running_loop().time(), self._insight.run, self._insight.now_s()
-        last = self._last_present.get(slowest)
-        if (
-            last is not None
-            and last.etag == present.etag
-            and now_s < (last.until_s if last.run is run else last.rests_s)
-        ):
+        if last is not None and last.lineage == run.identity.lineage and now_s < last.until_s:
             return last.page
 
         async def encode() -> bytes:
-            insight = self._insight
-            last_round, problem = history.detail(history.next - 1), insight.health.problem
-            loss = history.loss
+            last_round, loss, problem = history.detail(history.next - 1), history.loss, insight.health.problem
             found = await insight.history.explanations.refresh(history, run)
             why = speed_words(situation_of(run, problem), found.sentence)
-            return await self._worker.run(
-                lambda: canonical_json(
-                    _few(
-                        moment_of(
-                            run,
-                            present.document,
-                            last_round,
-                            at_s,
-                            has_clients=slowest != 0,
-                            loss=loss,
-                            explanation=why,
-                            problem=problem,
-                        ),
-                        slowest,
-                    )
-                )
-            )
 
-        page = await self.encoded(f"{present.etag[1:-1]}-at-{at_s:.6f}-{_named(slowest)}", encode)
-        took_s = asyncio.get_running_loop().time() - now_s
+            def work() -> bytes:
+                has_clients = slowest != 0
+                moment = moment_of(
+                    run, published.document, last_round, at_s, loss, why, problem, has_clients=has_clients
+                )
+                return canonical_json(_few(moment, slowest))
+
+            return await self._worker.run(work)
+
+        page = await self.encoded(f"{published.etag[1:-1]}-at-{at_s:.6f}-{_named(slowest)}", encode)
+        until_s = now_s + max(SAME_PRESENT_S, REST_PER_WORK * (_loop_s() - now_s))
         if len(self._last_present) >= MAX_PRESENT:
             self._last_present.clear()
-        rests_s = now_s + REST_PER_WORK * took_s
-        self._last_present[slowest] = _Present(present.etag, run, rests_s, max(rests_s, now_s + SAME_PRESENT_S), page)
+        self._last_present[slowest] = _Present(run.identity.lineage, until_s, page)
         return page
 
     def _history(self) -> Projection:
@@ -292,17 +242,6 @@ class HistoryViews:
                 return self._pages[name]
         finally:
             self._asking_count -= 1
-
-    async def encoded_past(self, viewer: Reader, name: str, encode: Callable[[], Awaitable[bytes]]) -> EncodedPage:
-        """Return a page of the past as `encoded` does. One that is not kept is made for strangers after all else.
-
-        Raises:
-            Refused: `rate-limited` for a stranger, if the past was shown to strangers for long enough lately.
-        """
-        if name in self._pages or not viewer.is_stranger:
-            return await self.encoded(name, encode)
-        async with self._strangers.turn(viewer):
-            return await self.encoded(name, encode)
 
     def _keep(self, name: str, page: EncodedPage) -> None:
         self.encoded_count += 1
@@ -326,6 +265,10 @@ def encoded_page(name: str, plain: bytes, level: int = _LEVEL) -> EncodedPage:
     return EncodedPage(f'"{name}"', plain, packed)
 
 
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def _named(slowest: int | None) -> str:
     return "all" if slowest is None else str(slowest)
 
@@ -341,13 +284,3 @@ def _few(found: Kind, slowest: int | None) -> Kind:
 
 def _size(page: EncodedPage) -> int:
     return len(page.plain) + len(page.compressed or b"")
-
-
-def _fields_of(page: HistoryPage) -> dict[str, object]:
-    return {
-        "run_id": page.run_id,
-        "lineage": page.lineage,
-        "next": page.next,
-        "detailed_from": page.detailed_from,
-        "first_version": page.first_version,
-    }

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 
-from epochal.coordinator.insight.kept_history import RecordMark, find_kept, openings_from
+from epochal.coordinator.insight.kept_history import RecordMark, find_kept
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.journal_records import JournalRecord
-from epochal.coordinator.machine.records import Kept, opened_by, opening_version, replay_unchecked
+from epochal.coordinator.machine.records import Kept, opened_by, replay_unchecked
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.proof.journal_proof import parse_proof
 from epochal.coordinator.store.journal import JournalReader, StoredProof
@@ -28,7 +28,7 @@ class JournalHistory:
         sequence: number of the last record that was read; -1 before any segment was.
         mark: the last record that the history includes; None before the first.
         kept_next: number of the round that follows those that were kept beside the journal.
-        openings: version and number of each segment, in their order.
+        segment: number of the segment that was read last, or holds `mark`.
     """
 
     def __init__(self, history: Projection) -> None:
@@ -36,7 +36,7 @@ class JournalHistory:
         self.sequence = -1
         self.mark: RecordMark | None = None
         self.kept_next = 0
-        self.openings: list[tuple[int, int]] = []
+        self.segment = 0
 
 
 async def read_history(
@@ -68,7 +68,7 @@ async def read_history(
         async with aclosing(journal.history(start)) as segments:
             async for segment in segments:
                 run = await worker.run(partial(opened_by, segment.snapshot))
-                found.openings.append((opening_version(segment.snapshot), segment.number))
+                found.segment = segment.number
                 found.sequence = segment.snapshot.sequence
                 for place in range(0, len(segment.records), RECORDS_AT_A_TIME):
                     began_s = loop.time()
@@ -91,8 +91,8 @@ async def _begun(
     if kept is not None and history is not None:
         found = JournalHistory(history)
         found.sequence, found.mark, found.kept_next = kept.mark.sequence, kept.mark, history.next
-        found.openings = openings_from(kept.openings[:-1], first)
-        return found, kept.openings[-1][1]
+        found.segment = kept.segment
+        return found, kept.segment
     if not proofs:
         return JournalHistory(Projection()), None
     return JournalHistory(await worker.run(partial(Projection.decoded, parse_proof(proofs[-1]).history))), first

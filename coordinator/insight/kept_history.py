@@ -6,7 +6,6 @@ back has another record there, because its run goes on under another lineage.
 """
 
 import logging
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,7 +23,7 @@ from epochal.state.wire_document import WireDocument
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 _DIGEST_CHARS = 64
 
 
@@ -41,7 +40,7 @@ class _Body(WireDocument):
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     sequence: Count
     document_sha256: HexSha256
-    openings: tuple[tuple[Count, Count], ...]
+    segment: Count
     history: str
 
 
@@ -51,18 +50,18 @@ class KeptHistory:
 
     Attributes:
         mark: the last record that it includes.
-        openings: version and number of each segment up to the one that holds the record, in their order.
+        segment: number of the segment that holds the record.
         history: as `Projection.encoded` writes it.
     """
 
     mark: RecordMark
-    openings: tuple[tuple[int, int], ...]
+    segment: int
     history: str
 
     def encoded(self) -> bytes:
         """Return it as bytes, which begin with their digest."""
         digest = Sha256(self.mark.document_sha256)
-        body = canonical_json(_Body(FORMAT, self.mark.sequence, digest, self.openings, self.history))
+        body = canonical_json(_Body(FORMAT, self.mark.sequence, digest, self.segment, self.history))
         return sha256_hex(body).encode() + b"\n" + body
 
     @classmethod
@@ -75,7 +74,7 @@ class KeptHistory:
             read: _Body = parse_document(_Body, body)
         except InvalidDocument:  # of a newer version
             return None
-        return cls(RecordMark(read.sequence, read.document_sha256), read.openings, read.history)
+        return cls(RecordMark(read.sequence, read.document_sha256), read.segment, read.history)
 
     def opened(self) -> Projection | None:
         """Return the history; None if it cannot be read."""
@@ -101,11 +100,11 @@ async def find_kept(journal: JournalReader, first: int) -> KeptHistory | None:
         log.info("kept_history_not_read", extra={"reason": error.message})
         return None
     kept = None if data is None else KeptHistory.decoded(data)
-    if kept is None or not kept.openings or kept.openings[-1][1] < first:
+    if kept is None or kept.segment < first:
         return None
-    async with aclosing(journal.history(kept.openings[-1][1])) as segments:
+    async with aclosing(journal.history(kept.segment)) as segments:
         async for segment in segments:
-            return kept if segment.number == kept.openings[-1][1] and holds(segment, kept.mark) else None
+            return kept if segment.number == kept.segment and holds(segment, kept.mark) else None
     return None
 
 
@@ -113,8 +112,3 @@ def holds(segment: Segment, mark: RecordMark) -> bool:
     """Whether a segment holds a record, after which the same was published."""
     place = mark.sequence - segment.snapshot.sequence - 1
     return 0 <= place < len(segment.records) and published_by(segment.records[place]) == mark.document_sha256
-
-
-def openings_from(openings: Sequence[tuple[int, int]], first: int) -> list[tuple[int, int]]:
-    """Return the segments that are not compacted, of which the first has this number."""
-    return [opening for opening in openings if opening[1] >= first]

@@ -23,26 +23,26 @@ def moment_of(
     run: Run,
     document: RunDocument,
     last_round: RoundDetail | None,
-    now_s: float | None = None,
+    now_s: float,
+    loss: float | None,
+    explanation: str,
+    problem: str | None,
     *,
     has_clients: bool = True,
-    loss: float | None = None,
-    explanation: str = "",
-    problem: str | None = None,
 ) -> Moment:
-    """Return a run as it was when `document` was the published one.
+    """Return a run as it is.
 
     Args:
-        run: as it was.
-        document: of the same version.
-        last_round: the last round that had ended, if it is known.
-        now_s: the present, on the coordinator's clock; None if the run is looked back at.
-        has_clients: whether the clients of the round under way are wanted: with thousands, they are most of the work.
+        run: as it is kept.
+        document: that it publishes.
+        last_round: the last round that has ended, if it is known.
+        now_s: the present, on the coordinator's clock.
         loss: mean loss of the last applied round, if it is known.
-        explanation: why it was not faster, in a sentence.
-        problem: why the coordinator can keep nothing; None if it can, or if the run is looked back at.
+        explanation: why it is not faster, in a sentence.
+        problem: why the coordinator can keep nothing; None if it can.
+        has_clients: whether the clients of the round under way are wanted: with thousands, they are most of the work.
     """
-    since_s = 0.0 if now_s is None else max(0.0, now_s - run.clock.now_s)
+    since_s = max(0.0, now_s - run.clock.now_s)
     current = run.round if run.clock.phase in ROUND_PHASES else None
     return Moment(
         document=document,

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TypeAlias
 
 from epochal.coordinator.insight.actions import action_of
-from epochal.coordinator.insight.figures import detail_of, figures_of, vouched_for, with_later_times
+from epochal.coordinator.insight.figures import detail_of, figures_of, with_later_times
 from epochal.coordinator.insight.member_book import MemberBook, MemberRecord
 from epochal.coordinator.insight.notices import NoticeBook
 from epochal.coordinator.machine.instructions import (
@@ -37,7 +37,6 @@ from epochal.state.messages.member_rows import RefusalCount
 from epochal.state.messages.notices import Notice
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.shown.operator_actions import OperatorAction
-from epochal.state.shown.trust import Vouched
 from epochal.state.wire import ClientId, canonical_json, parse_document
 from epochal.state.wire_document import WireDocument
 
@@ -70,7 +69,6 @@ class _Encoded(WireDocument):
     members: tuple[MemberRecord, ...] = ()
     refusals: tuple[RefusalCount, ...] = ()
     actions: tuple[OperatorAction, ...] = ()
-    vouched: Vouched | None = None
     evaluations: tuple[Evaluation, ...] = ()
     audits: tuple[RecordedAudit, ...] = ()
     notices: tuple[Notice, ...] = ()
@@ -119,7 +117,6 @@ class Projection:
     Attributes:
         rows: of the rounds, the oldest first.
         book: the members.
-        vouched: the last replica on which a quorum of witnesses agreed; None before the first applied round.
         actions: the last ones of its operators, the latest last.
         evaluations: those that were reported last, in their order; under one name a replica has one.
         audits: those that were reported last, in their order.
@@ -129,7 +126,6 @@ class Projection:
     def __init__(self) -> None:
         self.rows: list[RoundFigures] = []
         self.book = MemberBook()
-        self.vouched: Vouched | None = None
         self.actions: deque[OperatorAction] = deque(maxlen=MAX_ACTIONS)
         self.evaluations: tuple[Evaluation, ...] = ()
         self.audits: tuple[RecordedAudit, ...] = ()
@@ -230,7 +226,6 @@ class Projection:
 
     def add(self, decided: OutcomeDecided, version: int) -> RoundDetail:
         """Add a round that has ended, and return it."""
-        self.vouched = vouched_for(decided) or self.vouched
         detail = detail_of(decided, figures_of(decided, self.next, version), self.book.names)
         assert decided.ended is not None, "every end of a round tells the round"
         self.book.end_round(detail, decided.ended)
@@ -287,11 +282,11 @@ class Projection:
         """Return what encodes the history as it is now, also in a thread and when rounds have ended since."""
         rows, details = list(self.rows), tuple(self.details)
         members, refusals, actions = self.book.records(), self.book.refusal_counts(), tuple(self.actions)
-        vouched, reported = self.vouched, (self.evaluations, self.audits, self.notices.notices())
+        reported = (self.evaluations, self.audits, self.notices.notices())
 
         def encode() -> str:
             columns = RoundColumns.of(rows)
-            body = canonical_json(_Encoded(columns, details, members, refusals, actions, vouched, *reported))
+            body = canonical_json(_Encoded(columns, details, members, refusals, actions, *reported))
             return base64.b64encode(zlib.compress(body)).decode()
 
         return encode
@@ -313,7 +308,6 @@ class Projection:
             found.rows = read.rows.rows()
             found.book = MemberBook(read.members, read.refusals)
             found.actions.extend(read.actions)
-            found.vouched = read.vouched
             found.evaluations, found.audits, found.notices = read.evaluations, read.audits, NoticeBook(read.notices)
         except (binascii.Error, zlib.error, InvalidDocument, ValueError) as error:
             raise StoreFailed(f"a kept history cannot be read: {error}") from error

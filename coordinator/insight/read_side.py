@@ -14,6 +14,7 @@ from epochal.coordinator.run.store_health import StoreHealth
 from epochal.state.messages.audit_reports import AuditHistory
 from epochal.state.messages.evaluation_reports import EvaluationHistory
 from epochal.state.messages.requests import RunStatus
+from epochal.state.shown.operator_actions import ActionsPage
 from epochal.state.wire import ClientId
 
 READ_WAIT_S = 20.0
@@ -103,3 +104,9 @@ class ReadSide:
         """Return the audits that were reported last, once the projection is read. Raise as `projection`."""
         await self.ready()
         return AuditHistory(self.projection.audits)
+
+    def actions(self) -> ActionsPage:
+        """Return the last actions of the run's operators. Raise as `projection`."""
+        run, projection = self.run, self.projection
+        actions = tuple(projection.actions)
+        return ActionsPage(run.state_file.run_id, run.identity.lineage, projection.next_action, actions)

@@ -4,32 +4,24 @@ Theory of operation. The journal's segments are replayed a few records at a time
 journal begins with the history that its proof holds, and now and then the history is kept beside the journal, so that
 the next start reads only what follows. Rounds that end meanwhile wait, and are added once the journal was read up to
 them. So a start is as fast as before. Where the journal went back, its history is read again.
-
-A look back at one version replays the segment that holds it, from its snapshot. Which segment that is, is known from
-reading the history; segments are short enough for that (`run_journal.SEGMENT_RECORDS`).
 """
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import aclosing
-from functools import partial
 
-from epochal.coordinator.insight.at_version import past_of
 from epochal.coordinator.insight.journal_history import JournalHistory as JournalHistory
 from epochal.coordinator.insight.journal_history import read_history as read_history
-from epochal.coordinator.insight.kept_history import KeptHistory, RecordMark, holds, openings_from
+from epochal.coordinator.insight.kept_history import KeptHistory, RecordMark, holds
 from epochal.coordinator.insight.projection import Projection, Told
 from epochal.coordinator.insight.speed_explanations import SpeedExplanations
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
-from epochal.coordinator.machine.journal_records import Segment
-from epochal.coordinator.machine.records import Kept, opening_version
+from epochal.coordinator.machine.records import Kept
 from epochal.coordinator.proof.compaction import Fold
 from epochal.coordinator.store.journal import Journal
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.messages.history_rows import Moment
 from epochal.state.refusals import Refusal
 
 log = logging.getLogger(__name__)
@@ -44,8 +36,6 @@ MIN_ROUNDS_KEPT = 512
 """Minimum number of rounds that end between two times that the history is kept beside the journal."""
 ROWS_PER_ROUND_KEPT = 16
 """The longer a history is, the less often it is kept: as many rows each time for a round that a start may replay."""
-MAX_LOOKS = 16
-"""Maximum number of looks back that wait or are under way; one at a time is."""
 ASK_AGAIN_S = 2.0
 
 
@@ -66,8 +56,6 @@ class RunHistory:
         self._waiting_rounds = 0
         self._is_read_due = asyncio.Event()
         self._is_read_due.set()
-        self._look = asyncio.Lock()
-        self._look_count = 0
         self._keep_due = asyncio.Event()
         self._kept_next = 0
         """Number of the round that followed those that were kept last."""
@@ -84,21 +72,8 @@ class RunHistory:
         Raises:
             Refused: `overloaded` while the journal is being read, `store-failed` if it cannot be.
         """
-        return self._journal_history().history
-
-    @property
-    def has_problem(self) -> bool:
-        """Whether the journal cannot be read at the moment."""
-        return self._read is None and self._problem is not None
-
-    @property
-    def first_version(self) -> int:
-        """The first version to which one may look back. Raises as `history`."""
-        return self._journal_history().openings[0][0]
-
-    def _journal_history(self) -> JournalHistory:
         if self._read is not None:
-            return self._read
+            return self._read.history
         if self._problem is not None:
             raise Refused(Refusal.STORE_FAILED, f"the run's history cannot be read: {self._problem}")
         raise Refused(
@@ -106,6 +81,11 @@ class RunHistory:
             "the run's history is being read from its journal, since the coordinator has started; ask again soon",
             retry_after_s=ASK_AGAIN_S,
         )
+
+    @property
+    def has_problem(self) -> bool:
+        """Whether the journal cannot be read at the moment."""
+        return self._read is None and self._problem is not None
 
     def take(self, instructions: Iterable[Instruction], kept: Kept) -> None:
         """Add what was told with a stimulus, once it is kept.
@@ -177,26 +157,21 @@ class RunHistory:
         if mark is None:
             return
         self._kept_next = next_round
-        openings = await self._openings_to(read, mark)
-        if openings is not None and self._read is read:
-            kept = KeptHistory(mark, openings, await self._worker.run(encode))
+        segment = await self._segment_with(mark, read.segment)
+        if segment is not None and self._read is read:
+            read.segment = segment
+            kept = KeptHistory(mark, segment, await self._worker.run(encode))
             await self._journal.keep_history(await self._worker.run(kept.encoded))
             self.was_kept.set()
 
-    async def _openings_to(self, read: JournalHistory, mark: RecordMark) -> tuple[tuple[int, int], ...] | None:
-        """Return the segments up to the one that holds a record, and note those that were opened since.
-
-        None if the journal does not hold the record, because it went back, or not any more.
-        """
+    async def _segment_with(self, mark: RecordMark, known: int) -> int | None:
+        """Return the segment that holds a record, from a known one on; None if the journal went back, or is without."""
         proofs = await self._journal.proofs()
-        first = max(read.openings[-1][1], proofs[-1].segment_count if proofs else 0)
+        first = max(known, proofs[-1].segment_count if proofs else 0)
         async with aclosing(self._journal.history(first)) as segments:
             async for segment in segments:
-                if segment.number > read.openings[-1][1]:
-                    read.openings.append((opening_version(segment.snapshot), segment.number))
                 if holds(segment, mark):
-                    found = [opening for opening in read.openings if opening[1] <= segment.number]
-                    return tuple(openings_from(found, proofs[-1].segment_count if proofs else 0))
+                    return segment.number
         return None
 
     async def _read_when_due(self) -> None:
@@ -222,85 +197,3 @@ class RunHistory:
                     found.mark = RecordMark(kept.sequence, kept.document_sha256)
             self._note_due(found)
             self.is_read.set()
-
-    async def moment(self, version: int, present_version: int) -> Moment:
-        """Return the run as it was when the document of this version was published, as viewers are shown it.
-
-        Args:
-            version: to look back at.
-            present_version: that of the present document.
-
-        Raises:
-            Refused: `not-found` if it lies in the future or in what was compacted; `overloaded` if too many look back;
-                and as `history`.
-        """
-        read = self._journal_history()
-        if not read.openings[0][0] <= version <= present_version:
-            raise _no_version(version, read.openings[0][0], present_version)
-        if self._look_count >= MAX_LOOKS:
-            raise Refused(Refusal.OVERLOADED, f"{MAX_LOOKS} looks back are under way; try again in a moment")
-        self._look_count += 1
-        try:
-            async with self._look:
-                segment = await self._segment_of(read, version)
-                if segment is None:
-                    raise _no_version(version, read.openings[0][0], present_version)
-                past = await self._worker.run(partial(past_of, segment, version, read.history))
-                if not past.ended and (before := await self._segment_before(read, segment)) is not None:
-                    past = await self._worker.run(partial(past_of, segment, version, read.history, before))
-                return await self._worker.run(past.moment)
-        except StoreFailed as error:
-            raise Refused(Refusal.STORE_FAILED, f"the journal cannot be read: {error.message}") from error
-        finally:
-            self._look_count -= 1
-
-    async def _segment_before(self, read: JournalHistory, segment: Segment) -> Segment | None:
-        """Return the segment before one; None if it is not kept any more."""
-        numbers = [number for _, number in read.openings if number < segment.number]
-        if not numbers:
-            return None
-        async with aclosing(self._journal.history(numbers[-1])) as segments:
-            async for found in segments:
-                return found if found.number == numbers[-1] else None
-        return None
-
-    async def _segment_of(self, read: JournalHistory, version: int) -> Segment | None:
-        """Return the last segment that was opened at this version or before; None if it is not kept any more."""
-        place = bisect_right(read.openings, version, key=lambda opening: opening[0]) - 1
-        following = read.openings[place + 1 : place + 2]
-        found: Segment | None = None
-        async with aclosing(self._journal.history(read.openings[place][1])) as segments:
-            try:
-                async for segment in segments:
-                    if found is None and segment.number != read.openings[place][1]:
-                        break  # it was compacted
-                    opened_at = opening_version(segment.snapshot)
-                    if found is not None and not following and segment.number > read.openings[-1][1]:
-                        read.openings.append((opened_at, segment.number))
-                    if found is not None and opened_at > version:
-                        break
-                    found = segment
-                    if following:
-                        break
-            except StoreFailed:
-                await self._forget_compacted(read)
-                if read.openings[0][0] <= version:
-                    raise
-                return None
-        if found is None:
-            await self._forget_compacted(read)
-        return found
-
-    async def _forget_compacted(self, read: JournalHistory) -> None:
-        proofs = await self._journal.proofs()
-        first = proofs[-1].segment_count if proofs else 0
-        kept = openings_from(read.openings, first)
-        if not kept:  # all that was known was compacted
-            async with aclosing(self._journal.history(first)) as segments:
-                async for segment in segments:
-                    kept.append((opening_version(segment.snapshot), segment.number))
-        read.openings = kept or read.openings[-1:]
-
-
-def _no_version(version: int, first: int, last: int) -> Refused:
-    return Refused(Refusal.NOT_FOUND, f"version {version} is not kept; allowed: {first} to {last}")

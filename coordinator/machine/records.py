@@ -143,43 +143,9 @@ def replay_unchecked(run: Run, records: Sequence[JournalRecord], watch: Watch) -
     return run
 
 
-def replay_until(segment: Segment, version: int, watch: Watch | None = None) -> Replayed:
-    """Return the run as it was when the document of this version was the published one, for the last time in a segment.
-
-    Only that document is compared with what was published.
-
-    Args:
-        segment: holds the version.
-        version: of the document.
-        watch: hears of each stimulus after the snapshot.
-
-    Raises:
-        StoreFailed: as `replay`.
-    """
-    opening = _body(SnapshotBody, segment.snapshot.body, segment.snapshot.sequence)
-    run, at, published = (
-        opened_by(segment.snapshot),
-        segment.snapshot.sequence,
-        (opening.version, opening.document_sha256),
-    )
-    for record in segment.records:
-        body = _body(RecordBody, record.body, record.sequence)
-        if body.version > version:
-            break
-        run = _handled(run, body, record.sequence, watch)
-        at, published = record.sequence, (body.version, body.document_sha256)
-    return Replayed(at, _checked(run, *published, at), run)
-
-
 def opened_by(snapshot: Snapshot) -> Run:
     """Return the run in a snapshot. Raise `StoreFailed` if it cannot be read, or is of other rules."""
     return parse_snapshot(_body(SnapshotBody, snapshot.body, snapshot.sequence).run.encode())
-
-
-def opening_version(snapshot: Snapshot) -> int:
-    """Return the version of the document that was the published one when a segment was opened."""
-    version: int = _body(SnapshotBody, snapshot.body, snapshot.sequence).version
-    return version
 
 
 def published_by(record: JournalRecord) -> Sha256:

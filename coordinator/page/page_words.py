@@ -30,13 +30,9 @@ def words_module() -> str:
 
 
 def kinds_module() -> str:
-    """Return `kinds.js`: what each kind of refusal and of failure means, and whether it is a usual one."""
+    """Return `kinds.js`: what each kind of refusal and of failure means."""
     found = {kind: explanation_of(kind) for kind in (*map(str, Refusal), *get_args(FailureKind))}
-    kinds = {
-        kind: {"page": known.kind, "means": known.summary, "isUsual": known.is_usual}
-        for kind, known in found.items()
-        if known is not None
-    }
+    kinds = {kind: {"page": known.kind, "means": known.summary} for kind, known in found.items() if known is not None}
     return _module("Kinds of refusals and failures, made from the coordinator's own explanations.", KINDS=kinds)
 
 

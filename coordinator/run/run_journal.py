@@ -42,8 +42,8 @@ MAX_SEGMENT_RECORDS = 20_000
 """A longer segment is followed by another within the epoch, so that a start replays a bounded number of records."""
 SEGMENT_RECORDS = 1_024
 SEGMENT_GROWTH = 16
-"""A segment of this many records is followed by another if they are this many times as long as a snapshot: so a look
-back replays few records, and snapshots of many members take a small part of the journal."""
+"""A segment of this many records is followed by another if they are this many times as long as a snapshot: so a start
+replays few records, and snapshots of many members take a small part of the journal."""
 
 
 class RunJournal:

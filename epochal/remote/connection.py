@@ -148,10 +148,6 @@ class RunConnection:
         """Return the run as it is, or was a moment ago: with the round under way, as far as its clients have come."""
         return self._ask(self._client.present())
 
-    def version(self, version: int) -> Moment:
-        """Return the run as it was at a version of its document, which `history().version` names for each round."""
-        return self._ask(self._client.moment(version))
-
     def members(self) -> MembersPage:
         """Return all members, as columns. Names are chosen by clients: text that nobody has checked."""
         return self._ask(self._client.members())

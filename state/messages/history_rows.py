@@ -234,7 +234,6 @@ class HistoryPage(WireDocument):
         run_id, lineage: of the run; under another lineage, the last rounds may be other ones.
         next: number of the round that ends next: all before it have ended.
         detailed_from: number of the first round of which the clients' figures are held; `next` if it is missing.
-        first_version: the first version of the run document to which a reader may go back; later ones are kept whole.
         rounds: the rows that were asked for, merged if that is needed to be as few as were asked for.
     """
 
@@ -242,7 +241,6 @@ class HistoryPage(WireDocument):
     lineage: str
     next: Count
     detailed_from: Count
-    first_version: Count
     rounds: RoundColumns
 
 
@@ -271,21 +269,20 @@ class DataMap(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Moment(WireDocument):
-    """A run as it was at one version (`GET …/history/versions/{version}`).
+    """A run as it is (`GET …/history/present`).
 
     Attributes:
-        document: the run document of that version.
-        at_s: seconds since 1970 on the coordinator's clock: now, or when the last message came that it knows of.
-        members, ready: number of members, and of those that were ready.
+        document: the run document.
+        at_s: seconds since 1970 on the coordinator's clock.
+        members, ready: number of members, and of those that are ready.
         loss: the last training loss; None before the first.
         tokens_total: number of tokens that were applied.
         round_s: time for which the round under way has lasted, in seconds; None if it is missing.
-        under_way: the clients of the round under way, as far as they had come, in the order of the roster.
-        last_round: the last round that had ended, if it ended in the same segment of the journal or in the one before.
-        data: where the batches are that it had begun.
-        waiting: says what the run waited for, as "waits for …".
-        explanation: says why it was not faster, by its last rounds (`SpeedExplanation.sentence`); "" if none of them
-            are in this segment of the journal, nor in the one before.
+        under_way: the clients of the round under way, as far as they have come, in the order of the roster.
+        last_round: the last round that has ended, if it is known.
+        data: where the batches are that it has begun.
+        waiting: says what the run waits for, as "waits for …".
+        explanation: says why it is not faster, by its last rounds (`SpeedExplanation.sentence`); "" before the first.
     """
 
     document: RunDocument

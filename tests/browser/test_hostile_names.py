@@ -141,7 +141,7 @@ async def test_hostile_words_through_the_real_api_are_text(browser: "Browser", r
         await run.open(page, f"member/{run.clients[0].client_id}")
         await page.get_by_role("heading", name="Refusals and failures").wait_for()
         await check(page, run, requests)
-        for place in ("", "round", "trust", "operate", "join"):
+        for place in ("", "round", "operate", "join"):
             await run.open(page, place)
             await page.get_by_role("heading", level=1).wait_for()
             await check(page, run, requests)

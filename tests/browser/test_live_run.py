@@ -26,7 +26,6 @@ PARTS = {
     "": "canvas",
     "round": "h2:has-text('the last one')",
     "members": ".grid [role=gridcell]",
-    "trust": "dl.facts",
     "join": "dl.facts",
     "operate": "input[type=password]",
 }

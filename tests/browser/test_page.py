@@ -1,4 +1,4 @@
-"""The page in a browser: it shows the run as the API tells it, live, at any version, and to whom it may."""
+"""The page in a browser: it shows the run as the API tells it, live, and to whom it may."""
 
 import asyncio
 import re
@@ -24,13 +24,10 @@ ROUNDS = 3
 PARTS = {
     "round": ".waterfall li",
     "members": ".grid [role=gridcell] a",
-    "trust": "dl.facts",
     "join": "dl.facts",
     "operate": "input[type=password]",
 }
 """Parts of the page, and an element of each that is there once the coordinator has answered."""
-LIVE = {"": "text=of 1,000 done", "round": ".waterfall li"}
-"""An element that parts of the page have if they show a run."""
 PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
 
 
@@ -149,35 +146,6 @@ async def test_round_that_ends_is_shown_without_a_reload(browser: "Browser", wat
         await until_shown(page, "step", f"^{step} of")
 
 
-async def test_address_with_a_version_shows_the_run_as_it_was(browser: "Browser", watched: Watched) -> None:
-    rounds = (await watched.asked("/history"))["rounds"]
-    version = rounds["version"][1]
-    moment = await watched.asked(f"/history/versions/{version}")
-    async with opened(browser) as (page, _):
-        await page.goto(f"{watched.url}#/?version={version}")
-        await until_shown(page, "tokens", f"^{moment['tokens_total']:,}$")
-        assert await figure(page, "step") == f"{moment['document']['step'] - 1} of 1,000 done"
-        assert moment["document"]["reason"] in await page.locator(".lead").inner_text()
-        assert await page.locator("#timeline input").input_value() == str(version)
-
-
-async def test_steps_go_round_by_round_where_rows_stand_for_several(browser: "Browser", watched: Watched) -> None:
-    rounds = (await watched.asked("/history"))["rounds"]
-    async with opened(browser) as (page, _):
-        await page.route("**/history?points=512", in_two_rows)
-        await page.goto(watched.url)
-        await until_shown(page, "training loss", "nats")  # which is of the rounds: they are there
-        back = page.get_by_role("button", name="One round back")
-        latest = watched.coordinator.service.published.version
-        ended = [found for found in zip(rounds["number"], rounds["version"], strict=True) if found[1] < latest]
-        for number, version in (ended[-1], ended[-2]):
-            await back.click()
-            await page.wait_for_url(f"**/#/?version={version}")
-            await page.get_by_text(f"Version {version}, after round {number}, step {number + 1}, as it was").wait_for()
-        await page.get_by_role("button", name="One round on").click()
-        await page.wait_for_url(f"**/#/?version={ended[-1][1]}")
-
-
 async def test_run_without_rounds_says_so_and_what_it_waits_for_once(browser: "Browser", tmp_path: Path) -> None:
     async with shown_run(tmp_path, client_count=0) as run, opened(browser) as (page, complaints):
         await page.goto(run.url)
@@ -189,9 +157,6 @@ async def test_run_without_rounds_says_so_and_what_it_waits_for_once(browser: "B
         assert first is not None
         assert second is not None
         assert first["width"] > 2 * second["width"]
-        timeline = await page.locator("#timeline").bounding_box()
-        assert timeline is not None
-        assert timeline["y"] + timeline["height"] == pytest.approx(SIZES["laptop"][1], abs=1)
         assert complaints.unexpected == []
 
 
@@ -208,45 +173,6 @@ async def test_map_says_how_far_the_run_is_through_its_data(browser: "Browser", 
         assert "Pass" not in await said.inner_text(), "no member has described its data"
         await page.route("**/history/present?*", knows)
         await said.get_by_text("Pass 4 over 23,414 samples: 75 % of it begun.").wait_for()
-
-
-@thinned("part", ["", "round"])
-async def test_version_that_is_not_kept_shows_nothing_but_why(browser: "Browser", watched: Watched, part: str) -> None:
-    async with opened(browser) as (page, complaints):
-        complaints.expected = ["404"]
-        await page.goto(f"{watched.url}#/{part}")
-        await page.locator("main h1").wait_for()
-        await page.goto(f"{watched.url}#/{part}?version=4000")
-        await page.locator("main").get_by_text("version 4000 is not kept; allowed: 0 to").first.wait_for()
-        said = await page.locator("#timeline .what").inner_text()
-        assert said.startswith("Version 4,000: version 4000 is not kept; allowed: 0 to")
-        shown = await page.locator("main").inner_text()
-        assert not [words for words in ("Asking", "Reading", "No round has ended yet") if words in shown]
-        if part:
-            assert await page.locator("section:visible .waterfall li").count() == 0
-        else:
-            assert await figure(page, "step") == "–"
-        await page.get_by_role("button", name="Live").click()
-        await page.locator(LIVE[part]).first.wait_for()
-        assert complaints.unexpected == []
-
-
-async def test_slider_and_its_buttons_work_by_keyboard(browser: "Browser", watched: Watched) -> None:
-    async with opened(browser) as (page, _):
-        await page.goto(watched.url)
-        await until_shown(page, "step", "done")
-        slider = page.locator("#timeline input")
-        await slider.focus()
-        await page.keyboard.press("ArrowLeft")
-        latest = watched.coordinator.service.published.version
-        await page.wait_for_url(f"**/#/?version={latest - 1}")
-        await page.get_by_role("button", name="One round back").focus()
-        await page.keyboard.press("Enter")
-        versions = (await watched.asked("/history"))["rounds"]["version"]
-        before = max(version for version in versions if version < latest - 1)
-        await page.wait_for_url(f"**/#/?version={before}")
-        await page.get_by_role("button", name="Live").press("Enter")
-        await page.wait_for_url(watched.url + "#/")
 
 
 async def test_part_that_was_left_before_it_was_loaded_is_not_shown(browser: "Browser", watched: Watched) -> None:

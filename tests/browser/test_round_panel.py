@@ -164,16 +164,6 @@ async def test_waterfall_as_a_table_has_the_same_figures(browser: "Browser", wat
             assert (cells[0], cells[4], cells[-1]) == (client["client_id"][:12], seconds(client["train_s"]), "applied")
 
 
-async def test_last_round_of_an_earlier_version_is_the_one_of_then(browser: "Browser", watched: Watched) -> None:
-    version = (await watched.asked("/history"))["rounds"]["version"][0]
-    async with opened(browser) as (page, _):
-        await page.goto(f"{watched.url}#/round?version={version}")
-        await section(page, "Round 0, the last one").locator(".waterfall li").first.wait_for()
-        moment = await watched.asked(f"/history/versions/{version}")
-        under_way = section(page, "The round under way")
-        assert f"step {moment['document']['round']['step']}\n\nAttempt 1, " in await under_way.inner_text()
-
-
 @pytest.mark.parametrize("word", ["99", "x"])
 async def test_round_that_is_not_held_is_said_so(browser: "Browser", watched: Watched, word: str) -> None:
     async with opened(browser) as (page, complaints):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.insight import history_views, strangers_time, viewers
+from epochal.coordinator.insight import history_views, viewers
 from epochal.coordinator.run.long_polls import Pool, ReaderKind
 from tests.support.bounds import BOUND_S
 from tests.support.drive.played_rounds import play_round
@@ -37,32 +37,11 @@ async def test_viewers_at_one_address_leave_places_to_member_and_operator(
                     assert await viewer.next() is not None
 
 
-async def test_strangers_that_look_back_without_end_are_refused_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(strangers_time, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(strangers_time, "AT_ONCE_S", strangers_time.LEAST_S)
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as run:
-        members = await training(run)
-        await play_round(run, members)
-        await run.insight.history.is_read.wait()
-        last = run.service.published.version
-        looks = [f"/history/versions/{version}" for version in range(last)]
-        made, refused = await run.http.get(run.run_url + looks[0]), await run.http.get(run.run_url + looks[1])
-        assert (made.status_code, problem(refused)) == (200, "rate-limited")
-        assert int(refused.headers["retry-after"]) >= 1
-        assert (await run.http.get(run.run_url + looks[0])).content == made.content, "it is made once"
-        for token in (members[0].token, run.admin_token):
-            answers = [await members[0].send("GET", look, token=token) for look in looks]
-            assert {answer.status_code for answer in answers} == {200}
-
-
 async def test_strangers_that_merge_long_histories_without_end_are_refused_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_views, "FREE_ROWS", 1)
-    monkeypatch.setattr(strangers_time, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(strangers_time, "AT_ONCE_S", strangers_time.LEAST_S)
+    monkeypatch.setattr(history_views, "STRANGERS_PARTS_AT_ONCE", 1)
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as run:
         members = await training(run)
         for _ in range(4):

@@ -6,13 +6,12 @@ import { timeZone, visible } from "./format.js";
 import { PANELS, panelOf } from "./panels.js";
 import { Router } from "./router.js";
 import { Store } from "./store.js";
-import { Timeline } from "./timeline.js";
 import { tokenForm } from "./token.js";
 
 const main = document.getElementById("main");
 const api = new Api(new URL("../", import.meta.url));
 const store = new Store(api);
-const router = new Router(placeChanged);
+const router = new Router(() => update());
 const links = new Map(PANELS.filter(({ title }) => title !== undefined).map(({ name, title }) => [name, h("a", {}, title)]));
 
 let shown = null; // { name, panel } of what is mounted
@@ -75,11 +74,6 @@ class NoPanel {
 
 const OWN = { token: TokenPanel, none: NoPanel };
 
-function placeChanged(place) {
-  if (place.version !== store.version) store.look(place.version);
-  update();
-}
-
 const SAID = {
   connecting: () => "Connecting…",
   live: () => "Connected",
@@ -96,9 +90,8 @@ function update() {
   const status = document.getElementById("connection");
   setText(status, SAID[connection.state](connection));
   status.dataset.state = connection.state;
-  const problem = store.isLive && !store.problem?.wantsToken ? store.problem : null;
-  const past = !store.isLive && panelOf(router.place.panel)?.isOfNow ? "The slider shows the past: this page is of now." : "";
-  setText(document.getElementById("notice"), problem === null ? past : `Not all is shown yet: ${visible(problem.message)}`);
+  const problem = store.problem?.wantsToken ? null : store.problem;
+  setText(document.getElementById("notice"), problem === null ? "" : `Not all is shown yet: ${visible(problem.message)}`);
   setText(document.getElementById("run-name"), store.runId === null ? "" : visible(store.runId));
   showLinks(router.place);
   showPanel(router.place);
@@ -110,8 +103,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 fill(document.getElementById("nav"), h("ul", {}, [...links.values()].map((link) => h("li", {}, link))));
 setText(document.getElementById("zone"), `Times are of your time zone, ${timeZone()}.`);
-new Timeline(document.getElementById("timeline"), store, router);
 store.subscribe(update);
-if (router.place.version !== null) store.look(router.place.version);
 update();
 store.start();

@@ -4,11 +4,6 @@ import { h } from "./elements.js";
 import { visible, whole } from "./format.js";
 import { KINDS } from "./kinds.js";
 
-/** Whether a kind happens in healthy runs, too. */
-export function isUsual({ kind }) {
-  return Object.hasOwn(KINDS, kind) && KINDS[kind].isUsual;
-}
-
 /** Return a kind as a link to the coordinator's page about it: in a tab of its own, since this one may hold a token. */
 export function kindLink(kind) {
   if (!Object.hasOwn(KINDS, kind)) return visible(kind);

@@ -44,17 +44,6 @@ export class Rounds {
     return new Rounds(grown);
   }
 
-  /** Return the rows that had ended when the run document had this version. */
-  until(version) {
-    const versions = this.get("version");
-    let low = 0, high = versions.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (versions[middle] <= version) low = middle + 1; else high = middle;
-    }
-    return low === this.length ? this : this.slice(0, low);
-  }
-
   /** Return these rows with finer ones in the place of those that stand for the same rounds, as far as these go. */
   refined(finer) {
     const numbers = this.get("number"), end = Math.min(finer.next, this.next);
@@ -68,10 +57,5 @@ export class Rounds {
       columns[name] = [...values.slice(0, before), ...finer.get(name).slice(0, kept), ...rest];
     }
     return new Rounds(columns);
-  }
-
-  slice(start, end) {
-    const cut = Object.entries(this.columns).map(([name, values]) => [name, values.slice(start, end)]);
-    return new Rounds(Object.fromEntries(cut));
   }
 }

@@ -1,17 +1,9 @@
-// The page's address after "#": which panel is shown, of what, and at which version of the run.
-//
-// "#/" is the run now, "#/round/12" a round, "#/?version=340" the run as it was at version 340.
+// The page's address after "#": which panel is shown, and of what: "#/" is the run, "#/round/12" a round.
 
-/** Return { panel, rest, version } of the address: the panel's name, the words that follow it, and a number or null. */
+/** Return { panel, rest } of the address: the panel's name, and the words that follow it. */
 export function parseAddress(hash) {
-  const [path, query = ""] = hash.replace(/^#/, "").split("?", 2);
-  const words = path.split("/").filter((word) => word !== "").map(decoded);
-  const version = new URLSearchParams(query).get("version");
-  return {
-    panel: words[0] ?? "run",
-    rest: words.slice(1),
-    version: version !== null && /^\d{1,15}$/.test(version) ? Number(version) : null,
-  };
+  const [panel = "run", ...rest] = hash.replace(/^#/, "").split("?")[0].split("/").filter((word) => word !== "").map(decoded);
+  return { panel, rest };
 }
 
 function decoded(word) {
@@ -23,9 +15,9 @@ function decoded(word) {
 }
 
 /** Return the address of a panel. */
-export function addressOf({ panel = "run", rest = [], version = null }) {
+export function addressOf({ panel = "run", rest = [] }) {
   const words = panel === "run" && !rest.length ? [] : [panel, ...rest].map(encodeURIComponent);
-  return `#/${words.join("/")}${version === null ? "" : `?version=${version}`}`;
+  return `#/${words.join("/")}`;
 }
 
 /** Follows the address, and calls `changed(place)` when it names another place. */
@@ -47,9 +39,9 @@ export class Router {
     }
   }
 
-  /** Return the address of a panel at the version that is shown. */
+  /** Return the address of a panel. */
   link(panel, ...rest) {
-    return addressOf({ panel, rest, version: this.place.version });
+    return addressOf({ panel, rest });
   }
 
   #read() {

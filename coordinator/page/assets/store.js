@@ -10,8 +10,6 @@ const HIDDEN_MS = 60_000; // a tab that nobody has seen for so long stops follow
 const ASK_AGAIN_MS = 2_000;
 const NOT_YET_MS = 100; // until a poll that could not ask looks again whether it can
 const MAX_ASK_AGAIN_MS = 30_000;
-const MAX_MOMENTS = 16;
-const SLOWEST = 30; // clients of a round that is looked back at
 
 export class Store {
   #listeners = new Set();
@@ -19,9 +17,6 @@ export class Store {
   #stream = null;
   #hiddenTimer = null;
   #reading = null;
-  #looking = null;
-  #moments = new Map();
-  #slowest = SLOWEST;
 
   constructor(api) {
     this.api = api;
@@ -30,16 +25,13 @@ export class Store {
     /** The run document that is published now, and the rows of rounds that have ended. */
     this.document = null;
     this.rounds = new Rounds();
-    /** The last page of the history without its rows: next, detailed_from, first_version, lineage. */
+    /** The last page of the history without its rows: next, detailed_from, lineage. */
     this.page = null;
     /** { state: "connecting" | "live" | "lost" | "refused" | "hidden", attempt, waitMs, problem } */
     this.connection = { state: "connecting", attempt: 0, waitMs: 0, problem: null };
-    /** The version that is looked at, and the run as it was then; null while the present is shown. */
-    this.version = null;
-    this.moment = null;
-    /** Why what is looked at, or the history, could not be read; null if it could. */
+    /** Why the history could not be read; null if it could. */
     this.problem = null;
-    /** The same, of the present: who is a member, and how far the round has come. Kept by `follow`. */
+    /** Who is a member, and how far the round has come. Kept by `follow`. */
     this.present = null;
     /** { waiting, ends_s, explanation } in the coordinator's words: what the run waits for, and why it is not faster. */
     this.now = null;
@@ -48,18 +40,6 @@ export class Store {
   /** Path of one of the run's routes, such as "history". */
   path(place) {
     return `v1/runs/${encodeURIComponent(this.runId)}${place ? `/${place}` : ""}`;
-  }
-
-  /** Whether the present is shown. */
-  get isLive() {
-    return this.version === null;
-  }
-
-  /** What is shown: { document, moment, rounds, isLive }, of the present or of the version that is looked at. */
-  get view() {
-    if (this.isLive) return { isLive: true, document: this.document, moment: this.present, rounds: this.rounds };
-    const rounds = this.rounds.until(this.version);
-    return { isLive: false, document: this.moment?.document ?? null, moment: this.moment, rounds };
   }
 
   /** Call `listener()` after changes, at most once a frame. Return a function that ends this. */
@@ -109,12 +89,10 @@ export class Store {
   restart(token) {
     this.api.setToken(token);
     this.problem = null;
-    this.#moments.clear();
     if (this.runId === null) return;
     this.#connectionChanged({ state: "connecting", attempt: 0, waitMs: 0, problem: null });
     this.#connect();
     this.readHistory();
-    if (this.version !== null) this.look(this.version);
   }
 
   /** Read the rows of all rounds again. */
@@ -140,65 +118,6 @@ export class Store {
         await new Promise((resolve) => setTimeout(resolve, waitMs));
       }
     }
-  }
-
-  /** Look at the run as it was at a version of its document; null for the present. */
-  async look(version) {
-    this.#looking?.abort();
-    this.#looking = null;
-    this.version = version;
-    this.problem = null;
-    if (version === null) {
-      this.moment = null;
-      return this.changed();
-    }
-    const known = this.#moments.get(version);
-    if (known !== undefined) {
-      this.moment = known;
-      return this.changed();
-    }
-    this.changed();
-    const abort = this.#looking = new AbortController();
-    while (!abort.signal.aborted) {
-      const waitMs = this.runId === null ? NOT_YET_MS : await this.#lookOnce(version, abort.signal);
-      if (waitMs === null) return;
-      await new Promise((resolve) => setTimeout(resolve, waitMs));
-    }
-  }
-
-  /** Ask for a version; return after how many milliseconds to ask again, null if that is not needed. */
-  async #lookOnce(version, signal) {
-    const slowest = this.#slowest;
-    let found = null, failure = null;
-    try {
-      found = await this.api.json(this.#momentPath(version, slowest), { signal });
-    } catch (problem) {
-      failure = problem;
-    }
-    if (signal.aborted) return null;
-    if (found !== null && slowest === this.#slowest) this.#keep(version, found);
-    this.moment = found;
-    this.problem = failure;
-    this.changed();
-    return failure?.retryAfterS ? failure.retryAfterS * 1000 : null;
-  }
-
-  /** Show up to this many clients of a round from now on, the slowest first; null for the usual number. */
-  setSlowest(count) {
-    if ((count ?? SLOWEST) === this.#slowest) return;
-    this.#slowest = count ?? SLOWEST;
-    this.#moments.clear();
-    if (this.version !== null) this.look(this.version);
-  }
-
-  #momentPath(version, slowest) {
-    return this.path(`history/versions/${version}?slowest=${slowest}`);
-  }
-
-  #keep(version, moment) {
-    if (this.document !== null && version >= this.document.version) return; // more of it may come
-    this.#moments.set(version, moment);
-    if (this.#moments.size > MAX_MOMENTS) this.#moments.delete(this.#moments.keys().next().value);
   }
 
   /**
@@ -241,9 +160,9 @@ export class Store {
 
   /** Keep `present` up to date, with up to `slowest()` clients of each round. Return a function that ends this. */
   follow(everyMs = ASK_AGAIN_MS, slowest = () => 0) {
-    const place = () => (this.isLive && this.document ? this.path(`history/present?slowest=${slowest()}`) : null);
-    return this.poll(place, everyMs, (moment) => {
-      this.present = moment;
+    const place = () => (this.document ? this.path(`history/present?slowest=${slowest()}`) : null);
+    return this.poll(place, everyMs, (present) => {
+      this.present = present;
       this.changed();
     });
   }
@@ -279,7 +198,6 @@ export class Store {
       this.now = data;
       this.changed();
     } else if (kind === "reset") {
-      this.#moments.clear();
       this.readHistory();
     }
   }

@@ -165,8 +165,6 @@ async def test_dashboard_of_the_operator_is_followed_with_the_admin_token(tmp_pa
             client.show(run.admin_token)
             assert await take(RoundFeed(client, QUICK), 0) == [(0, 1)]
             assert (await client.round_detail(0)).figures.number == 0
-            version = run.served.service.published.version
-            assert (await client.moment(version)).document.version == version
             assert (await client.status()).step == 2
             with pytest.raises(InvalidInput):
                 client.show("two\nlines")

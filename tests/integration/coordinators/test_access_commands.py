@@ -41,8 +41,8 @@ async def test_key_is_admitted_without_a_restart_and_kept_over_one(tmp_path: Pat
         again = await run.command_here("audit", str(run.run_dir), "--no-record", **token)
         assert "recorded" not in again.err
         place = f"/v1/runs/{run.watch.api.run_id}"
-        trust = (await run.http.get(f"{place}/trust")).json()
-        assert trust["audit"]["report"]["rounds"] == 3
+        (recorded,) = (await run.http.get(f"{place}/audits")).json()["audits"]
+        assert recorded["report"]["rounds"] == 3
         names = [action["name"] for action in (await run.http.get(f"{place}/actions")).json()["actions"]]
         assert names == ["genesis", "access add", "finish", "access remove", "audit"]
         members = (await run.http.get(f"{place}/members")).json()

@@ -33,8 +33,7 @@ export default class OperatePanel {
     this.actions = h("div", { hidden: true });
     this.log = h("div", {}, h("p", { class: "quiet" }, "Asking the coordinator…"));
     this.now = h("p");
-    this.past = h("p", { class: "warning", hidden: true }, "The slider shows the past: what you do here is done to the run as it is now.");
-    fill(element, h("h1", {}, "Operate"), this.now, this.past, this.entry, this.outcome, this.actions,
+    fill(element, h("h1", {}, "Operate"), this.now, this.entry, this.outcome, this.actions,
       h("h2", {}, "Actions so far"), this.log);
     this.#addActions(place);
     this.#showEntry();
@@ -217,18 +216,15 @@ export default class OperatePanel {
     this.outcome.className = "bad";
   }
 
-  #showLog({ actions: all }) {
-    const { isLive, version, moment: found } = this.store;
-    this.past.hidden = isLive;
-    const actions = isLive || found === null ? all : all.filter(({ at_s: at }) => at <= found.at_s);
-    const logged = `${isLive ? "now" : version} ${actions.length} ${actions.at(-1)?.at_s}`;
+  #showLog({ actions }) {
+    const logged = `${actions.length} ${actions.at(-1)?.at_s}`;
     if (logged === this.#logged) return;
     this.#logged = logged;
-    if (!actions.length) return fill(this.log, h("p", {}, isLive ? "No operator has done anything yet." : "No operator had done anything by that version."));
+    if (!actions.length) return fill(this.log, h("p", {}, "No operator has done anything yet."));
     const rows = actions.slice(-MAX_SHOWN_ACTIONS).reverse().map((action) => h("tr", {},
       h("td", {}, moment(action.at_s)), h("td", {}, visible(action.name)), h("td", { class: "others" }, prose(argumentsOf(action)))));
     fill(this.log, h("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Actions so far" }, h("table", {},
-      h("caption", {}, `From the journal, the newest first${isLive ? "" : `; up to version ${whole(version)}`}`),
+      h("caption", {}, "From the journal, the newest first"),
       h("thead", {}, h("tr", {}, ["When", "Action", "With"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, rows))));
   }

@@ -54,7 +54,7 @@ export default class RoundPanel {
         this.#problem = problem;
         this.update(this.place);
       }),
-      store.poll(() => (store.isLive ? store.path("history/explanation") : null), EXPLAINED_MS, (explanation) => {
+      store.poll(() => store.path("history/explanation"), EXPLAINED_MS, (explanation) => {
         this.#explanation = explanation;
         this.#drawn.delete("now"); // which says when results usually come
         this.update(this.place);
@@ -64,7 +64,6 @@ export default class RoundPanel {
 
   unmount() {
     for (const end of this.#ends) end();
-    this.store.setSlowest(null);
   }
 
   #section(id, title) {
@@ -77,7 +76,6 @@ export default class RoundPanel {
   #showMore() {
     this.#most = MANY;
     this.more.hidden = true;
-    this.store.setSlowest(MANY);
     this.#drawn.clear();
     for (const end of this.#ends) end.hurry();
   }
@@ -89,8 +87,8 @@ export default class RoundPanel {
   }
 
   #detailPath() {
-    const { page, isLive } = this.store;
-    const number = this.#wanted ?? (isLive && page !== null && page.detailed_from < page.next ? page.next - 1 : null);
+    const { page } = this.store;
+    const number = this.#wanted ?? (page !== null && page.detailed_from < page.next ? page.next - 1 : null);
     return number === null ? null : this.store.path(`history/rounds/${number}?slowest=${this.#most}`);
   }
 
@@ -101,16 +99,16 @@ export default class RoundPanel {
       this.#problem = null;
       for (const end of this.#ends) end.hurry();
     }
-    const { isLive, moment: found } = this.store.view;
+    const { present: found } = this.store;
     const wanted = this.#wanted;
-    const isExplained = isLive && wanted === null && this.#explanation !== null;
+    const isExplained = wanted === null && this.#explanation !== null;
     this.why.hidden = this.others.hidden = !isExplained;
     if (isExplained) this.#explain();
     this.now.section.hidden = wanted !== null;
     if (wanted === null) this.#showUnderWay(found);
-    const detail = wanted !== null || isLive ? this.#detail : found?.last_round ?? null;
+    const detail = this.#detail;
     const isOther = detail !== null && wanted !== null && detail.figures.number !== wanted;
-    this.#showEnded(isOther ? null : detail, wanted, found);
+    this.#showEnded(isOther ? null : detail, wanted);
     const underWay = wanted === null ? found?.document.round?.roster_count ?? 0 : 0;
     if (this.#most === FEW) this.more.hidden = Math.max(underWay, detail?.figures.clients ?? 0) <= FEW;
   }
@@ -142,13 +140,12 @@ export default class RoundPanel {
     if (numbers.open) fill(rows, table(clients, "The clients of the round under way", this.router, true));
   }
 
-  #showEnded(detail, wanted, found) {
+  #showEnded(detail, wanted) {
     const { heading, said, place, numbers, rows } = this.last;
     numbers.hidden = detail === null;
     if (detail === null) {
       setText(heading, wanted === null ? "The last round" : `Round ${whole(wanted)}`);
-      const problem = wanted === null && !this.store.isLive ? this.store.problem : this.#problem;
-      setText(said, problem !== null ? visible(problem.message) : this.#whyNoRound(wanted, found));
+      setText(said, this.#problem !== null ? visible(this.#problem.message) : this.#whyNoRound(wanted));
       if (this.#drawn.get("last") !== null) fill(place);
       this.#drawn.set("last", null);
       fill(this.neighbours);
@@ -168,15 +165,14 @@ export default class RoundPanel {
   }
 
   /** Return why no round is shown, though none of the answers was a refusal. */
-  #whyNoRound(wanted, found) {
-    const { isLive, page } = this.store;
-    if (wanted !== null || (isLive ? page === null || this.#detailPath() !== null : found === null)) return "Reading…";
-    return this.store.view.rounds.length ? "The clients' figures of the last round are not held any more." : "No round has ended yet.";
+  #whyNoRound(wanted) {
+    if (wanted !== null || this.store.page === null || this.#detailPath() !== null) return "Reading…";
+    return this.store.rounds.length ? "The clients' figures of the last round are not held any more." : "No round has ended yet.";
   }
 
   /** Link to the rounds before and after, if their clients' figures are held. */
   #linkNeighbours({ number, rounds }) {
-    const page = this.store.isLive ? this.store.page : null;
+    const { page } = this.store;
     const link = (to, label) => (page === null || to < page.detailed_from || to >= page.next ? null : h("a", { href: this.router.link("round", to) }, label));
     fill(this.neighbours, link(number - 1, `‹ round ${number - 1}`), " ", link(number + rounds, `round ${number + rounds} ›`));
   }

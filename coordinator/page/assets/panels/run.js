@@ -107,7 +107,7 @@ export default class RunPanel {
   }
 
   update() {
-    const { document: run, moment: found, rounds } = this.store.view;
+    const { document: run, present: found, rounds } = this.store;
     if (run !== null) this.#showFigures(run, found, rounds);
     else if (this.store.problem !== null) this.#showNothing(visible(this.store.problem.message));
     if (this.#drawn !== rounds && this.#drawing === null) this.#drawing = setTimeout(() => this.#draw()); // figures first
@@ -125,8 +125,7 @@ export default class RunPanel {
   #showFigures(run, found, rounds) {
     const last = rounds.last, values = this.values;
     const until = run.phase_ends_s === null ? "" : `, until ${clock(run.phase_ends_s)} at the latest`;
-    const { isLive, now } = this.store;
-    const words = isLive ? now : found; // of the present, or of the version that is looked at
+    const words = this.store.now;
     const waits = words?.waiting ? `the run ${visible(words.waiting)}` : PHASES[run.run_state] ?? run.run_state;
     const began = words?.waiting?.includes(run.reason) ? "" : ` The phase began with: ${visible(run.reason)}`;
     setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}.${began}`);
@@ -161,8 +160,7 @@ export default class RunPanel {
   }
 
   #showCheckpoints(run) {
-    const last = run.checkpoint?.step ?? -1; // later ones were not there yet
-    const known = this.#checkpoints.filter(({ step }) => step < last || (this.store.isLive && step > last));
+    const known = this.#checkpoints.filter(({ step }) => step !== run.checkpoint?.step);
     const shown = [...known, ...(run.checkpoint === null ? [] : [run.checkpoint])]
       .sort((one, other) => other.step - one.step).slice(0, MAX_CHECKPOINTS);
     const name = shown.map(({ step, blob_sha256: sha256 }) => `${step} ${sha256}`).join();
@@ -206,7 +204,7 @@ export default class RunPanel {
     this.#zooming?.abort();
     this.#fine = null;
     this.#zooming = null;
-    const { rounds } = this.store.view;
+    const { rounds } = this.store;
     const xs = X_AXES[this.axis.value].of(rounds);
     const first = range === null ? -1 : Math.max(0, xs.findLastIndex((x) => x < range[0]));
     const after = range === null ? -1 : xs.findIndex((x) => x > range[1]);
@@ -225,7 +223,7 @@ export default class RunPanel {
   #draw() {
     clearTimeout(this.#drawing);
     this.#drawing = null;
-    const { document: run, rounds: known } = this.store.view;
+    const { document: run, rounds: known } = this.store;
     this.#drawn = known;
     const rounds = this.#fine === null ? known : known.refined(this.#fine);
     const all = X_AXES[this.axis.value].of(rounds);

@@ -1,7 +1,6 @@
-"""The run's history over HTTP: pages, one round, one version; who may see it; what is refused."""
+"""The run's history over HTTP: pages, one round, the present; who may see it; what is refused."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
@@ -10,14 +9,13 @@ from epochal.state.shown.explanation import SpeedExplanation
 from epochal.state.wire import parse_document
 from tests.support.data.states import state_file
 from tests.support.drive.played_rounds import play_round
-from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
+from tests.support.drive.served import ADMIN, Served, WireClient, problem, served, training
 
 ROUNDS = 5
 
 PLACES = (
     "/history",
     "/history/rounds/0",
-    "/history/versions/0",
     "/history/present",
     "/history/explanation",
     "/events",
@@ -47,7 +45,7 @@ async def test_history_has_a_row_for_each_round_that_has_ended(played: tuple[Ser
     coordinator, _ = played
     found = await page(coordinator)
     run = coordinator.service.run
-    assert (found.next, found.detailed_from, found.first_version, found.lineage) == (ROUNDS, 0, 0, run.identity.lineage)
+    assert (found.next, found.detailed_from, found.lineage) == (ROUNDS, 0, run.identity.lineage)
     assert found.rounds.number == tuple(range(ROUNDS))
     assert found.rounds.step == tuple(range(1, ROUNDS + 1))
     assert found.rounds.loss == (1.0,) * ROUNDS
@@ -116,35 +114,6 @@ async def test_round_is_shown_with_each_of_its_clients(played: tuple[Served, lis
     assert f"held: 0 to {ROUNDS - 1}" in missing.json()["detail"]
 
 
-async def test_version_is_shown_as_it_was(played: tuple[Served, list[WireClient]]) -> None:
-    coordinator, clients = played
-    row = (await page(coordinator)).rounds.rows()[2]
-    answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{row.version}")
-    moment: Moment = parse_document(Moment, answer.content)
-    assert (moment.document.version, moment.document.step) == (row.version, row.step + 1)
-    assert moment.last_round is not None
-    assert moment.last_round.figures == row
-    assert (moment.members, moment.loss, moment.tokens_total) == (2, 1.0, row.tokens_total)
-    present = coordinator.service.published.version
-    beyond = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{present + 1}")
-    assert problem(beyond) == "not-found"
-    assert f"allowed: 0 to {present}" in beyond.json()["detail"]
-    data = clients[0].result(REPLICA, DIFFERENCE)
-    await clients[0].commit(data)
-    now = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{present}")
-    committed = [found["client_id"] for found in now.json()["under_way"] if found["committed_s"] is not None]
-    assert committed == [clients[0].client_id]
-
-
-async def test_version_has_the_words_of_then(played: tuple[Served, list[WireClient]]) -> None:
-    coordinator, _ = played
-    row = (await page(coordinator)).rounds.rows()[2]
-    url = f"{coordinator.run_url}/history/versions/{row.version}"
-    moment: Moment = parse_document(Moment, (await coordinator.http.get(url)).content)
-    assert "waits for witnesses" in moment.waiting  # for the last time at this version
-    assert moment.explanation
-
-
 async def test_explanation_is_told_with_the_status(played: tuple[Served, list[WireClient]]) -> None:
     coordinator, _ = played
     answer = await coordinator.http.get(f"{coordinator.run_url}/history/explanation")
@@ -197,23 +166,6 @@ async def test_public_dashboard_of_another_run_is_not_here(coordinator: Served) 
         assert problem(await coordinator.http.get(f"/v1/runs/other{place}")) == "unknown-run"
 
 
-async def test_present_moment_is_made_from_memory_and_agrees_with_the_journal(
-    played: tuple[Served, list[WireClient]],
-) -> None:
-    coordinator, clients = played
-    service = coordinator.service
-    data = clients[0].result(REPLICA, DIFFERENCE)
-    assert (await clients[0].commit(data)).status_code == 200
-    answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{service.published.version}")
-    shown: Moment = parse_document(Moment, answer.content)
-    replayed = await coordinator.insight.history.moment(service.published.version, service.published.version)
-    assert shown.round_s is not None
-    assert replayed.round_s is not None
-    assert shown.at_s - replayed.at_s == pytest.approx(shown.round_s - replayed.round_s)
-    assert replace(shown, at_s=replayed.at_s, round_s=replayed.round_s) == replayed
-    assert [client.result_bytes > 0 for client in shown.under_way].count(True) == 1
-
-
 async def test_present_is_the_same_for_all_who_ask_at_about_the_same_time(
     played: tuple[Served, list[WireClient]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,13 +179,6 @@ async def test_present_is_the_same_for_all_who_ask_at_about_the_same_time(
     await play_round(coordinator, clients)
     assert (await coordinator.http.get(url)).content == first.content, "though the run has gone on"
     assert (await coordinator.http.get(url, headers={"If-None-Match": first.headers["etag"]})).status_code == 304
-    monkeypatch.setattr("epochal.coordinator.insight.history_views.SAME_PRESENT_S", 0.0)
-    monkeypatch.setattr("epochal.coordinator.insight.history_views.REST_PER_WORK", 0.0)
-    await coordinator.http.get(
-        f"{coordinator.run_url}/history/versions/{coordinator.service.published.version}?slowest=1"
-    )
-    later: Moment = parse_document(Moment, (await coordinator.http.get(url)).content)
-    assert later.document.version == coordinator.service.published.version > shown.document.version
 
 
 async def test_slowest_clients_come_first_and_as_few_as_asked(played: tuple[Served, list[WireClient]]) -> None:
@@ -244,9 +189,8 @@ async def test_slowest_clients_come_first_and_as_few_as_asked(played: tuple[Serv
         few: RoundDetail = parse_document(RoundDetail, (await coordinator.http.get(f"{url}?slowest={count}")).content)
         assert few.clients == slowest_first(whole.clients, count)
         assert few.figures == whole.figures
-    version = whole.figures.version
     for query, count in (("?slowest=1", 1), ("", 2)):
-        answer = await coordinator.http.get(f"{coordinator.run_url}/history/versions/{version}{query}")
+        answer = await coordinator.http.get(f"{coordinator.run_url}/history/present{query}")
         moment: Moment = parse_document(Moment, answer.content)
         assert moment.last_round is not None
         assert (len(moment.last_round.clients), len(moment.under_way)) == (count, count)

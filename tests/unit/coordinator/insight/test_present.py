@@ -66,7 +66,7 @@ def test_map_of_too_many_intervals_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_clients_that_are_awaited_come_before_those_that_delivered() -> None:
     driver = in_round(1, 2, 3)
-    shown = moment_of(driver.run, document_of(driver.run, 0), None)
+    shown = moment_of(driver.run, document_of(driver.run, 0), None, 0.0, None, "", None)
     early, late, awaited = shown.under_way
     shown = replace(shown, under_way=(replace(early, delivered_s=1.0), replace(late, delivered_s=2.0), awaited))
     few = with_slowest(shown, 2)

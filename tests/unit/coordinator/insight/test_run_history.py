@@ -1,4 +1,4 @@
-"""A run's history is the same wherever it is read from, and a look back shows what was published then."""
+"""A run's history is the same wherever it is read from."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,14 +12,13 @@ from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.run_history import JournalHistory, RunHistory, read_history
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.journal_records import Segment
-from epochal.coordinator.machine.records import Kept, opened_by, replay, replay_tail, replay_unchecked
+from epochal.coordinator.machine.records import Kept, opened_by, replay, replay_unchecked
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.store.files.opening import open_folder_reader
 from epochal.coordinator.store.memory import MemoryJournal
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator.store.sql.notes import HISTORY
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.documents import RunDocument
 from epochal.state.errors import Refused
 from tests.support.drive.journaled_run import KeptRun, compact, compact_state, keep_in, simulated_segments
 from tests.support.simulate.virtual_time import run_virtually
@@ -58,18 +57,7 @@ async def test_history_of_a_compacted_journal_is_that_of_the_whole(
         steps += 1
         found = await read_history(offline)
         assert content(found)[:3] == expected[:3]
-        assert len(found.openings) == len(kept.segments) - steps
     assert steps > 1
-
-
-async def running(kept: KeptRun) -> tuple[RunHistory, int]:
-    """A history that has been read, and the present version."""
-    history = RunHistory(journal_of(kept), InlineWorker())
-    task = asyncio.create_task(history.run())
-    async with asyncio.timeout(60):
-        await history.is_read.wait()
-    task.cancel()
-    return history, replay(kept.segments[-1]).document.version
 
 
 @pytest.mark.parametrize("bound", ["MAX_WAITING", "MAX_WAITING_ROUNDS"])
@@ -93,85 +81,6 @@ async def test_what_waits_for_a_history_to_be_read_is_bounded(
         await history.is_read.wait()
     task.cancel()
     assert history.history.next == told, "what was thrown away is in the journal"
-
-
-def documents_of(segments: tuple[Segment, ...]) -> dict[int, RunDocument]:
-    found = {}
-    for segment in segments:
-        known = replay(Segment(segment.number, segment.snapshot, ()))
-        found[known.document.version] = known.document
-        for record in segment.records:
-            known = replay_tail(known, (record,))
-            found[known.document.version] = known.document
-    return found
-
-
-async def test_look_back_shows_the_document_of_every_version(kept: KeptRun) -> None:
-    history, last = await running(kept)
-    documents = documents_of(kept.segments)
-    assert sorted(documents) == list(range(last + 1))
-    for version in range(0, last + 1, 7):
-        moment = await history.moment(version, last)
-        assert moment.document == documents[version]
-        ended = [row for row in history.history.rows if row.version <= version]
-        assert moment.tokens_total == (ended[-1].tokens_total if ended else 0)
-        if moment.last_round is not None:
-            assert moment.last_round.figures == ended[-1]
-        if moment.document.round is not None:
-            assert len(moment.under_way) == moment.document.round.roster_count
-
-
-async def test_look_back_shows_what_clients_told_of_the_round_later(
-    monkeypatch: pytest.MonkeyPatch, kept: KeptRun
-) -> None:
-    monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_DETAILED_ROUNDS", 1)
-    history, last = await running(kept)
-    rounds = [(await history.moment(row.version, last)).last_round for row in history.history.rows]
-    told = [client.upload_s is not None for detail in rounds if detail is not None for client in detail.clients]
-    assert told.count(True) > len(told) / 2, "all but those of the last rounds of segments"
-
-
-async def test_version_that_is_not_kept_is_refused_with_those_that_are(kept: KeptRun) -> None:
-    history, last = await running(kept)
-    for version in (last + 1, 10**9):
-        with pytest.raises(Refused, match=f"version {version} is not kept; allowed: 0 to {last}"):
-            await history.moment(version, last)
-
-
-async def test_looks_back_beyond_the_maximum_are_refused(kept: KeptRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    history, last = await running(kept)
-    monkeypatch.setattr("epochal.coordinator.insight.run_history.MAX_LOOKS", 0)
-    with pytest.raises(Refused, match="looks back are under way") as error:
-        await history.moment(last, last)
-    assert error.value.kind == "overloaded"
-
-
-async def test_version_that_was_compacted_since_is_refused(kept: KeptRun) -> None:
-    journal = journal_of(kept)
-    history = RunHistory(journal, InlineWorker())
-    task = asyncio.create_task(history.run())
-    await history.is_read.wait()
-    task.cancel()
-    last = replay(kept.segments[-1]).document.version
-    journal.stored_proofs = {2: b""}
-    await journal.drop_covered(2)
-    with pytest.raises(Refused, match=r"version 1 is not kept; allowed: [1-9]"):
-        await history.moment(1, last)
-    assert history.first_version > 0
-    assert (await history.moment(history.first_version, last)).document.version == history.first_version
-
-
-async def test_segments_of_which_nobody_has_heard_are_found_by_a_look_back(kept: KeptRun) -> None:
-    journal = journal_of(kept)
-    journal.segments = list(kept.segments[:1])
-    history = RunHistory(journal, InlineWorker())
-    task = asyncio.create_task(history.run())
-    await history.is_read.wait()
-    task.cancel()
-    journal.segments = list(kept.segments)
-    last = replay(kept.segments[-1]).document.version
-    assert (await history.moment(last, last)).document.version == last
-    assert (await history.moment(1, last)).document.version == 1
 
 
 async def test_history_that_is_being_read_is_not_shown_yet(kept: KeptRun) -> None:
@@ -234,7 +143,7 @@ async def test_history_that_is_kept_goes_on_with_what_follows(monkeypatch: pytes
     found = await read_history(journal)
     assert set(read) == {kept.segments[-2].number}, "nothing before was read again"
     assert content(found) == content(whole)
-    assert (found.openings, found.mark) == (whole.openings, whole.mark)
+    assert (found.segment, found.mark) == (whole.segment, whole.mark)
     assert found.history.book.records() == whole.history.book.records()
 
 
@@ -255,8 +164,7 @@ async def test_history_that_is_damaged_or_of_another_journal_is_not_used(
         b"0" * 64 + good.encoded()[64:],
         replace(good, mark=replace(good.mark, document_sha256="0" * 64)).encoded(),
         replace(good, mark=replace(good.mark, sequence=good.mark.sequence + 1)).encoded(),
-        replace(good, openings=()).encoded(),
-        replace(good, openings=((0, 999),)).encoded(),
+        replace(good, segment=999).encoded(),
         replace(good, history="%").encoded(),
     ]
     for stored in wrong:

@@ -1,4 +1,4 @@
-"""What viewers are told of a run's trustworthiness, and of what its operators did."""
+"""What viewers are told of what a run's operators did, and of its audits."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from epochal.state.model.replica import replica_digest
 from epochal.state.wire import sha256_hex
 from tests.support.data.states import state_file
 from tests.support.drive.played_rounds import play_round
-from tests.support.drive.served import ADMIN, REPLICA, Served, WireClient, problem, served, training
+from tests.support.drive.served import ADMIN, Served, WireClient, problem, served, training
 
 AUDIT: dict[str, Any] = {
     "rounds": 3,
@@ -52,40 +51,19 @@ async def operate(coordinator: Served, method: str, place: str, body: Any = None
     return await coordinator.http.request(method, coordinator.run_url + place, json=body, headers=headers)
 
 
-async def test_trust_names_the_replica_and_who_vouched(played: tuple[Served, list[WireClient]]) -> None:
-    found = await get(played[0], "/trust")
-    vouched = found["vouched"]
-    assert (vouched["replica_step"], vouched["replica_digest"]) == (0, replica_digest(REPLICA))
-    assert vouched["quorum"] <= vouched["vouched"] <= vouched["witnesses"]
-    assert (vouched["differed"], found["checkpoint_step"], found["audit"]) == (0, 0, None)
-    assert found["checkpoint_digest"] == replica_digest(REPLICA)
-    assert (found["quarantined_batches"], found["quarantined"], found["names"]) == (0, [], {})
-
-
 async def test_recorded_audit_is_shown_with_its_time(played: tuple[Served, list[WireClient]]) -> None:
     coordinator, _ = played
     assert (await operate(coordinator, "POST", "/audits", AUDIT)).status_code == 204
-    audit = (await get(coordinator, "/trust"))["audit"]
+    (audit,) = (await get(coordinator, "/audits"))["audits"]
     assert (audit["report"], audit["step"]) == (AUDIT, 1)
     assert audit["recorded_s"] > 0
-    assert [one["report"] for one in (await get(coordinator, "/audits"))["audits"]] == [AUDIT]
 
 
 async def test_odd_audit_is_refused(played: tuple[Served, list[WireClient]]) -> None:
     coordinator, _ = played
     for changed in ({"applied": -1}, {"problems": ["x" * 501]}, {"problems": ["x"] * 21}, {"record_chain": "x"}):
         assert problem(await operate(coordinator, "POST", "/audits", AUDIT | changed)) == "invalid-body"
-    assert (await get(coordinator, "/trust"))["audit"] is None
-
-
-async def test_refusals_are_counted_by_kind(played: tuple[Served, list[WireClient]]) -> None:
-    coordinator, clients = played
-    await clients[0].put_blob(b"nobody announced this")
-    await coordinator.http.post(f"{coordinator.run_url}/pause")
-    found = await get(coordinator, "/trust")
-    assert {one["kind"]: one["count"] for one in found["refused_requests"]} == {"not-committed": 1, "unauthorized": 1}
-    assert 0 < found["refused_since_s"] <= found["at_s"]
-    assert found["refusals"] == []
+    assert (await get(coordinator, "/audits"))["audits"] == []
 
 
 async def test_actions_are_listed_with_time_and_version(played: tuple[Served, list[WireClient]]) -> None:
@@ -114,8 +92,8 @@ async def test_actions_are_listed_with_time_and_version(played: tuple[Served, li
     assert versions[-1] <= coordinator.service.published.version
 
 
-@pytest.mark.parametrize("place", ["/trust", "/actions", "/audits"])
-async def test_trust_is_shown_to_those_who_may_see_the_run(place: str) -> None:
+@pytest.mark.parametrize("place", ["/actions", "/audits"])
+async def test_record_is_shown_to_those_who_may_see_the_run(place: str) -> None:
     async with served(state_file(access__dashboard="members")) as coordinator:
         await coordinator.insight.history.is_read.wait()
         client = WireClient(coordinator, 1)
