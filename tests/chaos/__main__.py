@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from epochal.coordinator.proof.audit import audit_store
-from epochal.tools.testnet.local_report import compare_digests
 from tests.chaos.faults import Faults
 from tests.chaos.machines import Site
 from tests.chaos.network import FillableDisk, Network
 from tests.chaos.progress import Progress
+from tests.support.drive.processes import compare_digests
 
 START_TIMEOUT_S = 240.0
 """Seconds within which a new run must apply two rounds; on two idle cores it takes five."""

@@ -18,22 +18,15 @@ from tests.support.heavy import need_module
 UP_BOUND_S = 300.0
 """Seconds for `epochal up --trainer torch`, which trains rounds of 37,000 tokens; on two idle cores it takes 40."""
 WITHOUT_END = ("--no-chaos", "--clients", "1", "--trainer", "null", "--rounds", "100000")
-REPORT_FIELDS = {
-    *("clients", "rounds", "tokens", "loss_first", "loss_last", "replicas_identical", "duplicates", "missing"),
-    *("quarantined", "unapplied", "replay_identical", "wall_s"),
-}
 
 
 async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
-    report_path = tmp_path / "report.json"
-    arguments = ("--rounds", "6", "--trainer", "null", "--run-dir", str(tmp_path / "run"), "--report", str(report_path))
-    ran = await run_command("up", *arguments)
+    ran = await run_command("up", "--rounds", "6", "--trainer", "null", "--run-dir", str(tmp_path / "run"))
     ran.expect(0, "all checks passed", "was killed without warning", "batches of data that were trained on twice")
     browser, terminal, *_ = ran.out.splitlines()
     assert browser.startswith("watch the run in a browser: http://127.0.0.1:")
     assert terminal == f"or in another terminal: epochal watch {browser.split()[-1].removesuffix('/')}"
-    report = json.loads(report_path.read_text())
-    assert report.keys() >= REPORT_FIELDS
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
     expected = {"duplicates": 0, "missing": 0, "quarantined": 0, "unapplied": 0, "problems": [], "clients": 4}
     assert {key: report[key] for key in expected} == expected
     assert report["rounds"] >= 6
@@ -50,14 +43,13 @@ async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-async def test_up_with_torch_survives_chaos_and_exports_a_llama(tmp_path: Path) -> None:
+async def test_up_with_torch_survives_chaos_and_learns(tmp_path: Path) -> None:
     need_module("torch")
     need_module("transformers")
-    report_path = tmp_path / "report.json"
-    arguments = ("--trainer", "torch", "--rounds", "4", "--clients", "2", "--report", str(report_path))
+    arguments = ("--trainer", "torch", "--rounds", "4", "--clients", "2")
     ran = await run_command("up", *arguments, "--run-dir", str(tmp_path / "run"), bound_s=UP_BOUND_S)
     ran.expect(0, "all checks passed", "was killed without warning", f"epochal export {tmp_path / 'run'} --out DIR")
-    report = json.loads(report_path.read_text())
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["rounds"], report["clients"], report["problems"]) == (4, 3, [])
     assert report["killed_at_step"] >= 2
     assert report["joined_at_step"] >= 3
@@ -65,7 +57,6 @@ async def test_up_with_torch_survives_chaos_and_exports_a_llama(tmp_path: Path) 
     assert [line["step"] for line in newcomer if line["event"] == "replica_held"][-1] == 4
     assert report["loss_last"] < report["loss_first"]
     assert report["held_out_loss_last"] < report["held_out_loss_first"]
-    assert (Path(report["exported_to"]) / "model.safetensors").stat().st_size > 4_000_000
 
 
 @pytest.mark.nightly

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shlex
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -16,15 +15,17 @@ from epochal.cli.options.shared import RUNS_FOLDER
 from epochal.cli.output.printing import say
 from epochal.cli.shutdown import Interrupts
 from epochal.runtime.long_work import shown_on
-from epochal.state.errors import EpochalError, InvalidInput
+from epochal.state.errors import EpochalError
 from epochal.state.messages.requests import RunStatus
 from epochal.tools.testnet.demos import demo_of
-from epochal.tools.testnet.local_report import Report
-from epochal.tools.testnet.local_run import LocalRun, LocalRunOptions, Show
+from epochal.tools.testnet.local_run import LocalRun, LocalRunOptions, Report, Show
 from epochal.trainers.registry import NULL
 from epochal.view.check_report import print_checks
 from epochal.view.figures.report_page import REPORT_NAME
 from epochal.view.status_panel import status_line, status_panel, status_words
+
+FIGURES_NAME = "report.json"
+"""Name of the file in the run's folder with the figures that are printed at the end."""
 
 
 def up(
@@ -44,36 +45,23 @@ def up(
         typer.Option(help="Empty folder for everything that the run writes. Default: a new one in runs/."),
     ] = None,
     no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Do not kill a client, and start none late.")] = False,
-    report: Annotated[Path | None, typer.Option(help="File to write the report to, as JSON.")] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds after which the run counts as failed.")
     ] = 600.0,
 ) -> None:
     """Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."""
     demo_of(trainer)
-    if report is not None:
-        _ensure_writable(report)  # before the run, not after it
     directory = run_dir or RUNS_FOLDER / datetime.now(UTC).strftime("up-%Y%m%d-%H%M%S-%f")
     options = LocalRunOptions(directory, clients, rounds, trainer, not no_chaos, timeout_s)
     console = Console()
     found = _run_live(options, console) if console.is_terminal else _run_plain(options, console)
-    if report is not None:
-        report.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
-    print_checks("What happened", asdict(found), found.problems, note=f" · kept in {directory}")
+    fields = found.fields()
+    (directory / FIGURES_NAME).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    print_checks(f"What happened in run {fields.pop('run_id')}", fields, found.problems, note=f" · kept in {directory}")
     say(f"the report: {directory / REPORT_NAME}")
     if trainer != NULL:
         say(f"the model: epochal export {shlex.quote(str(directory))} --out DIR")
     raise typer.Exit(1 if found.problems else 0)
-
-
-def _ensure_writable(report: Path) -> None:
-    is_new = not report.exists()
-    try:
-        report.open("a").close()
-        if is_new:
-            report.unlink()
-    except OSError as error:
-        raise InvalidInput(f"--report {report} cannot be written: {error.strerror or error}") from error
 
 
 def _run_live(options: LocalRunOptions, console: Console) -> Report:

@@ -29,11 +29,6 @@ class Demo:
     state_name: str
     config_name: str | None = None
 
-    @property
-    def is_exported(self) -> bool:
-        """Whether its model is one that `transformers` loads."""
-        return self.config_name is not None
-
     def tables(self) -> dict[str, Any]:
         """Return the state file's tables, with the model's config among them."""
         folder = files("epochal.tools.testnet")

@@ -2,17 +2,17 @@
 
 One coordinator, one TCP data server and N clients are started as separate `epochal` commands. On the way one client is
 killed without warning and another joins, both at given steps of the run. Meanwhile a further command evaluates every
-checkpoint on text that was held out, into the run's history. Afterwards the journal is audited, the
-parameters are recomputed from checkpoint and outcomes, the replica digests that the clients logged are compared, and a
-transformer is exported and loaded again.
+checkpoint on text that was held out, into the run's history. Afterwards the journal is audited, and
+the parameters are recomputed from checkpoint and outcomes.
 """
 
 import asyncio
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -34,8 +34,6 @@ from epochal.state.phase_names import RunState
 from epochal.tools.testnet.child_processes import Child, Children
 from epochal.tools.testnet.demo_data import DemoData, write_demo_data
 from epochal.tools.testnet.demos import demo_of
-from epochal.tools.testnet.exported_model import export_and_load
-from epochal.tools.testnet.local_report import Report, compare_digests
 from epochal.trainers.registry import NULL
 from epochal.view.figures.report_page import REPORT_NAME, write_report
 from epochal.view.figures.run_record import RunRecord, read_record
@@ -48,8 +46,6 @@ EVALUATED_SAMPLES = 64
 EVALUATION_NAME = "held-out"
 DEATH_NOTICE_S = 1.0
 POLL_S = 5.0
-MODEL_FOLDER = "model"
-"""Folder of the run directory to which a transformer is exported."""
 LOSS_WINDOW = 3
 """Rounds over which the first and the last loss are averaged."""
 WELL_BELOW_UNIGRAM = 0.85
@@ -71,6 +67,35 @@ class LocalRunOptions:
     trainer: str = "numpy"
     chaos: bool = True
     timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a local run. It passed if `problems` is empty. Losses are in nats per token.
+
+    Attributes:
+        held_out_loss_first, held_out_loss_last: of the first and the last evaluation on text that nobody trained on.
+        audit: of its journal, which counts its batches and rounds.
+    """
+
+    clients: int
+    epochs: int
+    tokens: int
+    loss_first: float | None
+    loss_last: float | None
+    held_out_loss_first: float | None
+    held_out_loss_last: float | None
+    unigram_entropy: float
+    killed_at_step: int | None
+    joined_at_step: int | None
+    training_s: float
+    wall_s: float
+    audit: AuditReport
+    problems: tuple[str, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """Return all figures by name, those of the audit among them."""
+        return asdict(self.audit) | {name: value for name, value in asdict(self).items() if name != "audit"}
 
 
 Show = Callable[[RunStatus, list[str]], None]
@@ -133,44 +158,28 @@ class LocalRun:
         audit = await audit_store(self._store, recompute=True)
         record = replace(await read_record(self._store), audit=audit)
         problems += await self._write_report(record)
-        if self._demo.is_exported:
-            problems += await export_and_load(self._store, self._options.run_dir / MODEL_FOLDER)
         return self._report(record, data, audit, problems)
 
     def _report(self, record: RunRecord, data: DemoData, audit: AuditReport, problems: list[str]) -> Report:
-        """Compare what clients logged, what the audit found and what the loss should be."""
+        """Judge what the audit found and what the loss should be."""
         first, last = ends_of_losses([row.loss for row in record.rows if row.loss is not None])
-        compared, differing = compare_digests([child.log_path for child in self._clients])
         problems += audit.problems
-        problems += [f"replica {step} differs between clients" for step in differing]
-        if not compared:
-            problems.append("no replica digests were logged")
         if self._options.trainer != NULL:
             problems += loss_problems(first, last, None if self._is_cut_short else data.unigram_entropy)
         return Report(
             clients=len(self._clients),
-            rounds=audit.rounds,
             epochs=len(self._epochs),
             tokens=record.tokens,
             loss_first=first,
             loss_last=last,
             held_out_loss_first=self._evaluations[0].loss if self._evaluations else None,
             held_out_loss_last=self._evaluations[-1].loss if self._evaluations else None,
-            evaluations=len(self._evaluations),
             unigram_entropy=data.unigram_entropy,
-            exported_to=str(self._options.run_dir / MODEL_FOLDER) if self._demo.is_exported else None,
-            replicas_identical=bool(compared) and not differing and bool(audit.replicas_identical),
-            replica_digests_compared=compared,
-            duplicates=audit.duplicates,
-            missing=audit.missing,
-            quarantined=audit.quarantined,
-            unapplied=audit.unapplied,
-            replay_identical=audit.replay_identical,
-            recomputed_steps=audit.recomputed_steps or 0,
             killed_at_step=self._killed_at,
             joined_at_step=self._joined_at,
             training_s=round(self._training_s, 2),
             wall_s=round(time.monotonic() - self._started_s, 2),
+            audit=audit,
             problems=tuple(problems),
         )
 

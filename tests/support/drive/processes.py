@@ -31,7 +31,6 @@ from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, parse_document
 from epochal.tools.testnet.child_processes import Child, Children, start_epochal
-from epochal.tools.testnet.local_report import compare_digests
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_text
 from tests.support.data.watched_file import writes_to
@@ -411,3 +410,12 @@ def allowing(state_path: Path) -> tuple[str, ...]:
     if not place or "://" in place:
         return ()
     return ("--allow-local", str(Path(place).parent if isinstance(location, WeightedHttp) else place))
+
+
+def compare_digests(log_paths: Sequence[Path]) -> tuple[int, list[int]]:
+    """Return the number of replica digests in the clients' logs, and the steps at which they differ."""
+    by_step: dict[int, set[str]] = {}
+    held = [line for path in log_paths for line in log_lines(path) if line["event"] == "replica_held"]
+    for line in held:
+        by_step.setdefault(line["step"], set()).add(line["replica_digest"])
+    return len(held), sorted(step for step, digests in by_step.items() if len(digests) > 1)

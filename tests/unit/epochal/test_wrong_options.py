@@ -52,7 +52,6 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((*PLAN, ONE, "--parameters", "0"), "--parameters '0': not a number of parameters; allowed: 1 to 1000"),
         (("check", "state.toml", "--clients", ""), "--clients '': it does not begin with a number of clients"),
         (("up", "--trainer", "nope"), "there is no trainer 'nope'"),
-        (("up", "--report", "missing/report.json"), "--report missing/report.json cannot be written: No such file"),
         (("up", "--run-dir", "file/run"), "--run-dir file/run cannot be used: Not a directory"),
         (("up", "--run-dir", "file"), "--run-dir file cannot be used: File exists"),
         (("coordinator", "unsupported.toml", "--store", "run"), "epochal: unsupported.toml"),

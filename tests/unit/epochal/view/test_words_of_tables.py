@@ -14,13 +14,13 @@ from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import PHASES
 from epochal.state.wire import Sha256
-from epochal.tools.testnet.local_report import Report
+from epochal.tools.testnet.local_run import Report
 from epochal.view.check_report import print_checks
 from epochal.view.status_panel import status_panel
 from tests.unit.epochal.view.test_status_panel import status_of
 
-TITLES = {"run_id", "problems", "remarks"}
-"""Fields that are no row of a table."""
+TITLES = {"run_id", "audit", "problems", "remarks"}
+"""Fields that are no row of a table, or several."""
 
 
 @pytest.mark.parametrize("report", [Report, AuditReport, BackupReport])
@@ -49,7 +49,7 @@ def test_values_from_elsewhere_are_text_beside_their_meaning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    print_checks("What [b]happened[/b]", {"duplicates": 0, "exported_to": "[red]here"}, [])
+    print_checks("What [b]happened[/b]", {"duplicates": 0, "recomputed": "[red]here"}, [])
     out = capsys.readouterr().out
     assert "batches of data that were trained on twice" in out
     assert "[red]here" in out
