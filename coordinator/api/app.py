@@ -19,7 +19,6 @@ from epochal.coordinator.api.member_routes import member_routes
 from epochal.coordinator.api.membership_routes import membership_routes
 from epochal.coordinator.api.operator_routes import health_routes, operator_routes, status_routes
 from epochal.coordinator.api.page_routes import dashboard_routes
-from epochal.coordinator.api.probe_routes import probe_routes
 from epochal.coordinator.api.reading_routes import reading_routes
 from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.auth.join_hosts import JoinHosts
@@ -103,7 +102,6 @@ def create_app(
         member_routes(access, MemberViews(insight, SharedThreads(), metrics.http.refusals)),
         access_routes(handlers),
         join_routes(handlers, access, version),
-        probe_routes(),
         health_routes(handlers, metrics.http.notes),
     ):
         app.router.routes += router.routes  # `include_router` would put each together once more, at the first request

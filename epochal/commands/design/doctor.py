@@ -43,8 +43,8 @@ def doctor(
 ) -> None:
     """Check whether this machine can train, and the way to a coordinator (exit code 1 if there is a problem).
 
-    Without a URL: Python, packages and extras, GPU, memory, disk, and a test merge. With one also whether it answers,
-    TLS, clock, upload and download speed, and what its run needs. For each it says what to do.
+    Without a URL: Python, extras, GPU, memory, disk, and a test merge. With one also whether it answers, TLS, clock,
+    and what its run needs. For each it says what to do.
     """
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     findings: list[Finding] = []

@@ -1,11 +1,10 @@
-"""The way from this machine to a coordinator: reachability, TLS, clock, speeds; and what its run needs."""
+"""The way from this machine to a coordinator: reachability, TLS, clock; and what its run needs."""
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +17,6 @@ from epochal.runtime.connections.connecting import connected_socket
 from epochal.runtime.http.http_client import check_url, open_client, reason_of
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, NotAllowed
-from epochal.state.messages.probe import MAX_PROBE_BYTES, ProbeReport
 from epochal.state.shown.join_guide import TORCH, JoinGuide
 from epochal.state.wire import parse_document
 from epochal.tools.doctor.findings import Finding, gib
@@ -26,16 +24,11 @@ from epochal.tools.doctor.local_machine import PACKAGE, Machine
 
 CONNECT_S = 10.0
 """Maximum time to open a connection."""
-TRANSFER_S = 60.0
-"""Maximum time of one transfer of the speed test."""
-FIRST_PROBE_BYTES = 1024 * 1024
-LONG_PROBE_S = 1.0
-"""A first transfer that was quicker is followed by one of `MAX_PROBE_BYTES`, which measures better."""
+ANSWER_S = 60.0
+"""Maximum time of an answer."""
 ROUND_TRIPS = 3
 MAX_SKEW_S = 30.0
 """A certificate or a ticket may seem expired, or not yet valid, when the clock is further off."""
-CERTIFICATE_DAYS = 14
-PIECE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,7 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
     """
     check_url(asked.url, "coordinator")
     asked = replace(asked, reach=(asked.reach or Reach()).of_coordinator(asked.url))
-    timeout = httpx.Timeout(TRANSFER_S, connect=CONNECT_S)
+    timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
     async with open_client(asked.url, "coordinator", asked.trust, asked.reach, timeout=timeout) as http:
         try:
             answer, trip_s = await _round_trip(http)
@@ -82,8 +75,7 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
             return [Finding("Reachability", "problem", found, advice, "wrong-address")]
         shown = ", ".join(map(visible, runs)) or "no run"
         findings = [Finding("Reachability", "ok", f"{asked.url} serves {shown}; {trip_s * 1000:.0f} ms there and back")]
-        findings.append(await _tls(asked))
-        findings += await _speeds(http, trip_s)
+        findings += [_tls(asked), _clock(answer, trip_s)]
         for run_id in runs[:1]:
             findings += [found async for found in _needs(http, run_id, asked, machine)]
     return findings
@@ -101,7 +93,7 @@ def _reason(error: Exception) -> str:
 
 async def _round_trip(http: httpx.AsyncClient) -> tuple[httpx.Response, float]:
     """Return the coordinator's list of runs, and the seconds of the quickest of some requests on one connection."""
-    answer, quickest_s = await http.get("/v1/runs"), TRANSFER_S
+    answer, quickest_s = await http.get("/v1/runs"), ANSWER_S
     for _ in range(ROUND_TRIPS):
         began_s = time.monotonic()
         answer = await http.get("/v1/runs")
@@ -118,94 +110,28 @@ def _runs(answer: httpx.Response) -> list[str] | None:
     return [run for run in runs if isinstance(run, str)] if isinstance(runs, list) else None
 
 
-async def _tls(asked: Asked) -> Finding:
-    """Look at the certificate. That it is trusted is known already, from the first request."""
+def _tls(asked: Asked) -> Finding:
+    """Say whether the way is encrypted. That the certificate is trusted is known already, from the first request."""
     parts = urlsplit(asked.url)
-    if parts.scheme != "https":
-        is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-        if is_local:
-            return Finding("TLS", "ok", "none, and none is needed on this machine")
-        found = "none: anybody on the way can read and change everything"
-        return Finding("TLS", "note", found, "use https://", "would-be-unencrypted")
-    context = ssl.create_default_context(cafile=asked.trust if isinstance(asked.trust, str) else None)
+    if parts.scheme == "https":
+        return Finding("TLS", "ok", "the certificate is trusted")
+    if parts.hostname in ("localhost", "127.0.0.1", "::1"):
+        return Finding("TLS", "ok", "none, and none is needed on this machine")
+    found = "none: anybody on the way can read and change everything"
+    return Finding("TLS", "note", found, "use https://", "would-be-unencrypted")
+
+
+def _clock(answer: httpx.Response, trip_s: float) -> Finding:
+    """Compare this machine's clock with the `Date` of an answer that has just come, which has whole seconds."""
     try:
-        async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=context)
-    except (OSError, TimeoutError) as error:
-        return Finding("TLS", "note", f"the certificate cannot be inspected: {_reason(error)}", "is a proxy between?")
-    try:
-        connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        ends_s = ssl.cert_time_to_seconds(str((connection.getpeercert() or {})["notAfter"]))
-        version = connection.version()
-    finally:
-        writer.close()
-    days = (ends_s - time.time()) / 86400
-    found = f"{version}, trusted, valid until {datetime.fromtimestamp(ends_s, UTC):%Y-%m-%d}"
-    if days < CERTIFICATE_DAYS:
-        return Finding("TLS", "note", found, f"{days:.0f} days are left: the operator must renew it")
-    return Finding("TLS", "ok", found)
-
-
-async def _speeds(http: httpx.AsyncClient, trip_s: float) -> list[Finding]:
-    """Measure clock, upload and download."""
-    try:
-        skew = await _clock(http, trip_s)
-    except (httpx.HTTPError, InvalidDocument) as error:
-        return [Finding("Speed", "note", f"not measured: {_reason(error)}", "older coordinators have no speed test")]
-    findings = [skew]
-    for name, transfer in (("Upload", _upload), ("Download", _download)):
-        try:
-            count, took_s = FIRST_PROBE_BYTES, await transfer(http, FIRST_PROBE_BYTES)
-            if took_s < LONG_PROBE_S:
-                count, took_s = MAX_PROBE_BYTES, await transfer(http, MAX_PROBE_BYTES)
-        except (httpx.HTTPError, TimeoutError) as error:
-            findings.append(Finding(name, "note", f"not measured: {_reason(error)}", "try again in a minute"))
-        else:
-            rate = count / took_s
-            found = f"{rate * 8 / 1e6:,.1f} Mbit/s ({rate / 1e6:,.2f} MB/s), over {gib(count)} in {took_s:.2f} s"
-            findings.append(Finding(name, "ok", found))
-    return findings
-
-
-async def _clock(http: httpx.AsyncClient, trip_s: float) -> Finding:
-    began_s = time.time()
-    answer = (await http.post("/v1/probe", content=b"?")).raise_for_status()
-    ended_s = time.time()
-    report = parse_document(ProbeReport, answer.content)
-    skew_s = (began_s + ended_s) / 2 - report.now_s
-    bound_s = max(trip_s, (ended_s - began_s) / 2)
-    side = "ahead of" if skew_s > 0 else "behind"
-    found = f"{abs(skew_s):.2f} s {side} the coordinator's (± {bound_s:.2f} s)"
+        answered_s = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    except (KeyError, ValueError):
+        return Finding("Clock", "note", "not compared: the answer has no date")
+    skew_s = time.time() - trip_s / 2 - answered_s
+    found = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the coordinator's (± 1 s)"
     if abs(skew_s) > MAX_SKEW_S:
         return Finding("Clock", "problem", found, "set this machine's clock (NTP), or the coordinator's")
     return Finding("Clock", "ok", found)
-
-
-async def _upload(http: httpx.AsyncClient, count: int) -> float:
-    def pieces() -> Iterator[bytes]:
-        piece = bytes(range(256)) * (PIECE_BYTES // 256)
-        for sent in range(0, count, PIECE_BYTES):
-            yield piece[: count - sent]
-
-    async def sent() -> AsyncIterator[bytes]:
-        for piece in pieces():
-            yield piece
-
-    began_s = time.monotonic()
-    async with asyncio.timeout(TRANSFER_S):
-        (await http.post("/v1/probe", content=sent(), headers={"Content-Length": str(count)})).raise_for_status()
-    return time.monotonic() - began_s
-
-
-async def _download(http: httpx.AsyncClient, count: int) -> float:
-    began_s, received = time.monotonic(), 0
-    async with asyncio.timeout(TRANSFER_S), http.stream("GET", "/v1/probe", params={"bytes": count}) as answer:
-        answer.raise_for_status()
-        async for piece in answer.aiter_raw():
-            received += len(piece)
-    if received != count:
-        raise httpx.RemoteProtocolError(f"{received} of {count} bytes arrived")
-    return time.monotonic() - began_s
 
 
 async def _needs(http: httpx.AsyncClient, run_id: str, asked: Asked, machine: Machine) -> AsyncIterator[Finding]:

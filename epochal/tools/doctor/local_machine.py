@@ -72,7 +72,6 @@ def look_at_machine(spool: Path) -> Machine:
     disk_bytes = shutil.disk_usage(spool).free
     findings = (
         _python(),
-        *_packages(),
         _extras(installed, missing),
         gpu,
         _memory(memory),
@@ -104,17 +103,6 @@ def _version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _packages() -> Iterator[Finding]:
-    needed = [name for name, extra in _requirements() if extra is None]
-    missing = [name for name in needed if _version_of(name) is None]
-    if missing:
-        yield Finding("Packages", "problem", f"missing: {', '.join(missing)}", f"pip install {PACKAGE}")
-    elif not needed:
-        yield Finding("Packages", "note", "Epochal runs from its sources, not from an installed package")
-    else:
-        yield Finding("Packages", "ok", f"all {len(needed)} are installed")
 
 
 def extras() -> tuple[list[str], list[str]]:
