@@ -1,5 +1,6 @@
 """`epochal check`: find every mistake in the files, and in what they name, before anything starts."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,10 @@ from epochal.state.config.data_file import DataConfig, check_together
 from epochal.state.config.state_file import StateFile
 from epochal.state.config.support import ensure_supported
 from epochal.state.errors import InvalidInput, Unsupported
-from epochal.tools.plan.scenario import parse_clients
 from epochal.tools.state_files import read_data_config, read_state, unpinned_data
 from epochal.trainers.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
-    from epochal.state.round_model import ClientGroup
     from epochal.tools.run_inputs import NamedFiles
 
 HINT = "--no-files leaves out the data, checkpoint and task encoder that the files name"
@@ -35,21 +34,12 @@ def check(
         bool,
         typer.Option("--no-files", help="Do not open what the files name: data, checkpoint, task encoder."),
     ] = False,
-    clients: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CLIENTS",
-            help='Say which timers cannot hold with these clients, as in "16 x 100mbit/20mbit 40ms 90k tokens/s" '
-            "(see `epochal plan`); repeat for others. Without it: with lines of 100 Mbit/s.",
-        ),
-    ] = None,
 ) -> None:
     """Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2).
 
     Data on this machine are opened as a start would, and some of them are read: the run's model must know their tokens.
     It says how large the model is, and which limits of the file must be raised for it.
     """
-    groups = [parse_clients(text, "--clients") for text in clients or ()]
     checked = _Checked()
     checked.read_state_file(state_path)
     if data_config is not None:
@@ -58,7 +48,7 @@ def check(
     if not no_files:
         checked.open_files(network)
     checked.note_unpinned_data()
-    checked.plan(groups)
+    checked.note_tight_timers()
     for fact in checked.facts:
         typer.echo(fact)
     for note in checked.notes:
@@ -124,30 +114,17 @@ class _Checked:
         line = "" if self._fingerprint is None else f'. These have `data_fingerprint = "{self._fingerprint}"`'
         self.notes.append(f"{self._state[1]}: {warning}{line}")
 
-    def plan(self, groups: "list[ClientGroup]") -> None:
-        """Note which timers and other limits cannot hold: with these clients, or with modest lines without clients.
-
-        A model that is not known here, or not right, is said elsewhere.
-        """
+    def note_tight_timers(self) -> None:
+        """Note which timers cannot hold with modest lines. A model that is not known here is reported elsewhere."""
         if self._state is None or self._state[0].model.LLM.spec.dummy:
             return
         from epochal.state.round_model import Links
-        from epochal.tools.plan.planner import check_groups, plan_run
         from epochal.tools.plan.sizes import sizes_of
         from epochal.tools.plan.timers import modest_clients, timer_notes
 
         state, path = self._state
-        try:
-            sizes = sizes_of(state)
-        except (InvalidInput, Unsupported):
-            return
-        if groups:
-            check_groups(groups)
-            found = plan_run(state, groups)
-            told = [found.bottleneck] if found.kind == "nothing" else []
-            self.notes += [f"{path}: {text}" for text in (*told, *found.warnings)]
-        else:
-            notes = timer_notes(state, sizes, modest_clients(state), Links(), is_modest=True)
+        with contextlib.suppress(InvalidInput, Unsupported):
+            notes = timer_notes(state, sizes_of(state), modest_clients(state), Links(), is_modest=True)
             self.notes += [f"{path}: {note.text}" for note in notes]
 
     def _take(self, found: "NamedFiles") -> None:

@@ -10,7 +10,6 @@ from math import isfinite
 
 from epochal.state.config.blob_place import GcsBlobs
 from epochal.state.config.state_file import MAX_LOCAL_STEPS, StateFile
-from epochal.state.documents import MAX_SHARE
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
@@ -20,10 +19,9 @@ PLAYED_FOR_ADVICE = 64
 WORTH_TELLING = 1.05
 """Factor of the tokens per second from which a change is shown."""
 MAX_SUGGESTIONS = 6
-LESS_CODECS = {"float32": ("int8", "int4"), "int8": ("int4",), "int4": (), "sparse": ()}
-"""Codecs that send less, and learn as much by `docs/benchmarks-quality.md`; "sparse" is suggested apart."""
+LESS_CODECS = {"float32": ("int8", "int4", "sparse"), "int8": ("int4", "sparse"), "int4": ("sparse",), "sparse": ()}
+"""Codecs that send less, and learn about as much by `docs/benchmarks-quality.md`."""
 FACTORS = (2, 4, 8)
-UNEVEN = 1.5
 LINK_FACTOR = 4
 
 Change = tuple[str, StateFile, Sequence[ClientGroup], PlanOptions]
@@ -55,16 +53,13 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
 def _changes(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Iterator[Change]:
     idle = 1.0 - found.parts["training"] / found.round_s if found.kind != "nothing" else 0.0
     for codec in LESS_CODECS[state.merge.codec]:
-        changed = _with(state, "merge", codec=codec)
-        yield f'[merge] codec = "{codec}"', changed, groups, options
-    if state.merge.codec != "sparse" and found.kind in ("upload", "download"):
-        changed = _with(state, "merge", codec="sparse", error_feedback=True)
-        yield '[merge] codec = "sparse", error_feedback = true', changed, groups, options
+        is_sparse = codec == "sparse"
+        changed = _with(state, "merge", codec=codec, error_feedback=is_sparse or state.merge.error_feedback)
+        more = ", error_feedback = true" if is_sparse else ""
+        yield f'[merge] codec = "{codec}"{more}', changed, groups, options
     if idle > 0.1:
         yield from _longer_rounds(state, groups, options)
     yield from _links(state, groups, options, found)
-    yield from _claims(state, groups, options)
-    yield from _without_slowest(state, groups, options, found)
 
 
 def _longer_rounds(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> Iterator[Change]:
@@ -97,32 +92,6 @@ def _links(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions
         store = GcsBlobs(bucket_name="any")  # which one does not matter: nothing is opened
         stored = state.model_copy(update={"blobs": state.blobs.model_copy(update={"store": store})})
         yield "results in an object store ([blobs] store), whose link is not the limit", stored, groups, options
-
-
-def _claims(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> Iterator[Change]:
-    """Yield claims in proportion to speed, so that all clients train for as long."""
-    slowest = min(group.tokens_per_s for group in groups)
-    fastest = max(group.tokens_per_s / group.batches_per_round for group in groups)
-    if fastest < UNEVEN * min(group.tokens_per_s / group.batches_per_round for group in groups):
-        return
-    claims = [min(MAX_SHARE, max(1, round(group.tokens_per_s / slowest))) for group in groups]
-    if all(claim == group.batches_per_round for claim, group in zip(claims, groups, strict=True)):
-        return
-    changed = [replace(group, batches_per_round=claim) for claim, group in zip(claims, groups, strict=True)]
-    named = ", ".join(f"{claim} for {group.name!r}" for claim, group in zip(claims, groups, strict=True))
-    yield f"shares by speed: epochal client --share {named}", state, changed, options
-
-
-def _without_slowest(
-    state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan
-) -> Iterator[Change]:
-    if len(groups) < 2 or found.kind == "nothing":
-        return
-    own = [sum(plan.parts[name] for name in ("training", "encoding", "upload")) for plan in found.groups]
-    slowest = max(range(len(groups)), key=own.__getitem__)
-    rest = [group for number, group in enumerate(groups) if number != slowest]
-    if sum(group.count for group in rest) >= state.config.init_min_clients:
-        yield f"without the clients of {groups[slowest].name!r}", state, rest, options
 
 
 def _with(state: StateFile, table: str, **values: object) -> StateFile:

@@ -39,12 +39,6 @@ def round_notes(state: StateFile, found: Plan) -> tuple[str, ...]:
             f"config.epoch_time is {config.epoch_time:g} s, in which fewer than {FEW_ROUNDS} rounds of "
             f"{found.round_s:,.3g} s end; write `epoch_time = {math.ceil(10 * FEW_ROUNDS * found.round_s)}`"
         )
-    room = found.machines.coordinator_disk_bytes + found.machines.store_disk_bytes
-    if room > state.blobs.max_total_bytes:
-        notes.append(
-            f"blobs.max_total_bytes is {state.blobs.max_total_bytes}: checkpoints and the results of "
-            f"{found.client_count} clients need more, and epochs would end early; write `max_total_bytes = {room}`"
-        )
     if found.machines.processor_part > BUSY:
         notes.append(
             f"the coordinator takes {100 * found.machines.processor_part:.0f} % of a core; several coordinators over "

@@ -1,6 +1,5 @@
 """The figures of played rounds: the parts of a round along what determined its end, each group's own, and the bytes."""
 
-import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -141,7 +140,6 @@ def _group(
         parts=parts | {"waiting": max(0.0, round_s - sum(parts.values()))},
         sent_bytes=median(sent for sent, _ in moved),
         received_bytes=median(received for _, received in moved),
-        warm_up_s=median(played.warm_up_s.get(member.client_id, math.inf) for member in members),
         delivered_part=sum(assigned) / len(assigned) if assigned else 1.0,
     )
 
@@ -168,36 +166,32 @@ def _asked(model: RoundModel, stages: Stages) -> float:
 def server_load(played: PlayedRun, round_s: float) -> dict[str, float]:
     """Return the bytes through the servers in a round of this length, and the processor's part, as `Machines` does."""
     model, scale = played.model, played.scale
+    result_bytes = model.sizes.result_bytes
     sent = received = results = read = messages = 0.0
     for found in played.rounds:
         others = played.other_copies([one for one, stages in found.stages.items() if stages.received_s is not None])
         for stages in found.stages.values():
             copies = others[stages.group] if stages.received_s is None else scale.witness_copies
-            fetching_s = max(stages.fetched_s, stages.received_s or 0.0) - stages.heard_s
-            part = min(1.0, (found.ended_s - stages.heard_s) / fetching_s) if fetching_s > 0 else 1.0
-            own_sent, own_received = _moved(model, stages)
             has_work = stages.delivery is not None
             made = scale.result_copies[stages.group] * has_work
+            own_sent, own_received = _moved(model, stages)
             results += made
-            read += copies * stages.read_count * part
-            sent += copies * (own_sent - has_work * model.sizes.result_bytes)
-            received += copies * (own_received - stages.read_count * model.sizes.result_bytes)
+            read += copies * stages.read_count
+            sent += copies * (own_sent - has_work * result_bytes)
+            received += copies * (own_received - stages.read_count * result_bytes)
             received -= copies * stages.batches * model.sizes.data_bytes_per_batch
             requests = 1 + _asked(model, stages) + (0 if stages.received_s is None else 2)
             messages += copies * requests + made * (1 if model.is_delivered else 4 if model.through_store else 2)
-    result_bytes = model.sizes.result_bytes
-    check_s = model.check_s if model.is_delivered else 0.0
-    work_s = messages * model.costs.message_s + results * check_s
-    passed_s = max(1e-9, played.rounds[-1].ended_s - played.rounds[0].started_s)
-    read_bytes = min(read * result_bytes, passed_s * model.results_from_bytes_per_s)
-    sent, received, made_bytes, read_bytes = (
-        one / passed_s * round_s for one in (sent, received, results * result_bytes, read_bytes)
-    )
+    rounds = max(1e-9, played.rounds[-1].ended_s - played.rounds[0].started_s) / round_s
+    sent, received, messages, results, read = (one / rounds for one in (sent, received, messages, results, read))
+    made_bytes = results * result_bytes
+    read_bytes = min(read * result_bytes, round_s * model.results_from_bytes_per_s)
     to_store, from_store = (made_bytes, read_bytes) if model.through_store else (0.0, 0.0)
+    check_s = model.check_s if model.is_delivered else 0.0
     return {
         "to_coordinator_bytes": sent + made_bytes,
         "from_coordinator_bytes": received + read_bytes - from_store,
         "to_store_bytes": to_store,
         "from_store_bytes": from_store,
-        "processor_part": work_s / passed_s,
+        "processor_part": (messages * model.costs.message_s + results * check_s) / round_s,
     }

@@ -91,8 +91,6 @@ def _group(plan: GroupPlan) -> Iterator[str]:
     own = f"{plan.batches:,.4g} batches: " + ", ".join(f"{name} {_s(plan.parts[name])}" for name in shown)
     yield _row("  a round", own)
     yield _row("  bytes", f"sends {shown_bytes(plan.sent_bytes)}, receives {shown_bytes(plan.received_bytes)}")
-    if math.isfinite(plan.warm_up_s):
-        yield _row("  start", f"{_s(plan.warm_up_s)} from Warmup until it is ready")
 
 
 def _machines(plan: Plan) -> Iterator[str]:
@@ -102,12 +100,8 @@ def _machines(plan: Plan) -> Iterator[str]:
     yield _row("a client needs", f"at most {memory} of memory beside its trainer's, {disk} of disk for its spool")
     through = f"{shown_bytes(machines.to_coordinator_bytes)} in, {shown_bytes(machines.from_coordinator_bytes)} out"
     yield _row("the coordinator", f"{through} in a round; {_percent(machines.processor_part)} of a core")
-    needs = [f"at most {shown_bytes(machines.coordinator_memory_bytes)} of memory"]
     if machines.coordinator_disk_bytes:
-        needs.append(f"{shown_bytes(machines.coordinator_disk_bytes)} of disk for results and checkpoints")
-    needs.append(f"{shown_bytes(machines.spool_bytes)} for temporary files")
-    needs.append(f"{shown_bytes(machines.journal_bytes_per_day)} of journal a day")
-    yield _row("  needs", ", ".join(needs))
+        yield _row("  needs", f"{shown_bytes(machines.coordinator_disk_bytes)} of disk for results and checkpoints")
     if machines.store_disk_bytes:
         through = f"{shown_bytes(machines.to_store_bytes)} in, {shown_bytes(machines.from_store_bytes)} out in a round"
         yield _row("the object store", f"{through}; it holds {shown_bytes(machines.store_disk_bytes)}")

@@ -18,7 +18,6 @@ class GroupPlan:
         batches: of a client's assignment.
         parts: seconds of its own round by part (`PARTS`); "waiting" is the rest of it.
         sent_bytes, received_bytes: in one round.
-        warm_up_s: from Warmup until it was ready, with all others at once.
         delivered_part: part of its assignments that were applied; 1 if it had none.
     """
 
@@ -27,7 +26,6 @@ class GroupPlan:
     parts: dict[str, float]
     sent_bytes: float
     received_bytes: float
-    warm_up_s: float
     delivered_part: float
 
 
@@ -38,11 +36,8 @@ class Machines:
     Attributes:
         client_memory_bytes: of a client without its trainer.
         client_disk_bytes: of a client's spool.
-        coordinator_memory_bytes: of the coordinator.
         coordinator_disk_bytes: of its folder or store for results and checkpoints, if no object store holds them.
         store_disk_bytes: of the object store, if there is one.
-        spool_bytes: of the coordinator's temporary files.
-        journal_bytes_per_day: by which its journal grows.
         to_coordinator_bytes, from_coordinator_bytes: of one round, through the coordinator.
         to_store_bytes, from_store_bytes: of one round, through the object store.
         processor_part: part of a core that the coordinator takes.
@@ -50,11 +45,8 @@ class Machines:
 
     client_memory_bytes: int = 0
     client_disk_bytes: int = 0
-    coordinator_memory_bytes: int = 0
     coordinator_disk_bytes: int = 0
     store_disk_bytes: int = 0
-    spool_bytes: int = 0
-    journal_bytes_per_day: int = 0
     to_coordinator_bytes: float = 0.0
     from_coordinator_bytes: float = 0.0
     to_store_bytes: float = 0.0

@@ -59,13 +59,11 @@ class PlayedClient:
     Attributes:
         client_id, public_key: by which the machine knows it.
         group: its number among the groups.
-        is_member: whether it joins; else it only follows the run, and never has work.
     """
 
     client_id: ClientId
     public_key: str
     group: int
-    is_member: bool
 
 
 @dataclass(slots=True)
@@ -128,17 +126,11 @@ class PlayedRun:
         self.groups = groups
         self.model = model
         self.scale = scale
-        self.clients = [
-            _client(number, group, is_member=bool(count))
-            for number, (group, count) in enumerate(
-                (group, count) for group, count in enumerate(scale.counts) for _ in range(max(1, count))
-            )
-        ]
+        of_groups = (group for group, count in enumerate(scale.counts) for _ in range(count))
+        self.clients = [_client(number, group) for number, group in enumerate(of_groups)]
         self._group_of = {client.client_id: client.group for client in self.clients}
         self.rounds: list[PlayedRound] = []
         self.phases: list[tuple[float, RunState, str]] = []
-        self.warm_up_s: dict[ClientId, float] = {}
-        """Time from a client's first Warmup until it was ready."""
         self.now_s = 0.0
         self.run = new_run(self.state, lineage=LINEAGE, coordinator_key=KEY, now_s=0.0)
         self._loaded_s: dict[ClientId, float] = {}
@@ -157,10 +149,9 @@ class PlayedRun:
         self._tell(stimuli.CoordinatorStarted())
         self._tell(self._genesis())
         for client in self.clients:
-            if client.is_member:
-                capabilities = Capabilities(groups[client.group].batches_per_round, codecs=SPOKEN)
-                nonce = f"nonce {client.public_key}"
-                self._tell(stimuli.ClientJoined(client.client_id, client.public_key, capabilities, nonce, 1e9))
+            capabilities = Capabilities(groups[client.group].batches_per_round, codecs=SPOKEN)
+            nonce = f"nonce {client.public_key}"
+            self._tell(stimuli.ClientJoined(client.client_id, client.public_key, capabilities, nonce, 1e9))
 
     # what the machine is told
 
@@ -239,7 +230,7 @@ class PlayedRun:
                 stages.fetched_s = max(from_s, self._received_s[client_id])
                 stages.held_s = max(from_s, self._received_s[client_id] + merge_s)
             else:
-                stages.read_count = max(0.0, count - bool(client.is_member))
+                stages.read_count = max(0.0, count - 1)
                 lacking.append((client, ((from_s, stages.read_count),)))
         witnesses = [client_id for client_id in self._received_s if client_id in found]
         readers = self._alike(lacking, self.other_copies(witnesses))
@@ -272,11 +263,9 @@ class PlayedRun:
         step, held = self.run.progress.step - 1, self._held()
         report = ReadyReport(step, _digest(f"replica {step}"), FINGERPRINT)
         for client in self.clients:
-            ready_s = held[client.client_id].held_s
-            self.warm_up_s.setdefault(client.client_id, ready_s - self.now_s)
-            if client.is_member:
-                kept_s = ready_s + self.model.reported_s(self.groups[client.group], self.model.client_count)
-                self._at(kept_s, stimuli.ClientBecameReady(client.client_id, report))
+            reported_s = self.model.reported_s(self.groups[client.group], self.model.client_count)
+            kept_s = held[client.client_id].held_s + reported_s
+            self._at(kept_s, stimuli.ClientBecameReady(client.client_id, report))
 
     def _play_round(self, current: Round, end_s: float) -> None:
         self._started_s, self._stages = self.now_s, self._held()
@@ -379,7 +368,7 @@ class PlayedRun:
         found = []
         for number, group in enumerate(self.groups):
             elected = sum(self._group_of[client_id] == number for client_id in witnesses)
-            rest = max(1, self.scale.counts[number]) - elected
+            rest = self.scale.counts[number] - elected
             found.append(max(0.0, group.count - elected * self.scale.witness_copies) / rest if rest else 0.0)
         return found
 
@@ -409,9 +398,9 @@ class PlayedRun:
         return stimuli.GenesisProvided(checkpoint, SPEC, parts if len(parts) > 1 else ())
 
 
-def _client(number: int, group: int, *, is_member: bool) -> PlayedClient:
+def _client(number: int, group: int) -> PlayedClient:
     public_key = f"{number:064x}"
-    return PlayedClient(client_id_of(bytes.fromhex(public_key)), public_key, group, is_member)
+    return PlayedClient(client_id_of(bytes.fromhex(public_key)), public_key, group)
 
 
 def _digest(text: str) -> Sha256:

@@ -12,7 +12,6 @@ from typing import Self
 from epochal.state.config.state_file import Access, StateFile
 from epochal.state.election import witness_count
 from epochal.state.round_model import ClientGroup
-from epochal.state.share_ceiling import apportion
 
 FOREVER_S = 1e12
 FOREVER_STEPS = 10**9
@@ -27,8 +26,7 @@ class Scale:
     """Number of clients that are played, and what they represent.
 
     Attributes:
-        counts: number of played members of each group; of a group that is too small for one, a client is played that
-            follows the run and never has work.
+        counts: number of played clients of each group.
         copies: number of clients for which each of a group stands.
         result_copies: number of results for which each of a group's stands.
         batches: of a played round.
@@ -47,37 +45,33 @@ class Scale:
     init_min_clients: int
 
     @classmethod
-    def of(cls, state: StateFile, groups: Sequence[ClientGroup], batches: int, most: int) -> Self:
+    def of(cls, state: StateFile, groups: Sequence[ClientGroup], most: int) -> Self:
         """Return the scale at which about `most` clients are played.
 
         Args:
             state: the run's state file.
             groups: its clients.
-            batches: of a round.
             most: number of clients up to which all are played.
         """
         config, numbers = state.config, [group.count for group in groups]
-        whole = sum(numbers)
-        copies = max(1.0, whole / most)
-        few = max(1.0, batches * CLIENTS_PER_BATCH / most)
-        if few < copies:
-            counts = tuple(apportion(numbers, most))
-            result_copies = [few] * len(groups)
-            played_batches = max(1, round(batches / few))
-        else:
-            counts = tuple(max(1, round(number / copies)) for number in numbers)
-            result_copies = [number / count for number, count in zip(numbers, counts, strict=True)]
-            claims = [group.batches_per_round for group in groups]
-            share = sum(map(int.__mul__, counts, claims)) / sum(map(int.__mul__, numbers, claims))
-            played_batches = max(1, round(batches * share))
+        whole, batches = sum(numbers), config.global_batch_size_end
+        counts = [max(1, round(number * min(1.0, most / whole))) for number in numbers]
+        copies = tuple(number / count for number, count in zip(numbers, counts, strict=True))
         played, witnesses = sum(counts), witness_count(whole, config.witness_nodes)
         played_witnesses = max(min(witnesses, FEWEST_WITNESSES), round(witnesses * played / whole))
-        if few < copies:
+        few = max(1.0, batches * CLIENTS_PER_BATCH / most)
+        if few < whole / most:
+            result_copies = (few,) * len(groups)
+            played_batches = max(1, round(batches / few))
             played_witnesses = max(played_witnesses, round(witnesses / few))
+        else:
+            claims, result_copies = [group.batches_per_round for group in groups], copies
+            share = sum(map(int.__mul__, counts, claims)) / sum(map(int.__mul__, numbers, claims))
+            played_batches = max(1, round(batches * share))
         return cls(
-            counts=counts,
-            copies=tuple(number / max(1, count) for number, count in zip(numbers, counts, strict=True)),
-            result_copies=tuple(result_copies),
+            counts=tuple(counts),
+            copies=copies,
+            result_copies=result_copies,
             batches=played_batches,
             witnesses=played_witnesses if played < whole else config.witness_nodes,
             witness_copies=witnesses / played_witnesses,

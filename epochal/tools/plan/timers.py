@@ -42,12 +42,12 @@ class TimerNote:
     text: str
 
 
-def _note(state: StateFile, name: str, why: str, needed_s: float, spare: float = SPARE) -> TimerNote:
-    proposed = _proposed(needed_s, spare)
+def _note(state: StateFile, name: str, why: str, needed_s: float) -> TimerNote:
+    proposed = _proposed(needed_s)
     value, text = getattr(state.config, name), f"write `{name} = {proposed}`"
     if name in SHORTER_THAN_EPOCHS and proposed >= state.config.epoch_time:
         text += f" and an epoch_time above it, which is {state.config.epoch_time:g}"
-    return TimerNote(name, proposed, f"config.{name} is {value:g} s{why}; {text}")
+    return TimerNote(name, proposed, f"config.{name} is {value:g} s: {why}; {text}")
 
 
 def modest_clients(state: StateFile) -> tuple[ClientGroup, ...]:
@@ -82,25 +82,19 @@ def _line(group: ClientGroup) -> str:
 
 
 def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> Iterator[TimerNote]:
+    """Yield what Warmup lacks: once config.min_clients are ready, slower ones have half of it."""
     server = links.store if state.blobs.store is not None else links.coordinator
-    limit_s, size_bytes = state.config.warmup_time, sizes.checkpoint_bytes
-    together_s = sum(group.count for group in groups) * size_bytes / server.up_bytes_per_s
+    size_bytes = sizes.checkpoint_bytes
     slowest = max(groups, key=lambda group: size_bytes / group.link.down_bytes_per_s)
     alone_s = size_bytes / slowest.link.down_bytes_per_s + 2 * slowest.round_trip_s
-    checkpoint = f"a checkpoint of {shown_bytes(size_bytes)}"
-    if max(alone_s, together_s) > limit_s:
-        who, needed_s = _line(slowest) + " needs", alone_s
-        if together_s > alone_s:
-            who, needed_s = "all clients together need", together_s
-        link = " over one link" if together_s > alone_s else ""
-        why = f": {who} {_seconds(needed_s)} to download {checkpoint}{link}"
-        yield _note(state, "warmup_time", why, needed_s / FAIR_WARMUP_PART, 1.0)
-    elif max(alone_s, together_s) > FAIR_WARMUP_PART * limit_s:
+    together_s = sum(group.count for group in groups) * size_bytes / server.up_bytes_per_s
+    if max(alone_s, together_s) > FAIR_WARMUP_PART * state.config.warmup_time:
+        who = "all clients together need" if together_s > alone_s else f"{_line(slowest)} needs"
         needed_s = max(alone_s, together_s)
-        why = (
-            f", of which slower clients have half once config.min_clients are ready: {_line(slowest)} needs "
-            f"{_seconds(needed_s)} to download {checkpoint}, and would miss the first rounds"
-        )
+        link = " over one link" if together_s > alone_s else ""
+        why = f"{who} {_seconds(needed_s)} to download a checkpoint of {shown_bytes(size_bytes)}{link}"
+        if needed_s <= state.config.warmup_time:
+            why += ", and has half of it once config.min_clients are ready"
         yield _note(state, "warmup_time", why, needed_s / FAIR_WARMUP_PART)
 
 
@@ -117,24 +111,21 @@ def _of_rounds(
         training_s = 0.0 if is_modest else tokens * group.batches_per_round / group.tokens_per_s
         return training_s + sizes.result_bytes / group.link.up_bytes_per_s + 3 * group.round_trip_s
 
-    slowest, limit_s = max(groups, key=delivering_s), config.max_round_train_time
+    slowest = max(groups, key=delivering_s)
     delivered_s = delivering_s(slowest)
-    needs_s = delivered_s + fetching_s
-    training = "" if is_modest else f"train {tokens * slowest.batches_per_round:,.0f} tokens and "
-    why = f": {_line(slowest)} needs {_seconds(delivered_s)} to {training}upload {result}"
-    if needs_s > limit_s:
-        why += f", and witnesses need {_seconds(fetching_s)} to receive those of {_results(state, groups)} clients"
-        yield _note(state, "max_round_train_time", why, max(needs_s, delivered_s / IN_TIME_PART))
-    elif delivered_s > IN_TIME_PART * limit_s:
-        why += ", and what comes in the second half counts as late, so that its share does not grow"
-        yield _note(state, "max_round_train_time", why, max(needs_s, delivered_s / IN_TIME_PART))
+    needed_s = max(delivered_s + fetching_s, delivered_s / IN_TIME_PART)
+    if needed_s > config.max_round_train_time:
+        training = "" if is_modest else f"train {tokens * slowest.batches_per_round:,.0f} tokens and "
+        why = (
+            f"{_line(slowest)} needs {_seconds(delivered_s)} to {training}upload {result}, what comes in the second "
+            f"half counts as late, and witnesses need {_seconds(fetching_s)} to receive those of "
+            f"{_results(state, groups)} clients"
+        )
+        yield _note(state, "max_round_train_time", why, needed_s)
     slowest = max(groups, key=lambda group: sizes.result_bytes / group.link.down_bytes_per_s)
     fetch_s = sizes.result_bytes / slowest.link.down_bytes_per_s + 2 * slowest.round_trip_s
     if fetch_s > WAITING_SHARE * config.round_witness_time:
-        why = (
-            f", of which a witness has half to fetch what came last: {_line(slowest)} needs {_seconds(fetch_s)} for "
-            f"{result}, so that late results are lost"
-        )
+        why = f"in half of it a witness fetches what came last: {_line(slowest)} needs {_seconds(fetch_s)} for {result}"
         yield _note(state, "round_witness_time", why, fetch_s / WAITING_SHARE)
 
 
@@ -156,16 +147,13 @@ def _of_checkpoints(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGr
     limit_s, size_bytes = state.config.cooldown_time, sizes.checkpoint_bytes
     slowest = min(groups, key=lambda group: group.link.up_bytes_per_s)
     upload_s = size_bytes / slowest.link.up_bytes_per_s + 3 * slowest.round_trip_s
-    needed_s = upload_s * TURN_PARTS_OF_ANNOUNCED
-    if needed_s <= limit_s:
-        return
-    needs = f"{_line(slowest)} needs {_seconds(upload_s)} to upload a checkpoint of {shown_bytes(size_bytes)}"
-    if upload_s > limit_s:
-        why = f": {needs}"
-    else:
-        turn_s = limit_s / TURN_PARTS_OF_ANNOUNCED
-        why = f", of which a client has {turn_s:g} s before another one is asked: {needs}"
-    yield _note(state, "cooldown_time", why, needed_s)
+    turn_s = limit_s / TURN_PARTS_OF_ANNOUNCED
+    if upload_s > turn_s:
+        why = (
+            f"a client has {turn_s:g} s of it before another one is asked, and {_line(slowest)} needs "
+            f"{_seconds(upload_s)} to upload a checkpoint of {shown_bytes(size_bytes)}"
+        )
+        yield _note(state, "cooldown_time", why, upload_s * TURN_PARTS_OF_ANNOUNCED)
 
 
 def _of_silence(state: StateFile, groups: Sequence[ClientGroup]) -> Iterator[TimerNote]:
@@ -173,19 +161,19 @@ def _of_silence(state: StateFile, groups: Sequence[ClientGroup]) -> Iterator[Tim
     needed_s = max(LEAST_SILENCE_S, ROUND_TRIPS_OF_SILENCE * slowest.round_trip_s)
     if state.config.client_timeout_s < needed_s:
         why = (
-            ", after which a silent client has left: a pause of a busy machine, or a few lost packets at "
-            f"{slowest.round_trip_s * 1000:.0f} ms, take as long"
+            "a pause of a busy machine, or a few lost packets at "
+            f"{slowest.round_trip_s * 1000:.0f} ms, take as long, and a client that is silent for longer has left"
         )
-        yield _note(state, "client_timeout_s", why, needed_s, 1.0)
+        yield _note(state, "client_timeout_s", why, needed_s / SPARE)
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def _proposed(needed_s: float, spare: float) -> int:
+def _proposed(needed_s: float) -> int:
     """Return a limit in whole seconds, rounded up to two digits."""
-    seconds = max(1, -int(-needed_s * spare // 1))
+    seconds = max(1, -int(-needed_s * SPARE // 1))
     digit = 10 ** max(0, len(str(seconds)) - 2)
     return int(-(-seconds // digit) * digit)
 

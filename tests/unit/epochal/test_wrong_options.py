@@ -50,7 +50,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((*PLAN, ONE, "--coordinator", "0mbit"), "--coordinator '0mbit': a link of 0mbit; allowed: a rate above 0"),
         ((*PLAN, ONE, "--store", "fast"), "--store 'fast' is not a link; allowed: \"1gbit/1gbit\""),
         ((*PLAN, ONE, "--parameters", "0"), "--parameters '0': not a number of parameters; allowed: 1 to 1000"),
-        (("check", "state.toml", "--clients", ""), "--clients '': it does not begin with a number of clients"),
+        (("plan", "state.toml", "--clients", ""), "--clients '': it does not begin with a number of clients"),
         (("up", "--trainer", "nope"), "there is no trainer 'nope'"),
         (("up", "--run-dir", "file/run"), "--run-dir file/run cannot be used: Not a directory"),
         (("up", "--run-dir", "file"), "--run-dir file cannot be used: File exists"),

@@ -10,15 +10,14 @@ import pytest
 from epochal.state.config.blob_place import GcsBlobs
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
-from epochal.state.round_model import ClientGroup, Costs, Link, Links
+from epochal.state.round_model import Costs, Link, Links
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.plan_text import plan_json, plan_text
-from epochal.tools.plan.planner import plan_run, sizes_of_rounds
+from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
 from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from tests.support.data.states import state_file
-from tests.support.thinned import thinned
 
 LIKE = "100mbit/20mbit 40ms 10k tokens/s"
 ROOMY: dict[str, Any] = {
@@ -166,32 +165,11 @@ def test_processor_of_the_coordinator_is_shown_without_an_exponent(part: float, 
     assert f"; {shown} of a core" in plan_text(busy)
 
 
-def test_rounds_that_grow_take_less_time_in_all() -> None:
-    whole = run_of(4, 4)
-    growing = run_of(4, 4, config__global_batch_size_start=4, config__global_batch_size_warmup_tokens=10**8)
-    groups, options = [parse_clients(f"4 x {LIKE}")], PlanOptions(parameter_count=1000)
-    assert plan_run(growing, groups, options).days < 0.8 * plan_run(whole, groups, options).days
-
-
-def test_sizes_of_rounds_are_those_of_every_step() -> None:
-    config = run_of(4, 4, config__global_batch_size_start=4, config__global_batch_size_warmup_tokens=10**6).config
-    found = sizes_of_rounds(config, 1, 8 * 1024)
-    assert sum(count for _, count in found) == config.total_steps
-    assert [size for size, _ in found] == sorted(size for size, _ in found)
-    assert (found[0][0], found[-1][0]) == (4, 16)
-
-
 @pytest.mark.parametrize("count", [0, 20_001])
 def test_no_clients_or_too_many_are_refused(count: int) -> None:
     groups = [parse_clients(LIKE)] * count
     with pytest.raises(InvalidInput, match=f"{count} clients; allowed: 1 to 20000"):
         plan_run(run_of(2), groups, PlanOptions(parameter_count=1000))
-
-
-@pytest.mark.parametrize("link", [Link(0.0, 1.0), Link(1.0, math.inf), Link(1.0, math.nan)])
-def test_clients_without_a_rate_are_refused(link: Link) -> None:
-    with pytest.raises(InvalidInput, match="finite rates above 0"):
-        plan_run(run_of(2), [ClientGroup(2, link, 0.0, 1.0)], PlanOptions(parameter_count=1000))
 
 
 def test_suggestions_say_what_planning_with_them_gives() -> None:
@@ -225,13 +203,6 @@ def test_results_that_come_from_far_away_wait_for_round_trips() -> None:
     assert "is the round trip of" in found.bottleneck
 
 
-def test_uneven_clients_are_told_to_claim_by_speed() -> None:
-    groups = [parse_clients(f"3 x {LIKE}"), parse_clients("3 x 100mbit/20mbit 40ms 40k tokens/s")]
-    state, options = run_of(6, 8, config__max_share=1.0), PlanOptions(parameter_count=1000)
-    found = advised(state, groups, options, plan_run(state, groups, options))
-    assert any("--share 1 for" in told.change for told in found.suggestions)
-
-
 def test_text_names_each_group_and_the_bottleneck() -> None:
     found = planned(3)
     text = plan_text(found)
@@ -254,32 +225,21 @@ def test_unlimited_link_is_never_full() -> None:
     assert found.limit != "server"
 
 
-@thinned(("batches", "parameters"), [(1, 1000), (5, 1000), (24, 1000), (8, 300_000), (150, 1000)])
-def test_plan_of_few_batches_for_many_clients_is_that_of_all(batches: int, parameters: int) -> None:
+@pytest.mark.parametrize("batches", [1, 8])
+def test_plan_of_few_batches_for_many_clients_is_that_of_all(batches: int) -> None:
     sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), batches)
     state, groups = run_of(300, **sizes), [parse_clients(f"300 x {LIKE}")]
     few, all_of_them = (
-        plan_run(state, groups, PlanOptions(Links(parse_link("1gbit")), Costs(), parameters, most))
-        for most in (128, 300)
+        plan_run(state, groups, PlanOptions(Links(parse_link("1gbit")), Costs(), 300_000, most)) for most in (128, 300)
     )
     assert (few.played_count, all_of_them.played_count) == (128, 300)
     assert few.batches == pytest.approx(all_of_them.batches, rel=0.01)
     assert few.tokens_per_s == pytest.approx(all_of_them.tokens_per_s, rel=0.1)
     assert few.machines.from_coordinator_bytes == pytest.approx(all_of_them.machines.from_coordinator_bytes, rel=0.1)
-    assert few.groups[0].batches == pytest.approx(all_of_them.groups[0].batches, rel=0.1)
 
 
-def test_small_group_beside_a_large_one_gets_its_part_of_few_batches() -> None:
-    groups = [parse_clients(f"5000 x {LIKE}"), parse_clients("2500 x 1gbit 1ms 10k tokens/s")]
+def test_small_group_beside_a_large_one_is_played_too() -> None:
+    groups = [parse_clients(f"5000 x {LIKE}"), parse_clients("1 x 1gbit 1ms 10k tokens/s")]
     sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), 32)
-    scale = Scale.of(run_of(7500, **sizes), groups, 32, 256)
-    assert (scale.counts, scale.batches, scale.result_copies) == ((171, 85), 32, (1.0, 1.0))
-
-
-def test_group_too_small_for_few_batches_only_follows_the_run() -> None:
-    groups = [parse_clients(f"9999 x {LIKE}"), parse_clients("1 x 10mbit 100ms 1k tokens/s")]
-    sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), 8)
-    found = plan_run(run_of(10_000, **sizes), groups, PlanOptions(parameter_count=1000))
-    assert (found.groups[1].batches, found.groups[1].delivered_part) == (0.0, 1.0)
-    assert found.groups[1].received_bytes > 0
-    assert not any("10mbit" in warning for warning in found.warnings)
+    scale = Scale.of(run_of(5001, **sizes), groups, 256)
+    assert (scale.counts, scale.batches, scale.result_copies) == ((256, 1), 32, (1.0, 1.0))
