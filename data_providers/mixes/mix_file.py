@@ -18,8 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from epochal.data_providers.mixes.mix_schedule import MAX_PHASES, MixPhase, check_starts
-from epochal.data_providers.mixes.mixture import MAX_SOURCES
+from epochal.data_providers.mixes.mixture import MAX_PHASES, MAX_SOURCES, MixPhase, check_starts
 from epochal.state.config.data_location import MAX_FILES, DataLocation, Http, NumberedFiles, WeightedHttp
 from epochal.state.config.schema import Section
 from epochal.state.errors import InvalidInput

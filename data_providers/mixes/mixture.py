@@ -5,15 +5,20 @@ Within the period the sources take turns so that in *every* prefix of the order 
 share. That is the uniprocessor case of proportionate-fair scheduling (Baruah, Cohen, Plaxton and Varvel, 1996): sample
 *j* of a source with count *c* may be anywhere in `[⌊j·P/c⌋, ⌈(j+1)·P/c⌉)`, and taking the earliest end first meets
 every such window. The same weights give the same order on every machine; golden vectors pin it.
+
+Weights may change at given data indices: a schedule is a list of phases, each with the data index from which it holds.
+Within a phase the sources take turns as above, counted from the phase's first data index. At a phase's beginning every
+source continues with the sample that follows its last one: none is repeated and none left out. How many samples of each
+source the phases before have taken is computed once, so that the place of any data index is found directly.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TypeAlias
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +29,11 @@ from epochal.state.intervals import MAX_INDEX, DataIds
 
 PERIOD = 65_536
 MAX_SOURCES = 1024
+MAX_PHASES = 128
+"""Maximum number of phases of a mix."""
 
-Numbers: TypeAlias = NDArray[np.int64]
-Locate: TypeAlias = Callable[[Numbers], tuple[Numbers, Numbers]]
-"""Returns the source of each data index, and the source's own data index."""
+KEPT_ORDERS = 16
+"""Maximum number of weights of which the order is kept in memory, about half a megabyte each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +86,124 @@ def counts_of(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def quantisation_error(weights: Sequence[float]) -> float:
-    """Return the largest difference between a source's weight and its share of the period, as a share of the whole."""
-    total = sum(Fraction(weight) for weight in weights)
-    pairs = zip(weights, counts_of(weights), strict=True)
-    return float(max(abs(Fraction(weight) / total - Fraction(count, PERIOD)) for weight, count in pairs))
+@dataclass(frozen=True, slots=True)
+class MixPhase:
+    """The weights of a mix from one data index on.
+
+    Attributes:
+        start: the first data index of the phase.
+        weights: each source's weight, in the order of the sources; 0 for a source without samples in this phase.
+    """
+
+    start: int
+    weights: tuple[float, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Each source's samples in a period of `PERIOD` data indices: as `counts_of`, and 0 for a weight of 0.
+
+        Raises:
+            InvalidInput: no weight is above 0, or one is negative or not finite; the fault of its author.
+        """
+        for number, weight in enumerate(self.weights):
+            if not 0 <= weight < np.inf:
+                raise InvalidInput(f"source {number} of the mix has weight {weight}; allowed: a finite number from 0")
+        left = iter(counts_of([weight for weight in self.weights if weight > 0]))
+        return tuple(next(left) if weight > 0 else 0 for weight in self.weights)
 
 
-class MixtureOrder:
+class ScheduledOrder:
+    """The order of a mix with a schedule. Memory grows with phases × sources; a request costs a search of the phases.
+
+    Args:
+        phases: in the order of their data indices, the first from 0.
+
+    Attributes:
+        starts: the first data index of each phase that changes the order; others are left out.
+        counts: each of those phases' counts in a period, by source.
+
+    Raises:
+        InvalidInput: there are no phases or too many, they do not begin at 0 or do not ascend, or weights are wrong;
+            the fault of the schedule's author.
+    """
+
+    def __init__(self, phases: Sequence[MixPhase]) -> None:
+        check_starts([phase.start for phase in phases])
+        kept = [(phases[0].start, phases[0].counts)]
+        for phase in phases[1:]:
+            before, counts = kept[-1]
+            # The same weights continue as before, if the new phase's first period begins where one would anyway.
+            if phase.counts != counts or (phase.start - before) % PERIOD:
+                kept.append((phase.start, phase.counts))
+        self.starts: tuple[int, ...] = tuple(start for start, _ in kept)
+        self.counts: tuple[tuple[int, ...], ...] = tuple(counts for _, counts in kept)
+        bases = [np.zeros(len(self.counts[0]), dtype=np.int64)]
+        for counts, start, end in zip(self.counts, self.starts, self.starts[1:], strict=False):
+            bases.append(bases[-1] + _taken(counts, end - start))
+        self._bases = np.stack(bases)
+        self._starts = np.array(self.starts, dtype=np.int64)
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of each data index, and the source's own data index; both int64, shaped like `indices`."""
+        phases = np.searchsorted(self._starts, indices, side="right") - 1
+        sources, locals_ = np.empty_like(indices), np.empty_like(indices)
+        for phase in np.unique(phases).tolist():
+            of_phase = phases == phase
+            within = indices[of_phase] - self._starts[phase]
+            found, ranks = _order_of(self.counts[phase]).locate(within)
+            sources[of_phase], locals_[of_phase] = found, self._bases[phase][found] + ranks
+        return sources, locals_
+
+    def shares(self, data_ids: DataIds) -> list[Share]:
+        """Return each source's part in the data indices, as one interval.
+
+        Raises:
+            OutOfRange: beyond the last data index; the caller's fault.
+        """
+        if data_ids.end >= MAX_INDEX:
+            raise OutOfRange(f"data index {data_ids.end} is not below {MAX_INDEX}")
+        sources, locals_ = self.locate(np.arange(data_ids.start, data_ids.end + 1, dtype=np.int64))
+        order = np.argsort(sources, kind="stable")
+        found: list[Share] = []
+        for rows in np.split(order, np.flatnonzero(np.diff(sources[order])) + 1):
+            local = DataIds(int(locals_[rows[0]]), int(locals_[rows[-1]]))
+            found.append(Share(int(sources[rows[0]]), local, rows))
+        return found
+
+
+def check_starts(starts: Sequence[int]) -> None:
+    """Raise `InvalidInput` unless these can be the first data indices of a schedule's phases."""
+    if not 1 <= len(starts) <= MAX_PHASES:
+        raise InvalidInput(f"a schedule of {len(starts)} phases; allowed: 1 to {MAX_PHASES}")
+    if starts[0] != 0:
+        raise InvalidInput(f"phase 0 is from data index {starts[0]}; allowed: 0, where every mix begins")
+    for number, (before, start) in enumerate(pairwise(starts), 1):
+        if not before < start < MAX_INDEX:
+            allowed = f"above {before}, where the phase before it begins, and below {MAX_INDEX}"
+            raise InvalidInput(f"phase {number} is from data index {start}; allowed: {allowed}")
+
+
+def _taken(counts: tuple[int, ...], length: int) -> NDArray[np.int64]:
+    """Return how many samples of each source the first `length` data indices of a phase take."""
+    periods, rest = divmod(length, PERIOD)
+    taken = periods * np.array(counts, dtype=np.int64)
+    if rest:
+        sources, _ = _order_of(counts).locate(np.arange(rest, dtype=np.int64))
+        taken += np.bincount(sources, minlength=len(counts))
+    return taken
+
+
+@lru_cache(maxsize=KEPT_ORDERS)
+def _order_of(counts: tuple[int, ...]) -> "_PeriodOrder":
+    return _PeriodOrder(counts)
+
+
+class _PeriodOrder:
     """The order of a mix with the counts of `counts_of`. A count may be 0. Memory: `PERIOD` small integers."""
 
-    def __init__(self, counts: Sequence[int]) -> None:
+    def __init__(self, counts: tuple[int, ...]) -> None:
         self.counts = np.array(counts, dtype=np.int64)
-        self._sources = _period(tuple(counts))
+        self._sources = _period(counts)
         # The rank of each place among those of its source: a stable sort by source keeps their order.
         by_source = np.argsort(self._sources, kind="stable")
         starts = np.concatenate(([0], np.cumsum(self.counts)[:-1]))
@@ -105,29 +216,7 @@ class MixtureOrder:
         sources = self._sources[places].astype(np.int64)
         return sources, periods * self.counts[sources] + self._ranks[places]
 
-    def shares(self, data_ids: DataIds) -> list[Share]:
-        """Return each source's part in the data indices, as one interval; `OutOfRange` beyond the last data index."""
-        return shares_of(self.locate, data_ids)
 
-
-def shares_of(locate: Locate, data_ids: DataIds) -> list[Share]:
-    """Return each source's part in the data indices by an order in which every source is read in its own.
-
-    Raises:
-        OutOfRange: beyond the last data index; the caller's fault.
-    """
-    if data_ids.end >= MAX_INDEX:
-        raise OutOfRange(f"data index {data_ids.end} is not below {MAX_INDEX}")
-    sources, locals_ = locate(np.arange(data_ids.start, data_ids.end + 1, dtype=np.int64))
-    order = np.argsort(sources, kind="stable")
-    found: list[Share] = []
-    for rows in np.split(order, np.flatnonzero(np.diff(sources[order])) + 1):
-        local = DataIds(int(locals_[rows[0]]), int(locals_[rows[-1]]))
-        found.append(Share(int(sources[rows[0]]), local, rows))
-    return found
-
-
-@lru_cache(maxsize=16)
 def _period(counts: tuple[int, ...]) -> NDArray[np.uint16]:
     """Return the source at each place of the period: the one whose next sample's window ends first."""
     places = np.empty(PERIOD, dtype=np.uint16)

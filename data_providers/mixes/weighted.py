@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from epochal.data_providers.mixes.mix_schedule import MixPhase, ScheduledOrder
-from epochal.data_providers.mixes.mixture import Share
+from epochal.data_providers.mixes.mixture import MixPhase, ScheduledOrder, Share
 from epochal.data_providers.protocol import (
     MAX_REQUEST_BYTES,
     MAX_REQUEST_SAMPLES,
@@ -50,9 +49,8 @@ class WeightedDataProvider:
 
     Attributes:
         sources: in the order of their numbers.
-        counts: each source's number of samples in a period of `PERIOD` data indices, in the first phase.
-        schedule: the same of each phase that changes the order, with the data index from which it holds.
-        quantisation_error: the largest one of any phase.
+        schedule: the data index from which each phase holds that changes the order, and each source's number of samples
+            in a period of `PERIOD` data indices.
 
     Raises:
         InvalidInput: the weights or the phases are not allowed; the fault of the mix's author.
@@ -66,16 +64,14 @@ class WeightedDataProvider:
             (start, dict(zip(names, counts, strict=True)))
             for start, counts in zip(self._order.starts, self._order.counts, strict=True)
         )
-        self.counts = self.schedule[0][1]
-        self.quantisation_error = max(phase.quantisation_error for phase in phases)
         self.sequence_count = None  # a mix has no passes of its own: each source is read pass after pass
         self.sources = tuple(sources)
         self._closed = False
         self.fingerprint = _fingerprint(sources, self._order)
         changes = f", whose weights change {len(self.schedule) - 1} times" if len(self.schedule) > 1 else ""
         self.description = DatasetDescription(f"a mix of {len(sources)} sources{changes}")
-        facts = {"quantisation_error": self.quantisation_error, "fingerprint": self.fingerprint}
-        log.info("mix_opened", extra={"counts": self.counts, "phases": len(self.schedule), **facts})
+        facts = {"phases": len(self.schedule), "fingerprint": self.fingerprint}
+        log.info("mix_opened", extra={"counts": self.schedule[0][1], **facts})
 
     @property
     def is_at_hand(self) -> bool:
@@ -135,13 +131,9 @@ class WeightedDataProvider:
 
 
 def _fingerprint(sources: Sequence[Weighted], order: ScheduledOrder) -> str:
-    """Return the mix's fingerprint; that of weights which never change is the same as before there were schedules."""
     fingerprints = [source.provider.fingerprint for source in sources]
-    if len(order.starts) == 1:
-        described = [list(pair) for pair in zip(fingerprints, order.counts[0], strict=True)]
-        return dataset_fingerprint("mixture", sources=described)
     phases = [list(pair) for pair in zip(order.starts, order.counts, strict=True)]
-    return dataset_fingerprint("scheduled-mixture", sources=fingerprints, phases=phases)
+    return dataset_fingerprint("mixture", sources=fingerprints, phases=phases)
 
 
 def of_source(name: str, error: DataError) -> DataError:

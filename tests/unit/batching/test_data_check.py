@@ -18,7 +18,7 @@ from epochal.batching.data_check import (
     look_at_data,
 )
 from epochal.batching.packing.packed_batches import Packing
-from epochal.data_providers.mixes.mix_schedule import MixPhase
+from epochal.data_providers.mixes.mixture import MixPhase
 from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
 from epochal.data_providers.protocol import (
     CorruptData,
